@@ -1,4 +1,4 @@
-# `make demo` trains on a data set that it renders itself; `make test` runs the tests.
+# `make demo` trains on a data set that it renders itself, `make test` runs the tests, `make help` lists the rest.
 PYTHON ?= python3
 # The versions of all packages: those of the tested file, LOCK= the newest, LOCK=lowest.txt the lowest that are allowed.
 LOCK ?= constraints.txt
@@ -15,9 +15,9 @@ UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --no-ann
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-benchmarks test-wheel lint lock clean always
+.PHONY: demo help test test-slow test-benchmarks test-wheel lint types format lock clean always
 
-demo: $(RUNTIME)
+demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
 	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 128 --batch-size 16 --epochs 13 --hyp demo \
 		--project demo --name train --exist-ok
@@ -28,29 +28,40 @@ demo: $(RUNTIME)
 	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m tools.check DATA.yaml'
 	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
 
-test: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+help:  ## lists the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+# The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
+TESTS ?=
 
-test-benchmarks: $(STAMP)
+test: lint  ## runs ruff and the tests; TESTS='tests/models -k nms' runs some of them
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
+
+test-slow: $(STAMP)  ## runs the long proofs, for releases
+	$(BIN)/python -m pytest -m slow $(TESTS)
+
+test-benchmarks: $(STAMP)  ## runs the tests of benchmarks/
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
-# Builds the wheel, installs it in an environment that has nothing else, and uses it.
-test-wheel: | .venv-uv
+test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that has nothing else, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)
 	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
 	tests/wheel.sh $(WHEEL_VENV)/bin
 
-lint: $(STAMP)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(STAMP)  ## checks style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
-# The newest versions for Linux and all supported Pythons become the tested ones, if the tests then pass.
-lock: | .venv-uv
+types: $(STAMP)  ## checks types with mypy
+	$(BIN)/mypy
+
+format: $(STAMP)  ## formats the code, and mends what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# They become the tested versions if the tests then pass.
+lock: | .venv-uv  ## writes the newest versions for Linux and all supported Pythons to constraints.txt
 	$(UV_COMPILE) --universal --python-version 3.11 --upgrade --custom-compile-command 'make lock' -o constraints.txt
 
 lowest.txt: pyproject.toml | .venv-uv
@@ -77,5 +88,5 @@ $(STAMP): $(RUNTIME)
 	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) --group dev
 	touch $@
 
-clean:
+clean:  ## removes environments and the demo
 	rm -rf .venv .venv-* lowest.txt demo

@@ -31,7 +31,7 @@
 #
 # Not needed: git, albumentations, lmdb, openvino, pycocotools, tqdm; onnx, onnxscript and onnxruntime only for ONNX files.
 # The peer needs three wheels in WHEELS (1.5 MB), and those of its other requirements that the machine lacks (matplotlib,
-# pillow, psutil, requests; not polars):
+# pillow, requests; not polars and psutil):
 #
 #   pip download --no-deps -d .whl ultralytics ultralytics-thop ultralytics-platform
 #

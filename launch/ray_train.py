@@ -31,7 +31,7 @@ from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
-from utils.machine.limits import require_package  # noqa: E402
+from utils.machine.packages import require_package  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers

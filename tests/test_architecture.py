@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.requirements import requirements
-from utils.machine.limits import PACKAGES
+from utils.machine.packages import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine", "tools")
@@ -72,7 +72,7 @@ def imports() -> dict[str, list[tuple[str, int]]]:
 
 def test_the_tests_see_all_modules():
     assert {"train", "val", "detect"} <= set(SCRIPTS)
-    assert {"utils.structures", "data.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
+    assert {"utils.structures", "data.samples.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
 
 
 def test_imports_respect_the_layers():
@@ -205,9 +205,9 @@ def test_what_every_version_must_offer_is_there():
     text = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not [flag for flag in flags.split() if f"--{flag}" not in text.stdout]
     names = {
-        "data.dataset": "LoadImagesAndLabels",
+        "data.samples.dataset": "LoadImagesAndLabels",
         "data.loading.loader": "InfiniteDataLoader",
-        "data.sampler": "(DistributedSampler)",
+        "data.loading.sampler": "(DistributedSampler)",
         "data.cache.disk": "lmdb",
         "utils.distributed.context": "def torch_distributed_zero_first",
         "engine.checkpoint.checkpoint": "is_parallel(",

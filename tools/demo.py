@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.demo import ensure_demo
+from data.source.demo import ensure_demo
 from utils.config.flags import parser_of
 from utils.entrypoint import run_main
 from utils.logger import configure_logging

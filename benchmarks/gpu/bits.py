@@ -29,8 +29,9 @@ from benchmarks.same_bits import differences
 from benchmarks.speed.training_step import build_step, context_of, make_batches
 from benchmarks.speed.turns import ROOT
 from data.loading.build import build_train_loader
-from data.loading.loader import InfiniteDataLoader, Prefetcher
-from data.spec.dataset_yaml import load_dataset_spec
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
+from data.source.dataset_yaml import load_dataset_spec
 from utils.config.parser import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds, unwrap

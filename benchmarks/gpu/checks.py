@@ -123,7 +123,7 @@ def opencv() -> tuple[str, str]:
 def write_data(options: argparse.Namespace) -> Iterator[str]:
     """Writes the demo set to ``folder``/small, or with each of its images many times to ``folder``/many or /large."""
     from benchmarks.speed.dataset_copy import copy_dataset
-    from data.demo import ensure_demo
+    from data.source.demo import ensure_demo
 
     size = options.imgsz
     counts = {"train_images": options.images, "val_images": max(options.images // 4, 4)}

@@ -264,7 +264,7 @@ def workers() -> int:
 
 
 def training_images(data: str) -> int:
-    from data.index.files import list_split
-    from data.spec.dataset_yaml import load_dataset_spec
+    from data.source.dataset_yaml import load_dataset_spec
+    from data.source.files import list_split
 
     return len(list_split(load_dataset_spec(data), "train").images)

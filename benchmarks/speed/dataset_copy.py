@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from data.index.files import list_split
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 
 
 @contextmanager

@@ -54,12 +54,26 @@ def main() -> None:
 
 
 def prepare_import() -> None:
-    """Lets Ultralytics be imported quietly, without network, and without polars, whose wheels have 50 MB. Trainings
-    need polars only to read their table of results at the end, and go on without."""
+    """Lets Ultralytics be imported quietly, without network, and without polars and psutil, which a bare machine lacks.
+
+    The wheels of polars have 50 MB; trainings need it only to read their table of results at the end, and go on
+    without. psutil is asked for the free memory before images are cached in it."""
     os.environ["YOLO_OFFLINE"] = "1"
     if importlib.util.find_spec("polars") is None:
         sys.modules.setdefault("polars", types.ModuleType("polars"))
+    if importlib.util.find_spec("psutil") is None:
+        psutil = types.ModuleType("psutil")
+        psutil.virtual_memory = _virtual_memory
+        sys.modules.setdefault("psutil", psutil)
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
+
+
+def _virtual_memory() -> types.SimpleNamespace:
+    """Bytes of memory, as `psutil.virtual_memory`."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    available = os.sysconf("SC_AVPHYS_PAGES") * page
+    return types.SimpleNamespace(total=total, available=available, percent=100 * (1 - available / total))
 
 
 def step_turns(options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
 is read only after it is complete, and then never written again. On several nodes, each image can be decoded once in the
-whole run (`data.staging.file_exchange`).
+whole run (`data.source.staging.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
 each image has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one
@@ -27,7 +27,7 @@ import numpy as np
 from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
-from data.staging.file_exchange import exchange_items
+from data.source.staging.file_exchange import exchange_items
 from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup

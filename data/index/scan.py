@@ -16,9 +16,8 @@ import numpy as np
 
 from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
-from data.index.files import Listing
 from data.index.index import DatasetIndex, Scan
-from data.index.views import IndexSettings
+from data.index.index_settings import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,
@@ -39,7 +38,8 @@ from data.labels.label_format import LabelSource
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
-from data.spec.dataset_spec import DatasetSpec, class_names
+from data.source.dataset_spec import DatasetSpec, class_names
+from data.source.files import Listing
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress

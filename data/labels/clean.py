@@ -15,7 +15,7 @@ from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE
 from utils.strings import counted
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
-PARSER_VERSION = 4
+PARSER_VERSION = 5
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean

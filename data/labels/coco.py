@@ -315,13 +315,19 @@ class LabelsPerSplit:
     def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
         """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
         the data set's folder. Raises UserError if the file names none of ``images``; those of other splits, which it
-        may name, too, do not count."""
+        may name, too, do not count, and neither do those that no split has."""
         self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
         self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
-        entry_of, reasons = _match(file.images, images)
-        for number, reason in reasons.items():
+        elsewhere = ImageNames([image.name for image in images if not image.key])
+        images = [image for image in images if image.key]
+        entry_of, without_image = _match(file.images, images)
+        for number, (reason, has_name) in without_image.items():
             entry = file.images[number]
-            self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
+            fits = elsewhere.find(entry.file_name)
+            if has_name:  # of an image of the split: its folder must tell that another one is meant
+                fits = [i for i in fits if elsewhere.agreement(entry.file_name, i)]
+            if not fits:
+                self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
         own = [i for i, image in enumerate(images) if image.stamp is not None]
         listed = [i for i in own if i in entry_of]
         unlisted = [images[i].name for i in own if i not in entry_of]
@@ -352,9 +358,17 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
 
-def _match(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> tuple[dict[int, ImageEntry], dict[int, str]]:
-    """Returns the entry of each image that has one, by the image's position; and by the position of each other entry,
-    why it has no image."""
+class _WithoutImage(NamedTuple):
+    """An entry that belongs to no image of the split."""
+
+    reason: str
+    has_name: bool  # whether images of the split are called like it
+
+
+def _match(
+    entries: Sequence[ImageEntry], images: Sequence[ImageFile]
+) -> tuple[dict[int, ImageEntry], dict[int, _WithoutImage]]:
+    """Returns the entry of each image that has one, by the image's position; and all other entries by position."""
     by_key = {image.key: i for i, image in enumerate(images)}
     entry_of: dict[int, ImageEntry] = {}
     others: list[int] = []
@@ -374,17 +388,20 @@ def _match(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> tuple[
         # A file of several splits may name images of another one that has the same file names in another folder.
         best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
         entry_of[i] = entries[best]
-    reasons = {}
+    without_image: dict[int, _WithoutImage] = {}
     for number, positions in fits.items():
         if len(positions) > 1:
             shown = f"{images[positions[0]].name} and {images[positions[1]].name}"
-            reasons[number] = f"fits {len(positions)} of the split's images, such as {shown}"
+            reason = f"fits {len(positions)} of the split's images, such as {shown}"
         elif not positions:
             other = names.same_stem(entries[number].file_name)
-            reasons[number] = "is not among the split's images" + (f", but {other} is" if other else "")
+            reason = "is not among the split's images" + (f", but {other} is" if other else "")
         elif entry_of[positions[0]] is not entries[number]:
-            reasons[number] = f"would be {images[positions[0]].name}, which another entry names"
-    return entry_of, reasons
+            reason = f"would be {images[positions[0]].name}, which another entry names"
+        else:
+            continue
+        without_image[number] = _WithoutImage(reason, has_name=bool(positions))
+    return entry_of, without_image
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelsPerSplit:

@@ -1,6 +1,6 @@
 """What a label format is, and the labels of formats with one file per image (data.labels.coco: one file per split).
 
-A format is a module of this package with a `LabelFormat`, imported by `data.spec.dataset_yaml.format_of`.
+A format is a module of this package with a `LabelFormat`, imported by `data.source.dataset_yaml.format_of`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class FileStamp(NamedTuple):
 
 class ImageFile(NamedTuple):
     name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp | None  # None: of another split, whose labels are in the same file, and not used
+    # Relative to the split's folder, with /; the bare name for images of a .txt list; "" for an image of no split.
+    key: str
+    stamp: FileStamp | None  # None: not of this split, but its labels may be in the same file
 
 
 class LabelFile(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from html import unescape
 from math import isfinite
@@ -22,6 +22,7 @@ from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_BOX_TAGS = ("bndbox", "xmin")  # what an element with a box contains
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -32,11 +33,11 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
     size_hw = (int(size[0]), int(size[1])) if is_known else None
     labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
-    for element in root:
+    for element in _boxed(root):
         line = int(element.attrib[LINE])
         if element.tag == "object":
             labels.add(_parse_object(element, line, class_ids))
-        elif element.find("bndbox") is not None:
+        else:
             labels.add(RowProblem(line, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
     return labels
 
@@ -44,10 +45,23 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
 def object_names(data: bytes) -> set[str]:
     """The names of a file's objects; none of a file that is not a VOC annotation."""
     try:
-        names = _parse(data).iterfind("object/name")
+        elements = list(_boxed(_parse(data)))
     except LabelFileError:
         return set()
-    return {name for element in names if (name := (element.text or "").strip())}
+    names = [name.text or "" for element in elements if element.tag == "object" for name in element.iterfind("name")]
+    return {name.strip() for name in names} - {""}
+
+
+def _boxed(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """Yields the <object> elements and others with a box, in file order. Tools wrap them in <objects> and the like; the
+    <part>s of an object are no objects."""
+    pending = [*reversed(root)]
+    while pending:
+        element = pending.pop()
+        if element.tag == "object" or any(child.tag in _BOX_TAGS for child in element):
+            yield element
+        else:
+            pending += reversed(element)
 
 
 def _parse(data: bytes) -> ElementTree.Element:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ from torch import Tensor
 
 from data.augment.plan import Layer, SamplePlan
 from data.image_io.channels import resize_area
-from data.shared_memory import new_pixels
-from utils.config.pixels import RGB8, PixelFormat
 
 MAX_LEVEL = 5
 
@@ -118,33 +116,16 @@ class RenderTable:
     mix: Tensor  # float32 (L - B,): weight of that image's first layer
 
 
-class PackedPixels:
-    """Source pixels (P, C) that are sent with the table: after `locate`, the visible part of each patch's image, one
-    after the other."""
-
-    def __init__(self, load: Callable[[int], np.ndarray], pixel_format: PixelFormat = RGB8) -> None:
-        self._load, self._format = load, pixel_format
-        # There must be a pixel to read even without patches.
-        self.pixels = torch.zeros((1, pixel_format.channels), dtype=pixel_format.torch_dtype)
+class PixelSource(Protocol):
+    """Where the source pixels of patches are: in a device cache (`PyramidLayout`), or sent with the batch
+    (`data.loading.packed_pixels`)."""
 
     def locate(self, patches: Patches) -> np.ndarray:
-        sizes = patches.box[:, 2:] - patches.box[:, :2]
-        starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
-        self.pixels = new_pixels(1, (int(starts[-1]), 1), self._format).flatten(0, 2)
-        flat = self.pixels.numpy()
-        for number, (index, level) in enumerate(zip(patches.index.tolist(), patches.level.tolist())):
-            x1, y1, x2, y2 = patches.box[number].tolist()
-            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, -1)
-            out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
-        origin = starts[:-1] - patches.box[:, 1] * sizes[:, 0] - patches.box[:, 0]
-        return np.stack([origin, sizes[:, 0]], 1)
+        """int64 (M, 2), as `RenderTable.address`."""
 
 
 def build_table(
-    plans: Sequence[SamplePlan],
-    canvas_hw: tuple[int, int],
-    source_hw: np.ndarray,
-    sources: PyramidLayout | PackedPixels,
+    plans: Sequence[SamplePlan], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: PixelSource
 ) -> RenderTable:
     """The table of plans that all have the canvas size ``canvas_hw``, drawn for source images of the sizes
     ``source_hw``, int (N, 2)."""

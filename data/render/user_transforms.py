@@ -26,7 +26,7 @@ from data.render.letterbox import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.errors import UserError
 from utils.files.schema import suggestion
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 

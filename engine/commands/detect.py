@@ -39,7 +39,7 @@ from utils.files.folders import check_run_dir, increment_path
 from utils.files.former_run import WrittenFiles, remove_written
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import require_installed
+from utils.machine.packages import require_installed
 from utils.machine.threads import Ahead, map_ahead
 from utils.strings import counted, image_ids_of, listed
 

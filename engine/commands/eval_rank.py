@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.loading.build import build_val_loader
-from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DataSource
+from data.source.dataset_spec import DataSource
+from data.source.open import open_data
 from engine.eval_ranks.evaluators import POLL_S, common_facts
 from engine.eval_ranks.messages import post_message, read_message
 from engine.evaluation.evaluator import training_evaluator

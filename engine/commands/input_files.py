@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.open import check_data
+from data.source.open import check_data
 from models.spec import load_spec
 from utils.config.parser import read_recipe
 from utils.config.settings import TrainConfig

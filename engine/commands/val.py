@@ -9,7 +9,7 @@ from pathlib import Path
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, stitchers_of
@@ -32,7 +32,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
 from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
 from utils.logger import get_logger, progress
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.program import write_result
 from utils.structures import EvalResult, GroundTruth
 

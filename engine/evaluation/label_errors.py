@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.check.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
-from data.check.scanned import CheckedSplit
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, CheckedSplit, Issue
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from utils.boxes import xyxy_to_xywh
 from utils.strings import counted, listed

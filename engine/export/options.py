@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
-from utils.machine.limits import require_installed
+from utils.machine.packages import require_installed
 
 if TYPE_CHECKING:
     from models.detector import Detector

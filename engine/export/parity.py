@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
+from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate
 from data.render.letterbox import CanvasRule
-from data.shared_memory import new_pixels
+from data.samples.dataset import LoadImagesAndLabels
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import mean_known, score_detections

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.spec.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.export.formats import (
     build_onnx,
     build_openvino,
@@ -45,7 +46,8 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation, require_installed
+from utils.machine.limits import explanation
+from utils.machine.packages import require_installed
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -214,11 +216,11 @@ class _Job:
 
     def split(self, name: str) -> DatasetIndex:
         single_cls = bool(self.model.stored("single_cls"))
-        options = {"cache_dir": self.config.cache_dir, "single_cls": single_cls, "progress": False}
+        settings = IndexSettings(cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
         allowed = self.model.stored("max_bad")
         if type(allowed) in (int, float) and 0 <= allowed <= 1:
-            options["max_bad"] = float(allowed)  # what the training was allowed to lose
-        return load_index(self.spec, name, **options)
+            settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+        return load_index(self.spec, name, settings)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:

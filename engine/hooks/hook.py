@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -65,7 +65,14 @@ class Hook:
     Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action;
     None continues. A single rank requests an action (`RunControl.request`), which all take after the next step or
     epoch.
+
+    The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
+    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. An epoch that other
+    processes validate (`Epoch.is_pending`) is scored, recorded and reported when its result has come.
     """
+
+    # Name of `state_dict` in checkpoints; a hook that has a state needs one. It does not follow the name of the class.
+    state_key: ClassVar[str] = ""
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
     decides_next_epoch = False
@@ -83,19 +90,25 @@ class Hook:
         """When the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """After the last step of an epoch; all ranks have the same model. The place to validate."""
+        """After the last step of an epoch; all ranks have the same model."""
+
+    def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.is_pending` if the result comes later."""
 
     def before_validation(self, trainer: Training) -> Action | None:
         """Before the training processes validate an epoch."""
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When the scores of an epoch are known, before they are saved; also for an epoch that is not validated."""
+    def score(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """Completes the row of an epoch: with scores if it has been validated, without if it is not due."""
 
-    def after_validation_saved(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When what `after_validation` changed is saved."""
+    def record(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """When the row of an epoch is complete, before the run is saved with it."""
+
+    def report(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """When a recorded epoch has been saved: for what takes long or may fail, such as plots."""
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """At the end of an epoch, when it is saved; a pending one has no scores yet."""
+        """At the end of every epoch, when it has been saved; a pending one has no scores yet."""
 
     def after_steps(self, trainer: Training) -> Action | None:
         """After the last step of this process and its save, also if a signal has ended the run, before the log says
@@ -114,7 +127,8 @@ class Hook:
         """At the end, however the training has ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints store under the name of the class; empty: nothing."""
+        """What checkpoints store as `state_key`; empty: nothing. A run that continues has it in
+        ``run.checkpoint.hooks``."""
         return {}
 
 
@@ -126,6 +140,7 @@ class Hooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
+        _check_state_keys(self._hooks)
         self.decide_next_epoch = any(hook.decides_next_epoch for hook in hooks)
 
     def __iter__(self) -> Iterator[Hook]:
@@ -141,12 +156,34 @@ class Hooks:
         return action
 
     def get(self, kind: type[HookT]) -> HookT:
-        """The hook of that class."""
-        return next(hook for hook in self._hooks if isinstance(hook, kind))
+        """The hook of that class. Raises LookupError if the run has none."""
+        for hook in self._hooks:
+            if isinstance(hook, kind):
+                return hook
+        raise LookupError(f"this run has no hook {kind.__name__}; it has {', '.join(map(_class_name, self._hooks))}")
 
-    def state_dict(self) -> dict[str, Any]:
-        return {type(hook).__name__: state for hook in self._hooks if (state := hook.state_dict())}
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """The states of the hooks that have one, by `Hook.state_key`."""
+        states = {hook.state_key: hook.state_dict() for hook in self._hooks if hook.state_key}
+        return {key: state for key, state in states.items() if state}
 
     def saved(self) -> None:
         for hook in self._hooks:
             hook.saved()
+
+
+def _class_name(hook: Hook) -> str:
+    return type(hook).__name__
+
+
+def _check_state_keys(hooks: Sequence[Hook]) -> None:
+    """Raises TypeError if the state of a hook would not be saved: it has no key, or that of another hook."""
+    owners: dict[str, Hook] = {}
+    for hook in hooks:
+        if hook.state_key in owners:
+            names = f"{_class_name(owners[hook.state_key])} and {_class_name(hook)}"
+            raise TypeError(f"{names} have the same state_key {hook.state_key!r}")
+        if hook.state_key:
+            owners[hook.state_key] = hook
+        elif type(hook).state_dict is not Hook.state_dict:
+            raise TypeError(f"{_class_name(hook)} has a state_dict but no state_key, under which checkpoints store it")

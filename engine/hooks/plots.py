@@ -23,7 +23,7 @@ from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
 from utils.files.results_csv import read_columns
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.structures import Batch, Detections, EvalResult
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
 class Plots(Hook):
-    """Draws the plots on rank 0: batches before the first step, the rest after epochs. Comes after `TensorBoard`, which
-    gets the pictures, too. Raises UserError if Matplotlib is not installed."""
+    """Draws the plots on rank 0: batches before the first step, the rest after epochs. `TensorBoard` gets the pictures,
+    too. Raises UserError if Matplotlib is not installed."""
 
     def __init__(self) -> None:
         require_package("matplotlib", "plots", "use --noplots")
@@ -63,7 +63,7 @@ class Plots(Hook):
             self._draw_batches(trainer.loader)
             self._page.write({})
 
-    def after_validation_saved(self, trainer: Training, epoch: Epoch) -> None:
+    def report(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
         if epoch.result is not None and evaluator.detections is not None:

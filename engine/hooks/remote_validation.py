@@ -56,6 +56,8 @@ class RemoteValidation(Hook):
     scores of an epoch before the next one begins.
     """
 
+    state_key = "remote_validation"
+
     def __init__(self, ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> None:
         if ctx.eval_ranks and config.image_weights:
             raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
@@ -68,7 +70,7 @@ class RemoteValidation(Hook):
             self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
         return self._settle(trainer)
 
-    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
+    def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         action = self._settle(trainer)
         is_due = self._validation.is_due(epoch.number, trainer.epochs)
         may_end = epoch.number == trainer.epochs
@@ -118,10 +120,11 @@ class RemoteValidation(Hook):
             if action is Action.STOP:
                 return action
         self._pending, epoch.is_pending = None, False
-        trainer.call("after_validation", epoch)
+        trainer.call("score", epoch)
+        trainer.call("record", epoch)
         if self._ctx.is_main:
             self._save_scored(trainer, pending)
-        trainer.call("after_validation_saved", epoch)
+        trainer.call("report", epoch)
         return None
 
     def _save_scored(self, trainer: Training, pending: _Pending) -> None:
@@ -130,7 +133,7 @@ class RemoteValidation(Hook):
         scored = {name: getattr(trainer.progress, name) for name in OF_RESULTS}
         result = {"progress": asdict(pending.progress) | scored, "metrics": pending.epoch.metrics}
         if pending.epoch.is_best:
-            content = weights_part({**vars(checkpointer.description), "ema": pending.ema, **result})
+            content = weights_part({**checkpointer.description.content(), "ema": pending.ema, **result})
             checkpointer.submit({checkpointer.best: content})
         if checkpointer.period and number % checkpointer.period == 0:
             checkpointer.finish()  # so that the file is there
@@ -156,7 +159,7 @@ class RemoteValidation(Hook):
 
 def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
     """The epoch of a checkpoint that has not been validated yet. Raises UserError for a state that no run writes."""
-    stored = checkpoint.hooks.get(RemoteValidation.__name__)
+    stored = checkpoint.hooks.get(RemoteValidation.state_key)
     if stored is None:
         return None
     stored = check(stored, _StoredEpoch, f"{checkpoint.path}: damaged checkpoint: hooks")

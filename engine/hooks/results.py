@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
@@ -20,7 +22,7 @@ from utils.distributed.context import broadcast_object
 from utils.errors import first_line
 from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.strings import counted
-from utils.structures import GroundTruth
+from utils.structures import EvalResult, GroundTruth
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -38,7 +40,7 @@ class Validation(Hook):
         """Whether ``epoch``, from 1, of ``epochs`` is validated."""
         return validates_after(epoch, epochs, self._val_every)
 
-    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
+    def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
             return None
         return self.run(trainer, trainer.step.ema.module, epoch)
@@ -62,30 +64,64 @@ class Results(Hook):
         optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
         epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
-        progress, result = trainer.progress, epoch.result
-        found = None
-        if result is not None:
-            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
-            found = (self.fitness.of(result), result.class_ap, thresholds)
-        found = broadcast_object(trainer.ctx, found)
-        if found is not None:
-            fitness, epoch.class_ap, thresholds = found
-            progress.confidence, progress.plain_confidence, progress.scored_confidence = thresholds
-            epoch.is_best = progress.record_fitness(fitness)
-        epoch.row = {"time": trainer.seconds(), **epoch.row}
-        if result is not None:
-            losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
-            epoch.metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
-            if result.threshold is not None:
-                epoch.metrics[CONFIDENCE_COLUMN] = result.threshold
-            epoch.metrics |= {self.fitness.column: self.fitness.of(result), **losses}
-            first = {name: value for name, value in epoch.row.items() if name == "time" or name.startswith("train/")}
-            epoch.row = {**first, **epoch.metrics, **epoch.row}
-            columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
-            columns.setdefault(self.fitness.column, self.fitness.name)
-            shown = [f"{column} {epoch.metrics[name]:.4f}" for name, column in columns.items() if name in epoch.metrics]
-            log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+    def score(self, trainer: Training, epoch: Epoch) -> None:
+        scores = None
+        if epoch.result is not None:
+            scores = _SharedScores.of(epoch.result, self.fitness)
+        scores = broadcast_object(trainer.ctx, scores)
+        if scores is not None:
+            scores.note_thresholds(trainer.progress)
+            epoch.class_ap = scores.class_ap
+            epoch.is_best = trainer.progress.record_fitness(scores.fitness)
+        if epoch.result is not None:
+            epoch.metrics = self._metrics(epoch.result)
+            self._log(epoch)
+        epoch.row.setdefault("time", trainer.seconds())  # a pending epoch has the time at which it ended
+        epoch.row = _in_order(epoch.row, epoch.metrics)
+
+    def _metrics(self, result: EvalResult) -> dict[str, float]:
+        """The scores of a validation, by their names in results.csv."""
+        metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+        if result.threshold is not None:
+            metrics[CONFIDENCE_COLUMN] = result.threshold
+        metrics[self.fitness.column] = self.fitness.of(result)
+        losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
+        return metrics | losses
+
+    def _log(self, epoch: Epoch) -> None:
+        columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
+        columns.setdefault(self.fitness.column, self.fitness.name)
+        shown = [f"{column} {epoch.metrics[name]:.4f}" for name, column in columns.items() if name in epoch.metrics]
+        log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+
+
+@dataclass(frozen=True)
+class _SharedScores:
+    """What all ranks learn from a validation, whose result rank 0 alone has."""
+
+    fitness: float
+    class_ap: np.ndarray  # (C,)
+    # See `EvalResult`.
+    threshold: float | None
+    plain_confidence: float | None
+    scored_confidence: float | None
+
+    @staticmethod
+    def of(result: EvalResult, fitness: Fitness) -> _SharedScores:
+        return _SharedScores(
+            fitness.of(result), result.class_ap, result.threshold, result.plain_confidence, result.scored_confidence
+        )
+
+    def note_thresholds(self, progress: Progress) -> None:
+        progress.confidence = self.threshold
+        progress.plain_confidence = self.plain_confidence
+        progress.scored_confidence = self.scored_confidence
+
+
+def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+    """The columns of results.csv: the time, losses of training, ``metrics``, then the rest of ``row``."""
+    losses = {name: value for name, value in row.items() if name.startswith("train/")}
+    return {"time": row["time"], **losses, **metrics, **row}
 
 
 class ClassWeights(Hook):
@@ -101,22 +137,22 @@ class ClassWeights(Hook):
         if trainer.progress.class_weights:  # of a resumed run
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def record(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.class_ap is not None:
             trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
 
 
 class ClassScores(Hook):
-    """Logs the scores of best.pt by class at the end of a run, on rank 0. Comes after `Results`. A resumed run that has
-    found no better epoch does not know them, and logs those of its newest validation. ``names``: of the classes."""
+    """Logs the scores of best.pt by class at the end of a run, on rank 0. A resumed run that has found no better epoch
+    does not know them, and logs those of its newest validation. ``names``: of the classes."""
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
         self._truth, self._names = truth, names
         self._best: Epoch | None = None
         self._newest: Epoch | None = None
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def record(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.result is not None:
             self._newest = epoch
         if epoch.is_best:
@@ -165,7 +201,7 @@ class ResultsCsv(Hook):
         else:  # of an earlier run
             self.path.unlink(missing_ok=True)
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def record(self, trainer: Training, epoch: Epoch) -> None:
         self.table.add(epoch.number, epoch.row)
         self.table.write(self.path)
 
@@ -193,7 +229,7 @@ class TensorBoard(Hook):
         )  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def record(self, trainer: Training, epoch: Epoch) -> None:
         for tag, value in epoch.row.items():
             self.write(lambda writer, *point: writer.add_scalar(*point), tag, value, epoch.number)
 

@@ -3,6 +3,7 @@ hold up the run. Their vendor telemetry is off, unless the user's environment tu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
 from utils.errors import UserError, first_line
+from utils.files.folders import cache_folder
 from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ class Service(Protocol):
 
 class Tracking(Hook):
     """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once. An error costs
-    one warning; the next epoch tries again. Comes after `ResultsCsv`. ``close_s``, ``finish_s``: the longest wait at
-    the end, for epochs alone and with files."""
+    one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for epochs alone
+    and with files."""
 
     def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
         self._service, self._close_s, self._finish_s = service, close_s, finish_s
@@ -98,7 +100,7 @@ class Tracking(Hook):
         self._thread.start()
         self._update()
 
-    def after_validation(self, trainer: Training, epoch: Epoch) -> None:
+    def report(self, trainer: Training, epoch: Epoch) -> None:
         self._update()
 
     def finish(self, trainer: Training) -> None:
@@ -247,6 +249,9 @@ def open_services(names: Sequence[str]) -> list[Tracking]:
     for name in names:
         for variable, value in QUIET[name].items():
             os.environ.setdefault(variable, value)
+        if name == "wandb":
+            with contextlib.suppress(UserError):  # there is no home folder
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # of its own log files
         require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         for package in ("sqlalchemy", "alembic"):

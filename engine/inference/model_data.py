@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data.open import open_data, with_classes
-from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.open import open_data, with_classes
 from engine.inference.model import InferenceModel
 from utils.config.parser import typed_classes
 from utils.distributed.context import DistributedContext

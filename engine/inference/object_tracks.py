@@ -17,7 +17,7 @@ from utils.config.pixels import as_rgb8
 from utils.config.settings import OBJECT_TRACKERS
 from utils.errors import UserError
 from utils.files.schema import suggestion
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.structures import DetectionTable
 
 # Detections above it continue a track, although they are not shown on their own (the value of the ByteTrack paper).

@@ -23,7 +23,7 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.other_programs import python_hint
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.structures import DetectionTable
 
 DataFrame: TypeAlias = Any  # of pandas, which is not required

@@ -66,7 +66,7 @@ class OptimizerSet:
         self.optimizers, self.name, self._row_rates = optimizers, name, row_rates
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None  # set by GradScaler
-        self.skip: Tensor | None = None  # set by the step: float 0 or 1
+        self.found_nonfinite: Tensor | None = None  # set by the step: float 1 where a gradient is not finite, else 0
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -86,12 +86,12 @@ class OptimizerSet:
 
     @torch.no_grad()
     def step(self) -> None:
-        flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
-        found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
+        flags = [flag.reshape(()).float() for flag in (self.found_inf, self.found_nonfinite) if flag is not None]
+        skipped = torch.stack(flags).amax() if flags else None
         before = [rates.parameter.detach().clone() for rates in self._row_rates]
         for optimizer in self.optimizers:
             local = _local(optimizer)
-            local.found_inf = found  # torch's fused kernels, and Muon, change nothing where it is 1
+            local.found_inf = skipped  # torch's fused kernels, and Muon, change nothing where it is 1
             local.grad_scale = None  # gradients are unscaled before
             optimizer.step()
         for (parameter, factors), old in zip(self._row_rates, before):

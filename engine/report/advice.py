@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.check.census import Census
 from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, mean_known
 from engine.evaluation.tables import silenced_text
+from engine.report.census import Census
 from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed

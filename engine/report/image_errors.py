@@ -9,11 +9,11 @@ from collections import Counter
 
 import numpy as np
 
-from data.check.gallery import source_of
-from data.check.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
-from data.check.scanned import CheckedSplit
 from engine.evaluation.analysis import CORRECT, KINDS, MISSED, find_errors
+from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import image_ranks, match_detections
+from engine.report.gallery import source_of
+from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
 from utils.boxes import xywh_to_xyxy
 from utils.drawing.page import Card
 from utils.structures import DetectionTable, GroundTruth

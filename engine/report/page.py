@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.check.census import census_content, take_census
-from data.check.gallery import LABEL_LEGEND, DrawnDetections, Galleries
-from data.check.photos import Album
-from data.check.scanned import CheckedSplit
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
 from engine.evaluation.bootstrap import ap_of_draws
+from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
@@ -33,8 +30,11 @@ from engine.report.advice import (
     what_to_do,
     where_it_is_wrong,
 )
+from engine.report.census import census_content, take_census
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
+from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
+from engine.report.photos import Album
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext

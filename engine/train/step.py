@@ -21,7 +21,7 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
 from engine.parallel.pipeline import build_stage, check_pipeline
-from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
+from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
 from engine.parallel.virtual_ranks import VirtualRanks
 from engine.run.run import RunSettings
 from engine.train.compile import Compilation, check_compilation, plan_compilation
@@ -90,57 +90,75 @@ class TrainStep:
         before = flatten(self._statistics)  # restored below if the step is skipped
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
         num_images = sum(counts)
-        sums, local_total = self.strategy.run(batches, counts, accumulate)
-        normalizer, parts, flag_sums = sums[0], sums[1 : -len(flags)], sums[-len(flags) :]
-        norm, bad = self._scale_and_clip(normalizer, num_images, samples or num_images)
-        self.optimizer.skip = bad  # where it is 1, the update changes nothing
+        vector, local_total = self.strategy.run(batches, counts, accumulate)
+        sums = StepSums.unpack(vector)
+        norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
+        self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing
         self.scaler.step(self.optimizer)  # the update of the weights: `OptimizerSet.step`
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
-            copy_from_flat(torch.where(bad > 0, before, flatten(self._statistics)), self._statistics)
+            copy_from_flat(torch.where(nonfinite > 0, before, flatten(self._statistics)), self._statistics)
         self.ema.update(updates)
-        scalars = [1 - bad, local_total.isfinite().to(norm), norm]
-        paths = tuple(path for batch in batches for path in batch.paths)
-        self.reader.push(scalars, parts / normalizer.clamp(min=1), paths, flag_sums)
+        values = DeviceValues(
+            finite=1 - nonfinite,
+            local_finite=local_total.isfinite().to(norm),
+            grad_norm=norm,
+            flags=sums.flags,
+            losses=sums.parts / sums.normalizer.clamp(min=1),
+        )
+        self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
 
     def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
 
-        Returns sums (1 + P + F,) over the micro-batches: normalizer, P parts of the loss, F flags; and their total ().
+        Returns the packed `StepSums` over the micro-batches, and the sum of their total losses ().
         """
-        totals, sums = [], []
+        totals: list[Tensor] = []
+        loss_sums: list[Tensor] = []
         for number, (batch, count) in enumerate(zip(batches, counts)):
             is_last = number == len(batches) - 1
             sync = nullcontext() if is_last else self.strategy.without_gradient_sync()
             with sync, kernel_search(count == self.settings.benchmark_images):
-                total, parts = self._forward_backward(batch, count, sum(counts))
-            totals.append(total)
-            sums.append(parts)
+                loss = self._forward_backward(batch, batch_images=count, step_images=sum(counts))
+            totals.append(loss.total)
+            loss_sums.append(torch.cat([loss.normalizer.reshape(1).to(loss.parts), loss.parts]))
             if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
-        summed = torch.stack(sums).sum(0)
-        return torch.cat([summed, flags.counted(summed)]), torch.stack(totals).sum()
+        summed = torch.stack(loss_sums).sum(0)
+        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.counted(summed))
+        return sums.pack(), torch.stack(totals).sum()
 
-    def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
-        """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normalizer, then parts."""
+    def _forward_backward(self, batch: Batch, *, batch_images: int, step_images: int) -> LossOutput:
+        """Adds the gradients of one micro-batch. Returns its loss, detached.
+
+        Args:
+            batch_images: of the micro-batch over all ranks.
+            step_images: of the step over all ranks.
+        """
         device, settings = self.ctx.device, self.settings
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
         compilation = settings.compilation
         with compilation.for_batch(images, batch_images) if compilation else nullcontext():
             raw = self.strategy.forward(images)
-            out = None if raw is None else self._loss(raw, images, batch.targets)
-        if counters := [norm.num_batches_tracked for norm in self._norms if norm.training]:  # not of frozen ones
-            torch._foreach_add_(counters, 1)
-        if out is None:  # with --pipeline: the other process of the pair has the end of the model
-            nothing = images.new_zeros(1 + len(self.criterion.names), dtype=torch.float32)
-            return self.scaler.scale(nothing[0]), nothing  # `unscale_` needs the scale that this makes
+            loss = None if raw is None else self._loss(raw, images, batch.targets)
+        self._count_batch()
+        if loss is None:  # with --pipeline: the other process of the pair has the end of the model
+            zero = images.new_zeros((), dtype=torch.float32)
+            total = self.scaler.scale(zero)  # `unscale_` needs the scale that this makes
+            return LossOutput(total=total, normalizer=zero, parts=zero.new_zeros(len(self.criterion.names)))
         # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
         # range until the real normalizer is known, after the last shard; `_scale_and_clip` multiplies by them again.
-        loss = out.total * (self.strategy.ddp_divides_by / step_images)
-        self.scaler.scale(loss).backward()
-        return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
+        scaled = loss.total * (self.strategy.ddp_divides_by / step_images)
+        self.scaler.scale(scaled).backward()
+        return LossOutput(total=loss.total.detach(), normalizer=loss.normalizer.detach(), parts=loss.parts)
+
+    def _count_batch(self) -> None:
+        """Counts a micro-batch in the batch norms that are not frozen."""
+        counters = [norm.num_batches_tracked for norm in self._norms if norm.training]
+        if counters:
+            torch._foreach_add_(counters, 1)
 
     def _loss(self, raw: list[Tensor], images: Tensor, targets: Targets) -> LossOutput:
         """The loss of the raw maps of ``images``, with the teacher's maps of the same images if there is a teacher."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from data.loading.loader import InfiniteDataLoader, Prefetcher
-from engine.checkpoint.checkpoint import Progress
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
+from engine.checkpoint.checkpoint import Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
@@ -42,7 +43,7 @@ class Trainer:
         self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
         self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
         self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
-        earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
+        earlier_s = run.checkpoint.run.seconds if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
         self._follow_plan(plan)
 
@@ -96,7 +97,7 @@ class Trainer:
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
         self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, counts, progress.updates + 1, self.control.flags(), samples)
+        self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.images, self.data_wait_s = samples, batches.take_wait()
@@ -129,15 +130,17 @@ class Trainer:
                 broadcast_parameters(model, self.ctx)
             progress.buffers_averaged = True
         epoch = Epoch(progress.epoch + 1)
-        if self.call("after_last_step", epoch) is Action.STOP:
-            return
+        for point in ("after_last_step", "validate"):
+            if self.call(point, epoch) is Action.STOP:
+                return
         progress.epoch += 1
         progress.begin_epoch()
         if not epoch.is_pending:
-            self.call("after_validation", epoch)
+            self.call("score", epoch)
+            self.call("record", epoch)
         self.save(epoch)
         if not epoch.is_pending:
-            self.call("after_validation_saved", epoch)
+            self.call("report", epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 
@@ -146,16 +149,27 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        if action in (Action.SAVE, Action.STOP):
+        if action.saves:
             self.save()
-        self._is_over |= action >= Action.END
+        self._is_over |= action.ends_run
         return action
 
     def save(self, epoch: Epoch | None = None) -> None:
         """Saves the state of the run, which is that at the end of ``epoch`` if it is given."""
-        run = {"seconds": self.seconds(), "epoch_batches": len(self.loader)}
-        scores = {"is_best": epoch.is_best, "metrics": epoch.metrics} if epoch else {}
-        self.checkpointer.save(self.step, self.progress, run=run, hooks=self.hooks.state_dict(), **scores)
+        status = RunStatus(
+            world_size=self.ctx.world_size,
+            device=self.ctx.device.type,
+            seconds=self.seconds(),
+            epoch_batches=len(self.loader),
+        )
+        self.checkpointer.save(
+            self.step,
+            self.progress,
+            run=status,
+            is_best=epoch is not None and epoch.is_best,
+            metrics=epoch.metrics if epoch is not None else {},
+            hooks=self.hooks.state_dict(),
+        )
         self.hooks.saved()
 
     def seconds(self) -> float:

@@ -18,8 +18,8 @@ from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.training_step import build_step
-from data.index.files import list_split
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case

@@ -15,13 +15,14 @@ import yaml
 import train
 import val
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.tiles import TiledIndex
-from data.open import open_data
-from data.spec.dataset_spec import DataSource
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.tiled_index import TiledIndex
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.open import open_data
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
-from tests.helpers.three_formats import write_three_formats
+from tests.helpers.three_formats import write_image, write_three_formats
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
@@ -55,7 +56,7 @@ def describe(root: Path, reader: str, **content: object) -> Path:
 
 
 def load(path: Path, split: str = "train", change: Callable = lambda spec: spec, **options) -> DatasetIndex:
-    return load_index(change(load_dataset_spec(path)), split, progress=False, workers=0, **options)
+    return load_index(change(load_dataset_spec(path)), split, IndexSettings(progress=False, workers=0, **options))
 
 
 def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
@@ -240,6 +241,56 @@ def test_annotated_images_that_the_split_does_not_have_are_counted(root):
     edit_json(root, lambda content: content.update(annotations=[]))  # nothing is lost with entries without annotations
     edit_rows(root, IMAGES[0], lambda _: [(0, 1, 2, 30, 40)])
     assert load(path).report.ledger.lost_images == 0
+
+
+ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
+
+
+def in_folders(root: Path, reader: str) -> Path:
+    """The YAML names the folder of half of the images."""
+    (root / "images/more").mkdir()
+    for name in IMAGES[10:]:
+        (root / "images/train" / name).rename(root / "images/more" / name)
+    return describe(root, reader)
+
+
+def in_lists(root: Path, reader: str) -> Path:
+    """The lists name eight images of each split."""
+    for split, names in (("train", IMAGES[:8]), ("val", IMAGES[8:16])):
+        (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
+    return describe(root, reader, train="train.txt", val="val.txt")
+
+
+@ONE_FILE
+@pytest.mark.parametrize("choose", [in_folders, in_lists])
+def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reader, choose):
+    """As in YOLO txt, whose files of other images are in other folders: the user has chosen these."""
+    path = choose(root, reader)
+    staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
+    for spec in (load_dataset_spec(path), staged):
+        index = load_index(spec, "train", progress=False, workers=0)
+        assert len(index) in (8, 10)
+        assert index.report.ledger.losses == ()
+        assert index.report.problems == 0
+
+
+def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
+    in_folders(root, "coco")
+    write_image(root / "images/more" / IMAGES[0], HEIGHT, WIDTH)
+    path = describe(root, "coco")
+
+    def repeat(name: str) -> Callable[[dict], None]:
+        def change(content: dict) -> None:
+            content["images"].append({"id": 7, "file_name": name})
+            content["annotations"].append({**content["annotations"][0], "id": 999, "image_id": 7})
+
+        return change
+
+    edit_json(root, repeat(f"more/{IMAGES[0]}"))
+    assert load(path).report.ledger.losses == ()
+    edit_json(root, lambda content: content["images"][-1].update(file_name=IMAGES[0]))
+    (loss,) = load(path).report.ledger.losses
+    assert "would be images/train/00.png, which another entry names" in loss.example
 
 
 @pytest.mark.parametrize("name", ["id", "name"])
@@ -516,11 +567,11 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
 def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
     path = describe(root, reader)
     source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
-    assert len(load_index(open_data(source, DistributedContext.single()), "train", progress=False)) == 20
+    assert len(load_index(open_data(source, DistributedContext.single()), "train", IndexSettings(progress=False))) == 20
     lose_half(root)
     spec = open_data(source, DistributedContext.single())
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
-        load_index(spec, "train", progress=False)
+        load_index(spec, "train", IndexSettings(progress=False))
 
 
 def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
@@ -532,9 +583,9 @@ def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for each in (spec, staged):
         with pytest.raises(UserError, match="4 of 20 images can't be used") as refused:
-            load_index(each, "train", progress=False)
+            load_index(each, "train", IndexSettings(progress=False))
         assert "bad row of a list: 3 images, first list.txt:1: '# the images' is not the path" in str(refused.value)
-    index = load_index(spec, "train", progress=False, max_bad=0.2)
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.2))
     assert len(index) == 16
 
 

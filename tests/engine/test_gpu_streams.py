@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from data.loading.loader import Prefetcher
+from data.loading.prefetcher import Prefetcher
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
 from engine.evaluation.evaluator import Evaluator
 from engine.inference import settings as pipeline

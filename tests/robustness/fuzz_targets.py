@@ -37,10 +37,10 @@ from PIL import Image
 from data.cache import disk as disk_cache
 from data.image_io.decode import read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
-from data.index.files import list_split
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.results import ResultsCsv
 from engine.run.resume import resumed_config, resumed_hyperparameters, resumed_position
@@ -385,8 +385,8 @@ def checkpoints(case: Case) -> str:
 def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint, flags = Checkpoint.read(path), TrainConfig()
-    config, _ = resumed_config(checkpoint.config, flags, (), path)
-    resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
+    config, _ = resumed_config(checkpoint.config, flags, ())
+    resumed_hyperparameters(checkpoint.hyp, flags, (), pretrained=False)
     resumed_position(checkpoint, replace(config, batch_size=4), 1, "")
 
 

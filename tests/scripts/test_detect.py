@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import detect
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.predictor import Predictor

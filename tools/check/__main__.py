@@ -82,11 +82,11 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     check_scoring_files(options.weights, options.data, options.split or ())
     # What imports torch is imported once the flags and files are known to be valid.
-    from data.check.duplicates import image_issues
-    from data.check.issues import summary_lines
-    from data.check.scanned import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
-    from data.open import open_data
-    from data.spec.dataset_spec import DataSource
+    from data.source.dataset_spec import DataSource
+    from data.source.open import open_data
+    from tools.check.duplicates import image_issues
+    from tools.check.issue_kinds import summary_lines
+    from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
     from tools.check.page import make_out, write_page
     from utils.config.settings import ValConfig
     from utils.distributed.context import DistributedContext

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.check.gallery import DrawnDetections
-from data.check.issues import Issue
-from data.check.scanned import CheckedSplit
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
 from engine.commands.val import score
+from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
 from engine.inference.model import InferenceModel
+from engine.report.gallery import DrawnDetections
 from models.postprocess.detections import MAX_DETECTIONS
 from utils.config.settings import MOST_DETECTIONS, ValConfig
 from utils.distributed.context import DistributedContext
@@ -43,8 +42,8 @@ def label_issues(
         if max_det > MAX_DETECTIONS:
             # All detections tell of labels; val.py scores fewer.
             class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
-            shown = shown.best_of_images(MAX_DETECTIONS)
-            result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
+            shown = shown.top_per_image(MAX_DETECTIONS)
+            result = score_detections(truth, table.top_per_image(MAX_DETECTIONS), classes, shown=shown)
         issues += find_label_errors(split, table, class_metrics, least_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence

@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 from markupsafe import Markup
 
-from data.check.census import census_content, take_census
-from data.check.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
-from data.check.issues import ADVICE, DUPLICATES, LABEL_ERRORS, Issue, by_kind
-from data.check.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
-from data.check.scanned import SIZE_STEP, CheckedSplit
 from data.image_io.verify import check_image
 from data.labels.yolo import label_folders
-from data.spec.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec
+from engine.evaluation.issues import LABEL_ERRORS, CheckedSplit, Issue, by_kind
+from engine.report.census import census_content, take_census
+from engine.report.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
+from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
+from tools.check.issue_kinds import ADVICE, DUPLICATES
+from tools.check.label_checks import SIZE_STEP
 from utils.drawing import page
 from utils.drawing.page import Card
 from utils.errors import UserError, first_line

@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.spec.dataset_yaml import SPLITS
-from data.spec.other_exports import EXPORT_SUFFIXES, first_unread_export
+from data.source.dataset_yaml import SPLITS
+from data.source.open import ARCHIVES
+from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations, Picked, files_below
 from tools.convert.readers import FORMATS, detect, image_size
 from utils.config.flags import parser_of
@@ -57,6 +58,8 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         raise UserError(f"{source}: no such file or folder")
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
+    if source.suffix.lower() in ARCHIVES and source.is_file():
+        raise UserError(f"{source}: an archive; unpack it and name the folder")
     for path in (out, out.with_suffix(".yaml")):
         _check_new(path)
     source = normal_path(source)

@@ -28,6 +28,7 @@ from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are recognized
+_PARQUET = "PAR1"  # first bytes of a parquet file
 
 
 class Format(NamedTuple):
@@ -380,7 +381,7 @@ FORMATS = {
     "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
     "csv": Format("CSV", (".csv",), _is_csv, read_csv),
     "kitti": Format("KITTI", (".txt",), _is_kitti, read_kitti, is_per_image=True),
-    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith("PAR1"), read_parquet),
+    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith(_PARQUET), read_parquet),
     "imagefolder": Format("Hugging Face image folder", (".jsonl",), _has_key("file_name"), read_image_folder),
 }
 
@@ -392,7 +393,7 @@ def detect(source: Path) -> dict[str, list[Path]]:
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
-                head = decode_loosely(opened.read(_HEAD)).lstrip()
+                head = _text_of(opened.read(_HEAD))
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
@@ -400,3 +401,10 @@ def detect(source: Path) -> dict[str, list[Path]]:
                 found.setdefault(name, []).append(file)
                 break
     return found
+
+
+def _text_of(head: bytes) -> str:
+    """The beginning of a file as text. What follows in a parquet file is in no encoding, and may look like UTF-16."""
+    if head.startswith(_PARQUET.encode()):
+        return head.decode("latin-1")
+    return decode_loosely(head).lstrip()

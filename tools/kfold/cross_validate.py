@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.folds import SPLITS, assign_folds, class_counts, groups_of, pooled_index, rare_classes
-from data.index.files import shards_of
-from data.index.index import DatasetIndex
+from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes, scan_settings
+from data.index.index import DatasetIndex, concatenated
+from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.open import open_data
-from data.spec.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.files import shards_of
+from data.source.open import open_data
 from engine.evaluation.metrics import METRICS, Fitness
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
@@ -29,10 +30,11 @@ from utils.files.locks import FileLock
 from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
-from utils.strings import counted
+from utils.strings import FlatStrings, counted
 from utils.structures import EvalResult
 
 TABLE = "folds.csv"
+SPLITS = ("train", "val")  # their images are divided; those of "test" stay apart
 DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
 
 
@@ -40,6 +42,15 @@ DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
 class CrossValidation:
     folds: list[EvalResult]
     pooled: EvalResult
+
+
+def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
+    """The usable images of `SPLITS` as one split, each image once. Raises the errors of `load_index`."""
+    indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
+    paths = [os.path.normpath(path) for index in indexes for path in index.paths]
+    both = replace(indexes[0], paths=FlatStrings.of(paths), **concatenated(indexes), image_ids=None, category_ids=())
+    first = {path: number for number, path in reversed(list(enumerate(paths)))}
+    return replace(both, fingerprint="").take(np.array(sorted(first.values())))
 
 
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:

@@ -17,7 +17,7 @@ from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig, check_started_once
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 
 def main(argv: Sequence[str] | None = None) -> None:

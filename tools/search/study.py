@@ -27,6 +27,8 @@ JOURNAL = "journal.log"
 TRIALS = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # of the trials at a rung, one in this many goes on (Li et al. 2020)
 REASON = "reason"  # attribute of a failed trial
+# What Optuna raises for lines that it cannot read.
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,25 @@ class SharedStudy:
                     load_if_exists=True,
                     pruner=pruners[config.pruner],
                 )
-            except (ValueError, LookupError, TypeError) as error:  # what Optuna raises for lines that it cannot read
+                self._check_trials()
+            except _MALFORMED as error:
                 text = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
                 raise UserError(text) from None
             # A new trial would continue the training of one that the journal has lost.
             if (lost := self.folder_of(len(self.trials()))).exists():
                 raise UserError(f"{journal}: has lost the trial in {lost}; restore it, or choose another --name")
+
+    def _check_trials(self) -> None:
+        """Raises ValueError for a trial whose steps or fitness are no numbers: Optuna takes any JSON."""
+        for frozen in self.trials():
+            reported = frozen.intermediate_values
+            fitness = [*reported.values(), *(frozen.values or ())]
+            if frozen.state == TrialState.COMPLETE and len(frozen.values or ()) != 1:
+                raise ValueError(f"trial {frozen.number} is complete without a fitness")
+            if not all(type(step) is int for step in reported):
+                raise ValueError(f"a step of trial {frozen.number} is no number")
+            if not all(type(value) in (int, float) for value in fitness):
+                raise ValueError(f"a fitness of trial {frozen.number} is no number")
 
     def trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.files.schema import check, hints_of, suggestion, type_of
+from utils.files.schema import bounds_of, check, hints_of, suggestion, type_of
 from utils.program import COMMANDS
 
 
@@ -145,7 +145,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     given = {name: value for name, value in vars(nothing).items() if value != []}
     for name, value in given.items():
         with mistakes.noted():
-            given[name] = check(value, hints[name], flag_name(name), fields[name].metadata)
+            given[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
     return given
 
 

@@ -1,5 +1,8 @@
-"""What command lines, hyper-parameter files and Python of YOLOv5 and Ultralytics mean here, by
+"""Translates command lines, hyper-parameter files and Python names of YOLOv5 and Ultralytics, by
 configs/other_programs.yaml.
+
+A flag is a word of a command line, such as ``--noval``. An argument is a name and a value: of the yolo command
+(``plots=False``), of a hyper-parameter file, or a keyword of the Python API.
 
 Commands are named as their settings are: "train" for `settings.TrainConfig`.
 """
@@ -11,202 +14,368 @@ import functools
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import yaml
 
-from utils.config.flags import flag_actions, given_values, whole_number
+from utils.config.flags import flag_actions, flag_name, given_values, whole_number
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import parse_override
-from utils.errors import Mistakes, UserError, all_mistakes
+from utils.errors import Mistakes, UserError, all_mistakes, one_line
 from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 _CONFIGS: dict[str, type] = {
-    **{"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig},
-    **{"kfold": KfoldConfig, "search": SearchConfig},
+    "train": TrainConfig,
+    "val": ValConfig,
+    "detect": DetectConfig,
+    "export": ExportConfig,
+    "kfold": KfoldConfig,
+    "search": SearchConfig,
 }
+_MAX_SHOWN_CHARACTERS = 40  # of a value in the log
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
+@dataclass(frozen=True)
+class CommandTable:
+    """Translations for one command. Values of arguments are regular expressions that match `_normalized` text.
+
+    Args:
+        same_flags: flag -> the words that mean the same here.
+        arguments_to_flags: argument -> value -> the words that mean the same here; "{}" is the value.
+        default_arguments: argument -> the value that asks for what is done here by default.
+        ignored_arguments: arguments without a meaning for this command, whatever their value.
+        without_effect: flag -> why it changes nothing.
+        refused: flag -> why it does not exist, and what to write instead.
+        refused_values: flag of ours -> value -> why it is not one of the flag's values here.
+    """
+
+    same_flags: dict[str, str] = field(default_factory=dict)
+    arguments_to_flags: dict[str, dict[str, str]] = field(default_factory=dict)
+    default_arguments: dict[str, str] = field(default_factory=dict)
+    ignored_arguments: list[str] = field(default_factory=list)
+    without_effect: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    refused_values: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class YoloV5Hyperparameter:
+    """A hyper-parameter that does not exist here, or means something else: its value (a regular expression) without
+    effect, and the reason."""
+
+    default: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of configs/other_programs.yaml.
+
+    Args:
+        reasons: texts that the file repeats.
+        other_tasks: ending of a name of weights ("seg") -> why they are not supported.
+        defaults_if_true, defaults_if_false: arguments that ask with this value for what is done here anyway.
+        other_meaning: argument -> what it means elsewhere; our flag of this name means something else.
+        flags_with_value: flags without effect that are followed by a value.
+        synonyms: name of a hyper-parameter -> its name here.
+        only_in_yolov5: keys that show that a hyper-parameter file is YOLOv5's.
+        commands: by name.
+        python: "keyword", "package", "model", "result" or "argument" -> name -> what to write instead.
+    """
+
+    reasons: dict[str, str]
+    other_tasks: dict[str, str]
+    defaults_if_true: list[str]
+    defaults_if_false: list[str]
+    other_meaning: dict[str, str]
+    flags_with_value: list[str]
+    synonyms: dict[str, str]
+    only_in_yolov5: list[str]
+    hyperparameters_of_yolov5: dict[str, YoloV5Hyperparameter]
+    commands: dict[str, CommandTable]
+    python: dict[str, dict[str, str]]
+
+
 @functools.cache
-def _table() -> dict[str, Any]:
-    text = (CONFIGS / "other_programs.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _table() -> Table:
+    path = CONFIGS / "other_programs.yaml"
+    values = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return build(Table, values, path.name)
 
 
-def flags_of(command: str) -> dict[str, argparse.Action]:
+def table_of(command: str) -> CommandTable:
+    return _table().commands[command]
+
+
+def actions_of(command: str) -> dict[str, argparse.Action]:
+    """What argparse does with each of our flags, by all their names."""
     return flag_actions(_CONFIGS[command])
 
 
-def tables(command: str) -> dict[str, dict]:
-    """What is known of a command: flags, values, without_effect, refused and refused_values."""
-    return _table()["commands"][command]
+# Flags of command lines.
 
 
-def translated(command: str, flag: str) -> list[str]:
-    """The words that mean a flag of another program, ``flag`` itself if it is not known."""
-    ours = tables(command)["flags"].get(flag)
+@dataclass(frozen=True)
+class _Option:
+    """The words of a command line from one flag to the next. Those before the first flag have the flag ""."""
+
+    words: list[str]
+
+    @property
+    def flag(self) -> str:
+        return self.words[0].partition("=")[0]
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the first value follows the flag as in ``--flag=value``."""
+        return "=" in self.words[0]
+
+    @property
+    def values(self) -> list[str]:
+        following = self.words[1:]
+        return [self.words[0].partition("=")[2], *following] if self.is_joined else following
+
+
+def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
+    """Returns the command line in our flags, and a line for the log about each flag that was left out as it changes
+    nothing. Flags and values that the command does not have are noted, with what to write instead, and left out."""
+    words: list[str] = []
+    log_lines: list[str] = []
+    before_flags, *options = _split_options(command, arguments)
+    words += before_flags.values
+    for option in options:
+        if reason := table_of(command).without_effect.get(option.flag):
+            log_lines.append(f"{option.flag}: {reason}")
+            has_value = option.is_joined or option.flag in _table().flags_with_value
+            words += option.values[1:] if has_value else option.values
+        elif flags := _flags_of_option(command, option):
+            words += flags
+        elif refusal := _refusal(command, option):
+            mistakes.add(refusal)
+        else:
+            words += option.words
+    return words, log_lines
+
+
+def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
+    """Splits a command line before each flag, and writes flags that have another name here by ours."""
+    options = [_Option([""])]
+    for argument in arguments:
+        if not _IS_FLAG(argument):
+            options[-1].words.append(argument)
+            continue
+        flag, separator, value = argument.partition("=")
+        words = _same_flag(command, flag)
+        words[-1] += separator + value
+        options.append(_Option(words))
+    return options
+
+
+def _same_flag(command: str, flag: str) -> list[str]:
+    """The words that mean the same as ``flag`` of another program; ``flag`` itself if it is not known."""
+    ours = table_of(command).same_flags.get(flag)
     return ours.split() if ours else [flag]
 
 
-def rewritten(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
-    """The command line in our flags, and a line for the log about each flag that was left out as it changes nothing.
-    Flags and values that the command does not have are noted, with what to write instead, and left out.
-    """
-    table, flags, lines, kept = tables(command), flags_of(command), list[str](), list[str]()
-    groups = [[""]]  # each a flag and what follows it
-    for argument in arguments:
-        flag, separator, value = argument.partition("=")
-        *others, last = translated(command, flag)
-        groups += [[]] if _IS_FLAG(argument) else []
-        groups[-1] += [*others, last + separator + value]
-    for word, *following in groups:
-        flag, separator, value = word.partition("=")
-        values = [value] * bool(separator) + following
-        key = _synonym(flag.removeprefix("--").replace("-", "_"))
-        reasons = table["refused_values"].get(flag, {})
-        if why := table["without_effect"].get(flag):
-            lines.append(f"{flag}: {why}")
-            kept += values[bool(separator) or flag in _table()["with_value"] :]
-            continue
-        is_hyperparameter = flag.startswith("--") and "--set" in flags and key in HYPERPARAMETERS
-        listed = _flags_of_value(command, key, values[0]) if values else None
-        if flag not in flags and listed:
-            kept += listed
-        elif flag not in flags and flag in table["refused"]:
-            mistakes.add(f"{flag}: {table['refused'][flag]}")
-        elif flag not in flags and is_hyperparameter:
-            shown = shlex.quote(f"{key}={values[0] if values else 'VALUE'}")
-            mistakes.add(f"{flag}: is a hyper-parameter; write --set {shown}")
-        elif found := [f"{value}: {reasons[value]}" for value in values if value in reasons]:
-            mistakes.add(f"{flag} {'; '.join(found)}")
-        else:
-            kept += [word, *following]
-    return kept[1:], lines
+def _flags_of_option(command: str, option: _Option) -> list[str]:
+    """The flags that mean a refused flag with its value, such as ``--tracker bytetrack.yaml``; none if there are
+    none."""
+    name = option.flag.removeprefix("--").replace("-", "_")
+    if option.flag not in table_of(command).refused or option.flag in actions_of(command) or not option.values:
+        return []
+    return _flags_of_known_value(command, name, option.values[0]) or []
 
 
-def _synonym(key: str) -> str:
-    return _table()["synonyms"].get(key, key)
+def _refusal(command: str, option: _Option) -> str:
+    """Says why the command does not take the option; "" if the table does not know a reason."""
+    flag = option.flag
+    if flag in actions_of(command):
+        reasons = table_of(command).refused_values.get(flag, {})
+        refused = [f"{value}: {reasons[value]}" for value in option.values if value in reasons]
+        return f"{flag} {'; '.join(refused)}" if refused else ""
+    if flag in table_of(command).refused:
+        return f"{flag}: {table_of(command).refused[flag]}"
+    hyperparameter = _hyperparameter(command, flag.removeprefix("--").replace("-", "_"))
+    if hyperparameter and flag.startswith("--"):
+        value = option.values[0] if option.values else "VALUE"
+        return f"{flag}: is a hyper-parameter; write --set {shlex.quote(f'{hyperparameter}={value}')}"
+    return ""
+
+
+def _hyperparameter(command: str, name: str) -> str:
+    """Our name of a hyper-parameter; "" if there is none of this name, or if the command has none."""
+    name = _table().synonyms.get(name, name)
+    return name if name in HYPERPARAMETERS and "--set" in actions_of(command) else ""
 
 
 def reason(command: str, flag: str) -> str:
     """Why ``command`` has no ``flag``; "" if that is not known."""
-    return (tables(command)["refused"] | tables(command)["without_effect"]).get(flag, "")
+    table = table_of(command)
+    return table.without_effect.get(flag) or table.refused.get(flag, "")
 
 
-def python_hint(kind: str, name: str) -> str:
-    """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
-    ``kind``: "package", "model", "result" or "argument"."""
-    return _table()["python"][kind].get(name, "")
+# Arguments of the yolo command, which are also keywords of Python and lines of hyper-parameter files.
 
 
-def other_task(weights: str) -> str:
-    """Says that weights such as ``yolov8n-seg.pt`` are not of a detector; "" for other names."""
-    match = re.fullmatch(r"(yolo\w+)-(seg|pose|obb|cls)(\.pt|\.ya?ml)?", weights)
-    why = _table()["other_tasks"][_table()["endings"][match[2]]] if match else ""
-    return f"{weights}: {why}; use {match[1]}{match[3] or ''}" if match else ""
-
-
-def unknown_hyperparameter(key: str) -> str:
-    """Says what ``key`` is instead of a hyper-parameter."""
-    flag = "--" + key.replace("_", "-")
-    ours = translated("train", flag)[0]
-    if _synonym(key) != key:
-        return f"unknown key '{key}' (did you mean '{_synonym(key)}'?)"
-    if ours in flags_of("train"):
-        return f"'{key}': is a flag, not a hyper-parameter; give it as {ours}"
-    _, why = _table()["of_yolov5"].get(key, ("", reason("train", flag)))
-    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
-
-
-def recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
-    """The hyper-parameters among ``values`` of the YAML file ``where``, and the lines without effect here. Raises
-    UserError that names all other lines, with reasons."""
-    table, texts = _table(), {key: str(value) for key, value in values.items()}
-    of_yolov5 = table["of_yolov5"] if values.keys() & table["signs_of_yolov5"] else {}
-    kept, unused, mistakes = dict[Any, Any](), list[str](), list[str]()
-    for key, text in texts.items():
-        off, why = of_yolov5.get(key, ("", ""))
-        if key in HYPERPARAMETERS and not off:
-            kept[key] = values[key]
-        elif re.fullmatch(off, _plain(text)) if off else not _has_effect(str(key), text):
-            unused.append(f"{key} {text[:40]}" + f" ({why})" * bool(why))
-        else:
-            mistakes.append(f"'{key}': {why}; remove it" if off else unknown_hyperparameter(str(key)))
-    if mistakes:
-        raise UserError(f"{where}: {'; '.join(mistakes)}")
-    return kept, unused
-
-
-def _has_effect(key: str, text: str) -> bool:
-    try:
-        with all_mistakes() as mistakes:
-            flags, _ = rewritten("train", foreign_flags("train", key, text), mistakes)
-            values = given_values(TrainConfig, flags, mistakes)
-        hyp = build(Hyperparameters, dict(map(parse_override, values.pop("override", ()))), "--set")
-    except UserError:
-        return True
-    return (TrainConfig(**values), hyp) != (TrainConfig(), Hyperparameters())
-
-
-def foreign_flags(command: str, key: str, value: str) -> list[str]:
-    """Flags with the effect of ``key=value``; empty if none is needed. Raises UserError (why) if none exist."""
-    table, plain, flag, hyperparameter = _table(), _plain(value), "--" + key.replace("_", "-"), _synonym(key)
-    listed = _flags_of_value(command, key, value)
-    if listed is not None:
-        return listed
-    name, *fixed = translated(command, flag)
-    action = None if key in table["other_meaning"] else flags_of(command).get(name)
-    is_set = "--set" in flags_of(command) and hyperparameter in HYPERPARAMETERS
-    if (plain == "none" and (is_set or action)) or (plain == "true" and key in table["when_true"]):
+def flags_of_argument(command: str, name: str, value: str) -> list[str]:
+    """Flags with the effect of ``name=value``; empty if none is needed. Raises UserError (why) if none exist."""
+    normalized = _normalized(value)
+    known_flags = _flags_of_known_value(command, name, value)
+    if known_flags is not None:
+        return known_flags
+    hyperparameter = _hyperparameter(command, name)
+    flag, *fixed_words = _same_flag(command, flag_name(name))
+    action = None if name in _table().other_meaning else actions_of(command).get(flag)
+    is_unset = normalized == "none" and (hyperparameter or action)
+    if is_unset or (normalized == "true" and name in _table().defaults_if_true):
         return []
     if len(value.splitlines()) != 1:
         raise UserError("its value is empty or has several lines")
-    if is_set:
+    if hyperparameter:
         return ["--set", f"{hyperparameter}={value}"]
     if action is None:
-        is_off = plain in ("false", "none") and key in table["when_false"]
-        if is_off or (plain == "true" and flag in tables(command)["without_effect"]):
-            return []
-        raise UserError(table["other_meaning"].get(key) or reason(command, flag))
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if (fixed or action.nargs == "?" or is_switch) and plain in ("true", "false"):
-        off = [f"--no-{name[2:]}"] if is_switch and action.default is not False else []
-        return [name, *fixed] if plain == "true" else off
-    if why := tables(command)["refused_values"].get(name, {}).get(plain):
-        raise UserError(why)
+        _check_without_effect(command, name, normalized)
+        return []
+    if normalized in ("true", "false") and (fixed_words or _is_switch(action) or action.nargs == "?"):
+        return _switched(flag, fixed_words, action, is_on=normalized == "true")
+    if refusal := table_of(command).refused_values.get(flag, {}).get(normalized):
+        raise UserError(refusal)
     first, *more = _words(value, action)
-    return [f"{name}={first}", *more] if first.startswith("-") else [name, first, *more]
+    return [f"{flag}={first}", *more] if first.startswith("-") else [flag, first, *more]
 
 
-def _flags_of_value(command: str, key: str, value: str) -> list[str] | None:
-    """The flags that mean ``key=value``; None if the table does not list the value."""
-    for pattern, flags in tables(command)["values"].get(key, {}).items():
-        if re.fullmatch(pattern, _plain(value)):
+def _flags_of_known_value(command: str, name: str, value: str) -> list[str] | None:
+    """What the command's table says of the argument with this value; None if it says nothing."""
+    table = table_of(command)
+    normalized = _normalized(value)
+    if name in table.ignored_arguments:
+        return []
+    if name in table.default_arguments and re.fullmatch(table.default_arguments[name], normalized):
+        return []
+    for pattern, flags in table.arguments_to_flags.get(name, {}).items():
+        if re.fullmatch(pattern, normalized):
             return flags.replace("{}", value).split()
     return None
 
 
+def _check_without_effect(command: str, name: str, normalized: str) -> None:
+    """Raises UserError (why; "" if unknown) unless an argument for which there is no flag changes nothing."""
+    flag = flag_name(name)
+    is_off = normalized in ("false", "none") and name in _table().defaults_if_false
+    is_on_anyway = normalized == "true" and flag in table_of(command).without_effect
+    if not is_off and not is_on_anyway:
+        raise UserError(_table().other_meaning.get(name) or reason(command, flag))
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return isinstance(action, argparse.BooleanOptionalAction)
+
+
+def _switched(flag: str, fixed_words: list[str], action: argparse.Action, *, is_on: bool) -> list[str]:
+    """The flag turned on or off; no words if it is off by default."""
+    if is_on:
+        return [flag, *fixed_words]
+    is_off_by_default = not _is_switch(action) or action.default is False
+    return [] if is_off_by_default else [f"--no-{flag.removeprefix('--')}"]
+
+
 def _words(value: str, action: argparse.Action) -> list[str]:
     """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
-    is_several = action.nargs == "+" and (action.type is whole_number or (action.dest == "classes" and "," in value))
-    if value[:1] not in ("[", "(") and not is_several:
-        return [next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)]
+    takes_list = action.nargs == "+" and (action.type is whole_number or (action.dest == "classes" and "," in value))
+    if not takes_list and not value.startswith(("[", "(")):
+        matches = [choice for choice in action.choices or () if choice.lower() == value.lower()]
+        return [matches[0] if matches else value]
     words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]
     if action.dest == "freeze" and len(words) == 1 and words[0] != value:
         return words * 2  # [3] is one layer, but a number alone means all layers before it
     if action.nargs == "+":
         return words
-    return [max(words, key=lambda word: (len(word), word))] if action.dest == "imgsz" else [",".join(words)]
+    if action.dest == "imgsz":  # height and width; images are square here
+        return [max(words, key=lambda word: (len(word), word))]
+    return [",".join(words)]
 
 
-def _plain(value: str) -> str:
-    """In lower case, numbers in one way of writing, empty lists as none."""
+def _normalized(value: str) -> str:
+    """Returns the value in lower case, a number in one way of writing, and an empty list as none."""
     try:
         return str(float(value)).removesuffix(".0")
     except ValueError:
         return "none" if value in ("[]", "()") else value.lower()
+
+
+# Hyper-parameter files.
+
+
+def translate_recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
+    """Returns the hyper-parameters among ``values`` of the YAML file ``where``, and a text about each other line, which
+    has no effect here. Raises UserError that names all lines without an equivalent, with reasons."""
+    is_yolov5 = not values.keys().isdisjoint(_table().only_in_yolov5)
+    kept: dict[Any, Any] = {}
+    unused: list[str] = []
+    problems: list[str] = []
+    for key, value in values.items():
+        shown = one_line(f"{key} {str(value)[:_MAX_SHOWN_CHARACTERS]}")
+        other = _table().hyperparameters_of_yolov5.get(key) if is_yolov5 else None
+        if other is not None:
+            if re.fullmatch(other.default, _normalized(str(value))):
+                unused.append(f"{shown} ({other.reason})")
+            else:
+                problems.append(f"'{key}': {other.reason}; remove it")
+        elif key in HYPERPARAMETERS:
+            kept[key] = value
+        elif _has_effect(str(key), str(value)):
+            problems.append(unknown_hyperparameter(str(key)))
+        else:
+            unused.append(shown)
+    if problems:
+        raise UserError(f"{where}: {'; '.join(problems)}")
+    return kept, unused
+
+
+def _has_effect(name: str, value: str) -> bool:
+    """Whether an argument changes a training, or is none."""
+    try:
+        with all_mistakes() as mistakes:
+            words, _ = translate_command_line("train", flags_of_argument("train", name, value), mistakes)
+            settings = given_values(TrainConfig, words, mistakes)
+        overrides = dict(parse_override(item) for item in settings.pop("override", ()))
+        hyp = build(Hyperparameters, overrides, "--set")
+    except UserError:
+        return True
+    return TrainConfig(**settings) != TrainConfig() or hyp != Hyperparameters()
+
+
+def unknown_hyperparameter(key: str) -> str:
+    """Says what ``key`` is instead of a hyper-parameter."""
+    flag = flag_name(key)
+    our_flag = _same_flag("train", flag)[0]
+    if synonym := _table().synonyms.get(key):
+        return f"unknown key '{key}' (did you mean '{synonym}'?)"
+    if our_flag in actions_of("train"):
+        return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
+    other = _table().hyperparameters_of_yolov5.get(key)
+    why = other.reason if other else reason("train", flag)
+    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
+
+
+# Names.
+
+
+def python_hint(kind: str, name: str) -> str:
+    """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
+    ``kind``: "keyword", "package", "model", "result" or "argument"."""
+    return _table().python[kind].get(name, "")
+
+
+def other_task(weights: str) -> str:
+    """Says that weights such as ``yolov8n-seg.pt`` are not of a detector; "" for other names."""
+    match = re.fullmatch(rf"(yolo\w+)-({'|'.join(_table().other_tasks)})(\.pt|\.ya?ml)?", weights)
+    if match is None:
+        return ""
+    detector = match[1] + (match[3] or "")
+    return f"{weights}: {_table().other_tasks[match[2]]}; use {detector}"

@@ -64,8 +64,9 @@ def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[li
     values = given_values(cls, given, of_our_flags)
     if not of_our_flags:
         return given, values, []
-    given, lines = _others().rewritten(command_of(cls), given, mistakes)  # flags and values of another program
-    return given, given_values(cls, given, mistakes), lines
+    # It has flags or values of another program, or mistakes.
+    translated, lines = _others().translate_command_line(command_of(cls), given, mistakes)
+    return translated, given_values(cls, translated, mistakes), lines
 
 
 def hyperparameters_from(
@@ -75,7 +76,7 @@ def hyperparameters_from(
     ``lines`` receives a line for the log that names what has no effect."""
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
-        values, unused = _others().recipe(values, path)
+        values, unused = _others().translate_recipe(values, path)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)

@@ -5,6 +5,7 @@ Files are replaced atomically. The sizes that a file declares are checked before
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,8 +30,9 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-class Stored(TypedDict, total=False):
-    """What a checkpoint may hold, among other things."""
+class CheckpointContent(TypedDict, total=False):
+    """Types that every reader of a checkpoint may rely on. Files of weights alone have only some of these keys; to
+    resume, `engine.checkpoint.checkpoint.Checkpoint` checks all."""
 
     version: int
     program: str
@@ -71,7 +73,7 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     file.check_sums()
     if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    content = check(_with_tensors(file), Stored, f"{path}: damaged checkpoint")
+    content = check(_with_tensors(file), CheckpointContent, f"{path}: damaged checkpoint")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content
@@ -149,12 +151,21 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def _check_header(path: str | Path) -> None:
-    """Raises UserError if a safetensors file lists more tensors than any detector has."""
+    """Raises UserError if a safetensors file lists more tensors than any detector has. Its header is read as the JSON
+    that it is, in which a key can be written in many ways; what is malformed is left to the library."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(min(length, MAX_HEADER_BYTES + 1))
-    count = header.count(b'"data_offsets"')
-    if count > MAX_TENSORS or len(header) > MAX_HEADER_BYTES:
+    if len(header) > MAX_HEADER_BYTES:
+        raise UserError(
+            f"{path}: refused: its header has more than {MAX_HEADER_BYTES >> 20} MiB, which no detector needs"
+        )
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError):
+        return
+    count = len(entries.keys() - {"__metadata__"}) if isinstance(entries, dict) else 0
+    if count > MAX_TENSORS:
         raise UserError(f"{path}: refused: it lists more tensors ({count:,}) than any detector has")
 
 

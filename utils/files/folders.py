@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -86,16 +87,24 @@ def _refusal(base: Path, error: OSError) -> UserError:
 def temporary_folder(path: str | Path) -> Iterator[Path]:
     """A new folder next to ``path``, for the block: what is made in it can be renamed to ``path`` (`replace_path`).
 
-    It is locked; folders that killed processes left behind are removed first.
+    It is locked; folders that killed processes left behind are removed first, but not those of other programs. An
+    OSError names ``path`` if the folder cannot be made.
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
+    left_behind = re.compile(re.escape(prefix) + r"\.[0-9a-f]{16}\.tmp")
     for left in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
+        if not left_behind.fullmatch(left.name):
+            continue
         with contextlib.suppress(OSError), _opened(left) as descriptor:  # it may be in use, or a file
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left)
     folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}")
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:  # a read-only disk: the user knows the folder by the other name
+        error.filename = str(path)
+        raise
     with _opened(folder) as descriptor:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
 """Checks plain data, of YAML, command lines and the headers of files, against type hints.
 
 Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`), or in that of a type:
-``Annotated[int, Bounds(1)]``.
+``Annotated[int, Bounds(1)]``. Neither pydantic nor msgspec replaces this module: importing pydantic takes longer than
+all of ``--help``, and msgspec stops at the first mistake.
 """
 
 from __future__ import annotations
@@ -16,37 +17,62 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from utils.errors import UserError, all_mistakes, look_alike, one_line
+from utils.errors import Mistakes, UserError, all_mistakes, look_alike, one_line
 
 T = TypeVar("T")
 
 
 class Bounds(NamedTuple):
-    """Inclusive; None: none."""
+    """The values that are allowed.
+
+    Args:
+        low, high: inclusive; None: no bound.
+        also: one value outside these bounds.
+        choices: the allowed values, or of a list the allowed elements; None: any.
+        is_line: text must be a single line.
+    """
 
     low: float | None = None
     high: float | None = None
+    also: Any = None
+    choices: tuple[str, ...] | None = None
+    is_line: bool = False
+
+
+class Hint(NamedTuple):
+    """A type hint without ``Annotated`` and ``| None``."""
+
+    type: Any
+    is_optional: bool
+    bounds: Bounds
 
 
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
 TOO_LONG = "the number does not fit in 64 bits"
-_LONGEST = 100  # characters of a value in a message
-_NAMES = {  # of types, as users say
-    **{int: "a whole number", float: "a number", bool: "true or false", str: "text"},
-    **{list: "a list", tuple: "a list", dict: "'key: value' lines"},
+_MAX_SHOWN_CHARACTERS = 100  # of a value in a message
+_TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    tuple: "a list",
+    dict: "'key: value' lines",
 }
 
 hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
 
 
-def suggestion(name: str, known: Iterable[str], least: float = 0.6) -> str:
-    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none has ``least`` in common."""
+def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
+    """Returns `` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close.
+    ``min_similarity``: 0 to 1, as in difflib."""
     known = list(known)
-    if alike := next((other for other in known if look_alike(name, other)), None):
-        return f" ({name!a}; did you mean {alike!a}, which looks the same?)"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=least)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    for other in known:
+        if look_alike(name, other):
+            return f" ({name!a}; did you mean {other!a}, which looks the same?)"
+    closest = difflib.get_close_matches(name, known, n=1, cutoff=min_similarity)
+    return f" (did you mean '{closest[0]}'?)" if closest else ""
 
 
 def fits_64_bits(number: int) -> bool:
@@ -54,114 +80,179 @@ def fits_64_bits(number: int) -> bool:
     return abs(number) < 2**63
 
 
-def parts_of(hint: Any) -> tuple[Any, bool, Bounds]:
-    """A hint without ``Annotated`` and ``| None``, whether it allows None, and its bounds."""
-    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    hint = typing.get_args(hint)[0] if optional else hint
-    hint, bounds = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint, Bounds())
-    return hint, optional, bounds
+@functools.cache
+def parse_hint(hint: Any) -> Hint:
+    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    if is_optional:
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is Annotated:
+        kind, bounds = typing.get_args(hint)
+        return Hint(kind, is_optional, bounds)
+    return Hint(hint, is_optional, Bounds())
 
 
 def type_of(field: dataclasses.Field, owner: type) -> Any:
-    return parts_of(hints_of(owner)[field.name])[0]
+    return parse_hint(hints_of(owner)[field.name]).type
+
+
+def bounds_of(field: dataclasses.Field) -> Bounds | None:
+    """The bounds in the metadata of a field that `setting` has made; None of another field."""
+    if not field.metadata:
+        return None
+    return Bounds(**{name: value for name, value in field.metadata.items() if name in Bounds._fields})
 
 
 def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> T:
-    """A dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
+    """Makes a dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
 
     Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values.
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
-    fields, hints = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = hints_of(cls)
     checked: dict[str, Any] = {}
-    unknown_keys = values.keys() - fields.keys()
     with all_mistakes() as mistakes:
         for key, value in values.items():
             if mistakes.are_many:
                 break
-            if key in unknown_keys:
-                message = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
-                mistakes.add(f"{where}: {message}")
+            if key not in fields:
+                problem = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
+                mistakes.add(f"{where}: {problem}")
                 continue
             with mistakes.noted():
-                checked[key] = check(value, hints[key], f"{where}: {key}", fields[key].metadata)
-        for name, field in fields.items():
-            is_required = field.default is field.default_factory is dataclasses.MISSING
-            if is_required and name not in values and not unknown_keys:  # of which one may be it, misspelled
-                mistakes.add(f"{where}: has no '{name}'")
+                checked[key] = check(value, hints[key], f"{where}: {key}", bounds_of(fields[key]))
+        if values.keys() <= fields.keys():  # an unknown key may be a missing one, misspelled
+            _note_missing(fields, values, where, mistakes)
     return cls(**checked)
 
 
-def check(value: Any, hint: Any, where: str, bounds: Mapping[str, Any] | None = None) -> Any:
+def _note_missing(
+    fields: Mapping[str, dataclasses.Field], values: Mapping[str, Any], where: str, mistakes: Mistakes
+) -> None:
+    for name, field in fields.items():
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        if is_required and name not in values:
+            mistakes.add(f"{where}: has no '{name}'")
+
+
+def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> Any:
     """Returns ``value`` as ``hint`` says: whole numbers become floats, lists tuples, and mappings dataclasses.
 
     Args:
         hint: a class, also a dataclass or TypedDict, whose further keys stay as they are; a list, dict or tuple of
             such; also with ``| None``.
-        bounds: ``low`` and ``high``, inclusive; ``also``, a value beyond them; ``choices``, the allowed values, of a
-            list the allowed elements; ``is_line``, whether text must be a single line.
+        bounds: in place of those in ``hint``.
 
     Raises UserError that begins with ``where``.
     """
-    hint, optional, own = parts_of(hint)
-    if hint is Any or (optional and value is None):
+    kind, is_optional, hint_bounds = parse_hint(hint)
+    if kind is Any or (is_optional and value is None):
         return value
-    if dataclasses.is_dataclass(hint):
-        return build(hint, value, where)
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
-    required = getattr(hint, "__required_keys__", None)  # of a TypedDict
-    if required is not None:
-        kind = dict
-    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
-            value = float(value)
-    if kind is tuple and isinstance(value, list):
-        value = tuple(value)
-    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
-        wanted = _NAMES.get(kind, kind.__name__) + " or null" * optional
-        raise UserError(f"{where}: must be {wanted}, got {_shown(value)}")
-    if required is not None:
-        if missing := sorted(required - value.keys()):
-            raise UserError(f"{where}: has no '{missing[0]}'")
-        known = hints_of(hint)
-        return {k: check(v, known[k], f"{where}: {k}") if k in known else v for k, v in value.items()}
-    if kind in (list, tuple):
-        is_fixed = kind is tuple and ... not in parts
-        if is_fixed and len(value) != len(parts):
-            raise UserError(f"{where}: must be {len(parts)} values, got {_shown(value)}")
-        elements = parts if is_fixed else (parts or (Any,))[:1] * len(value)
-        value = kind(check(v, element, f"{where} ({i})") for i, (v, element) in enumerate(zip(value, elements)))
-    elif kind is dict and parts:
-        for key in value:
-            check(key, parts[0], f"{where}: the key {_shown(key)}")
-        value = {k: check(v, parts[1], f"{where}: {str(k)[:_LONGEST]}") for k, v in value.items()}
-    elif kind is int and not fits_64_bits(value):
-        raise UserError(f"{where}: {TOO_LONG}")
-    if bounds or own != Bounds():
-        _check_bounds(value, where, bounds or own._asdict())
+    if dataclasses.is_dataclass(kind):
+        return value if isinstance(value, kind) else build(kind, value, where)
+    plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
+    value = _converted(value, plain_type)
+    is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)
+    if not isinstance(value, plain_type) or is_bool_as_number:
+        wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
+        raise UserError(f"{where}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
+    if check_content := _CONTENT_CHECKS.get(plain_type):
+        value = check_content(value, kind, where)
+    if bounds is not None:
+        _check_bounds(value, where, bounds)
+    elif hint_bounds != Bounds():
+        _check_bounds(value, where, hint_bounds)
     return value
 
 
-def _check_bounds(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
-    choices, also, low, high = (bounds.get(name) for name in ("choices", "also", "low", "high"))
+def _converted(value: Any, plain_type: type) -> Any:
+    """``value`` as ``plain_type`` if YAML writes such values in another type, else ``value`` itself."""
+    if plain_type is tuple and isinstance(value, list):
+        return tuple(value)
+    if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
+            return float(value)
+    return value
+
+
+def _check_integer(value: int, _: Any, where: str) -> int:
+    if not fits_64_bits(value):
+        raise UserError(f"{where}: {TOO_LONG}")
+    return value
+
+
+def _check_list(values: list, hint: Any, where: str) -> list:
+    if not typing.get_args(hint):
+        return values
+    element_hint = typing.get_args(hint)[0]
+    return [check(value, element_hint, f"{where} ({i})") for i, value in enumerate(values)]
+
+
+def _check_tuple(values: tuple, hint: Any, where: str) -> tuple:
+    element_hints = typing.get_args(hint)
+    if not element_hints:
+        return values
+    if element_hints[-1] is ...:
+        return tuple(_check_list(list(values), list[element_hints[0]], where))
+    if len(values) != len(element_hints):
+        raise UserError(f"{where}: must be {len(element_hints)} values, got {_shown(values)}")
+    return tuple(check(value, hint, f"{where} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))
+
+
+def _check_mapping(values: dict, hint: Any, where: str) -> dict:
+    if typing.is_typeddict(hint):
+        return _check_typed_dict(values, hint, where)
+    if not typing.get_args(hint):
+        return values
+    key_hint, value_hint = typing.get_args(hint)
+    checked = {}
+    for key, value in values.items():
+        check(key, key_hint, f"{where}: the key {_shown(key)}")
+        checked[key] = check(value, value_hint, f"{where}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
+    return checked
+
+
+def _check_typed_dict(values: dict, cls: Any, where: str) -> dict:
+    missing = sorted(cls.__required_keys__ - values.keys())
+    if missing:
+        raise UserError(f"{where}: has no '{missing[0]}'")
+    hints = hints_of(cls)
+    checked = {}
+    for key, value in values.items():
+        checked[key] = check(value, hints[key], f"{where}: {key}") if key in hints else value
+    return checked
+
+
+# By type: the value with its parts checked. Arguments: the value, its hint, and where it stands.
+_CONTENT_CHECKS: dict[type, Callable[[Any, Any, str], Any]] = {
+    int: _check_integer,
+    list: _check_list,
+    tuple: _check_tuple,
+    dict: _check_mapping,
+}
+
+
+def _check_bounds(value: Any, where: str, bounds: Bounds) -> None:
     if isinstance(value, float) and math.isinf(value):
         raise UserError(f"{where}: must be a finite number, got {value!r}")
-    if bounds.get("is_line") and one_line(value) != value:
+    if bounds.is_line and one_line(value) != value:
         raise UserError(f"{where}: {value!r} contains a control character or is not UTF-8; choose another name")
-    parts = value if isinstance(value, list) else [value]
-    if choices and (others := [_shown(part) for part in parts if part not in choices]):
-        raise UserError(f"{where}: must be one of {', '.join(choices)}, got {', '.join(others)}")
-    if also is not None and value == also:
+    if bounds.choices:
+        elements = value if isinstance(value, list) else [value]
+        refused = [_shown(element) for element in elements if element not in bounds.choices]
+        if refused:
+            raise UserError(f"{where}: must be one of {', '.join(bounds.choices)}, got {', '.join(refused)}")
+    if bounds.also is not None and value == bounds.also:
         return
-    if low is not None and not value >= low:
-        instead = "" if also is None else f" or {also}"
-        raise UserError(f"{where}: must be at least {low}{instead}, got {value!r}")
-    if high is not None and not value <= high:
-        raise UserError(f"{where}: must be at most {high}, got {value!r}")
+    if bounds.low is not None and not value >= bounds.low:  # also NaN
+        alternative = "" if bounds.also is None else f" or {bounds.also}"
+        raise UserError(f"{where}: must be at least {bounds.low}{alternative}, got {value!r}")
+    if bounds.high is not None and not value <= bounds.high:
+        raise UserError(f"{where}: must be at most {bounds.high}, got {value!r}")
 
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

@@ -28,6 +28,15 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
 
+class _Unbuffered(io.BufferedWriter):
+    """Writes at once, as the stream of a process does that runs with ``python -u`` or PYTHONUNBUFFERED."""
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        self.flush()
+        return count
+
+
 def keep_standard_streams() -> None:
     """Makes standard output and standard error ignore errors, which `output_error` tells, and opens /dev/null in place
     of streams that were closed: the next file would get the number of such a stream, and what a library prints."""
@@ -64,8 +73,9 @@ def _replace(name: str) -> None:
         output = _Output(stream.fileno(), is_output=name == "stdout")
     except (OSError, ValueError):
         return
+    buffer = _Unbuffered(output) if stream.write_through else io.BufferedWriter(output)
     text = io.TextIOWrapper(
-        io.BufferedWriter(output),
+        buffer,
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

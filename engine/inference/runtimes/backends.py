@@ -24,7 +24,7 @@ from torch import Tensor
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 
 EXTRA_FILE = "config.txt"  # in TorchScript and pt2 archives: the metadata, as JSON
 _OPENVINO_LOCK = threading.Lock()  # functools.cache would let two threads create a Core each

@@ -121,7 +121,7 @@ def _own(text: str) -> dict[str, Any]:
     if check(own.get("version", 0), int, f"{where}: version") > VERSION:
         raise UserError(f"exported by a newer version (format {own['version']}); update this program")
     known = {"layout": own.get("layout")} | {key: own[key] for key in _OWN if key in own}
-    check(known["layout"], str, f"{where}: layout", {"choices": LAYOUTS})
+    check(known["layout"], str, f"{where}: layout", Bounds(choices=LAYOUTS))
     not_details = {*known, "version", "needs_nms", "preprocessing"}
     return known | {"details": {key: value for key, value in own.items() if key not in not_details}}
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from data.check.photos import Source, _render
-from data.check.scanned import scan_dataset, scan_issues
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
 from data.labels.coco import read_coco
@@ -31,9 +30,11 @@ from data.labels.findings import (
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from engine.report.photos import Source, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tools.check.label_checks import scan_dataset, scan_issues
 from utils.errors import UserError
 
 
@@ -153,6 +154,35 @@ def test_voc_objects_are_parsed():
     assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3, 0), (0, 1.5, 2, 3, 4, 3, 0, 6, 0)]
     assert parse_voc(voc(size=(0, 0)), {}).size_hw is None
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
+
+
+@pytest.mark.parametrize("tags", [("<objects>", "</objects>"), ("<list><group>", "</group></list>")])
+def test_voc_objects_inside_other_elements_are_read(tags):
+    data = voc(("b", 10, 20, 30, 60)).decode()
+    start, end = data.index("<object>"), data.rindex("</object>") + len("</object>")
+    wrapped = (data[:start] + tags[0] + data[start:end] + tags[1] + data[end:]).encode()
+    assert parse_voc(wrapped, {"b": 1}) == parse_voc(data.encode(), {"b": 1})
+    assert object_names(wrapped) == {"b"}
+
+
+CORNERS_OF_B = "<xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax>"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        f"<Item><name>b</name><bndbox>{CORNERS_OF_B}</bndbox></Item>",
+        f"<Item><name>b</name><box>{CORNERS_OF_B}</box></Item>",
+        f"<objects><Item><name>b</name>{CORNERS_OF_B}</Item></objects>",
+        f"<bndbox>{CORNERS_OF_B}</bndbox>",
+    ],
+)
+def test_voc_boxes_of_no_object_are_reported(element):
+    """Without them the image would be a background."""
+    raw = parse_voc(f"<annotation>\n{element}</annotation>".encode(), {"b": 1})
+    assert raw.rows == []
+    assert kinds(raw.problems) == [(2, BAD_ROW)]
+    assert "with a box where VOC has <object>" in raw.problems[0].text
 
 
 def test_malformed_voc_objects_are_reported():
@@ -364,7 +394,9 @@ def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lockstep"):
-            index = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False, **options)
+            index = load_index(
+                spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False, **options)
+            )
         said += [text for text in caplog.messages if "decod" not in text and "can't be used" not in text]
     logger.propagate = False
     (split,) = scan_dataset(spec, ("train",), workers=0)
@@ -422,14 +454,18 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     assert advice_of(data, tmp_path, caplog) == ""
     data.describe(["cat", "dog"])
     with refused():  # half of the objects have no name
-        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        load_index(
+            load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")  # a typing error
     assert advice_of(data, tmp_path, caplog, max_bad=0.5) == ""
     data.describe(["cat"])
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
     with refused():  # most objects have no name
-        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        load_index(
+            load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import yaml
 from PIL import Image
 
 from data.image_io.decode import orientation_of, read_image
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import row_table
 from data.labels.findings import SCALED, SIZE, TURNED
 from data.labels.sizes import fit_to_images, turned_boxes
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, yolo_text
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -69,7 +70,9 @@ def write_labels(root: Path, boxes: dict[str, tuple], sizes_hw: dict[str, tuple[
 def load(root: Path, reader: str, **options):
     named = {"coco": {"annotations": "coco.json"}, "voc": {"annotations": "voc"}, "yolo": {}}[reader]
     (root / "data.yaml").write_text(yaml.safe_dump({"train": "images", "names": ["a"], **named}))
-    return load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False, workers=0, **options)
+    return load_index(
+        load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, workers=0, **options)
+    )
 
 
 def corners(index) -> np.ndarray:

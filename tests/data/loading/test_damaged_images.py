@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import train
-from data.check.scanned import scan_dataset
 from data.image_io.decode import read_header, read_image
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
 from data.index import scan
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
+from tools.check.label_checks import scan_dataset
 
 
 def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from data.loading.build import build_val_loader
+from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate, collate_quad
 from data.render.letterbox import CanvasRule
-from data.sampler import BatchRequest
-from data.shared_memory import new_pixels
-from data.spec.dataset_yaml import load_dataset_spec
+from data.samples.batch_request import BatchRequest
+from data.source.dataset_yaml import load_dataset_spec
 from tests.data.loading.conftest import SINGLE
 from tests.helpers import tiny
 from tests.helpers.messages import refused
@@ -236,16 +236,16 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from data.loading.augmented import AugmentedImages
-from data.loading.loader import InfiniteDataLoader
-from data.sampler import EpochOrder, KeyedDistributedSampler
+from data.samples.augmented import AugmentedImages
+from data.loading.loader import InfiniteDataLoader, WorkerSettings
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
     dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
-    loader = InfiniteDataLoader(dataset, sampler, workers=2)
+    loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
     try:
         for i, batch in enumerate(loader):
             if i == 3:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.loading.loader import Prefetcher
+from data.loading.prefetcher import Prefetcher
 from engine.train.trainer import Trainer
 from tests.helpers.tiny import make_batch
 from utils.structures import Batch, map_tensors

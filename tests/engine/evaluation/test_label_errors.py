@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue
-from data.check.scanned import CheckedSplit
+from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
 from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, LEAST_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of

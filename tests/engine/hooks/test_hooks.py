@@ -62,6 +62,42 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
 
 
+class Counts(Hook):
+    """Has a state."""
+
+    state_key = "counts"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count} if self.count else {}
+
+
+def test_the_state_of_a_hook_is_stored_under_its_key():
+    class Renamed(Counts):
+        pass
+
+    assert Hooks([Hook(), Renamed(2)]).state_dict() == {"counts": {"count": 2}}
+    assert Hooks([Hook(), Renamed(0)]).state_dict() == {}
+
+
+def test_a_state_that_would_not_be_stored_is_an_error_before_the_training():
+    class Keyless(Counts):
+        state_key = ""
+
+    with pytest.raises(TypeError, match="Keyless has a state_dict but no state_key"):
+        Hooks([Keyless(1)])
+    with pytest.raises(TypeError, match="Counts and Counts have the same state_key 'counts'"):
+        Hooks([Counts(1), Counts(2)])
+
+
+def test_a_hook_that_a_run_lacks_is_named():
+    assert Hooks([Hook(), Counts(3)]).get(Counts).count == 3
+    with pytest.raises(LookupError, match="no hook Validation; it has Hook, Counts"):
+        Hooks([Hook(), Counts(3)]).get(Validation)
+
+
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     trainer, hook = FakeTrainer(), Checkpoints(60)
     assert hook.after_step(trainer) is None
@@ -165,9 +201,9 @@ def test_a_low_ap_raises_the_weight_of_a_class():
     loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
     trainer, hook = FakeTrainer(loader=loader), ClassWeights(loader)
     hook.start(trainer)
-    hook.after_validation(trainer, Epoch(1))  # not validated
+    hook.record(trainer, Epoch(1))  # not validated
     assert not given
-    hook.after_validation(trainer, Epoch(2, class_ap=np.array([0.5, np.nan])))
+    hook.record(trainer, Epoch(2, class_ap=np.array([0.5, np.nan])))
     assert given == [[0.25, 2.0]] == [trainer.progress.class_weights]
     ClassWeights(loader).start(trainer)  # resumed
     assert given == [[0.25, 2.0]] * 2
@@ -186,7 +222,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
             scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
             scores |= {"plain_confidence": 0.25, "scored_confidence": None}
             epoch.result = SimpleNamespace(**scores)
-        hook.after_validation(trainer, epoch)
+        hook.score(trainer, epoch)
         bests.append(epoch.is_best)
         names = [
             "time",

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from data.loading.build import build_val_loader
-from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.spec.dataset_spec import DataSource
+from data.source.dataset_spec import DataSource
+from data.source.open import open_data
 from engine.commands.eval_rank import _Scorer
 from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import discard_message, post_message, read_message
@@ -106,7 +106,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
-        assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["RemoteValidation"]["ema"]
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["remote_validation"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
@@ -216,6 +216,6 @@ def test_an_impossible_pending_epoch_is_refused(change):
         pending = pending_epoch(SimpleNamespace(path=Path("last.pt"), hooks=hooks))
         return pending and pending.epoch.number
 
-    assert [read(), read(RemoteValidation=good)] == [None, 3]
+    assert [read(), read(remote_validation=good)] == [None, 3]
     with refused():
-        read(RemoteValidation=good | change)
+        read(remote_validation=good | change)

@@ -30,7 +30,7 @@ def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
 
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
     for epoch, row in rows:
-        results.after_validation(trainer_at(), Epoch(epoch, row))
+        results.record(trainer_at(), Epoch(epoch, row))
 
 
 def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
@@ -84,8 +84,8 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, s
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""  # nothing was validated
     for number, (finds, is_best) in enumerate(epochs, 1):
-        hook.after_validation(trainer_at(), scored(number, finds=finds, is_best=is_best))
-    hook.after_validation(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
+        hook.record(trainer_at(), scored(number, finds=finds, is_best=is_best))
+    hook.record(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
     hook.finish(trainer_at())
     first, *table = capsys.readouterr().out.splitlines()
     assert first == title
@@ -98,7 +98,7 @@ def test_no_table_is_logged_without_objects(capsys):
     configure_logging(True)
     empty = make_ground_truth(np.zeros((0, 4)), *np.zeros((4, 0), int), 2, 3)
     hook = ClassScores(empty, NAMES)
-    hook.after_validation(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
+    hook.record(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
 
@@ -108,10 +108,10 @@ def test_the_line_of_an_epoch_fits_into_80_columns(capsys):
     configure_logging(True)
     epoch = replace(scored(1, finds=1, is_best=False), row={})
     trainer = SimpleNamespace(progress=Progress(epoch=1), ctx=DistributedContext.single(), seconds=lambda: 1.0)
-    Results(Fitness.parse("AP", NAMES)).after_validation(trainer, epoch)
+    Results(Fitness.parse("AP", NAMES)).score(trainer, epoch)
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
-    Results(Fitness.parse("F1:dog", NAMES)).after_validation(trainer, epoch)
+    Results(Fitness.parse("F1:dog", NAMES)).score(trainer, epoch)
     assert capsys.readouterr().out == f"{line}  F1:dog 1.0000\n"
 
 

@@ -91,7 +91,8 @@ class Process:
 
     def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
         scores = {"time": 1.0, "train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
-        self.trainer.hooks.call("after_validation", self.trainer, Epoch(epoch, scores))
+        for point in ("record", "report"):
+            self.trainer.hooks.call(point, self.trainer, Epoch(epoch, dict(scores)))
 
 
 def process(

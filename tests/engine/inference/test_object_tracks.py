@@ -274,7 +274,7 @@ def test_flags_of_ultralytics(typed, frames, video, scene_weights, tmp_path, mon
     ("flags", "message"),
     [
         (["--track", "deepsort"], "--track"),
-        (["--tracker", "mine.yaml"], "--tracker: --track has the names bytetrack, botsort"),
+        (["--tracker", "mine.yaml"], "--tracker: objects are tracked by detect.py --track, which takes bytetrack"),
         (["--track", "--save-txt", "--save-conf"], "--save-conf: the txt files of --track always have"),
     ],
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.check.census import Census
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
 from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.census import Census
 from utils.structures import EvalResult
 
 NOTHING = Findings(

@@ -11,13 +11,13 @@ import torch
 
 import train
 import val
-from data.check.census import take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding
 from data.labels.report import ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
+from engine.report.census import take_census
 from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table

@@ -25,7 +25,8 @@ from utils.logger import configure_logging
 from utils.machine.stop_signals import StopSignals
 
 BATCHES = 3
-POINTS = [name for name in vars(Hook) if not name.startswith("_") and name not in ("decides_next_epoch", "state_dict")]
+NO_POINTS = ("decides_next_epoch", "state_key", "state_dict")
+POINTS = [name for name in vars(Hook) if not name.startswith("_") and name not in NO_POINTS]
 
 
 class Loader:
@@ -126,8 +127,8 @@ def test_hooks_see_every_step_and_epoch_in_order():
     epoch = [
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
-        ("after_last_step", 0, 3),
-        ("after_validation", 1, 0), ("saved",), ("after_validation_saved", 1, 0), ("after_epoch", 1, 0),
+        ("after_last_step", 0, 3), ("validate", 0, 3),
+        ("score", 1, 0), ("record", 1, 0), ("saved",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
@@ -148,12 +149,12 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
     trainer.checkpointer.last = tmp_path / "last.pt"
     take = TrainStep.__call__
 
-    def step(self, batches, counts, updates, *rest) -> None:
+    def step(self, batches, counts, updates, **options) -> None:
         if updates == 3:
             if signal_name:
                 setattr(trainer.control._signals, signal_name, True)
             raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
-        take(self, batches, counts, updates, *rest)
+        take(self, batches, counts, updates, **options)
 
     monkeypatch.setattr(TrainStep, "__call__", step)
     with pytest.raises(Stopped if signal_name else RuntimeError) as caught:
@@ -171,7 +172,9 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
 
 def test_each_epoch_is_saved_with_its_scores():
     class Scores(Hook):
-        def after_validation(self, trainer: Training, epoch: Epoch) -> Action:
+        state_key = "scores"
+
+        def score(self, trainer: Training, epoch: Epoch) -> Action:
             epoch.is_best, epoch.metrics = epoch.number == 2, {"AP": epoch.number / 10}
 
         def state_dict(self) -> dict:
@@ -183,20 +186,20 @@ def test_each_epoch_is_saved_with_its_scores():
     assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
     assert [parts["is_best"] for *_, parts in saved] == [False, True, False]
     assert [parts["metrics"]["AP"] for *_, parts in saved] == [0.1, 0.2, 0.3]
-    assert saved[0][2]["hooks"] == {"Scores": {"seen": 1}}
-    assert saved[0][2]["run"]["epoch_batches"] == BATCHES
+    assert saved[0][2]["hooks"] == {"scores": {"seen": 1}}
+    assert saved[0][2]["run"].epoch_batches == BATCHES
 
 
 def test_a_pending_epoch_is_saved_without_scores():
     class Pending(Hook):
-        def after_last_step(self, trainer: Training, epoch: Epoch) -> Action:
+        def validate(self, trainer: Training, epoch: Epoch) -> Action:
             epoch.is_pending = True
 
     watch = Watch()
     trainer = build(Pending(), watch, epochs=1)
     trainer.fit()
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0)]
-    assert watch.of("after_validation", "after_validation_saved", "after_epoch") == [("after_epoch", 1, 0)]
+    assert watch.of("score", "record", "report", "after_epoch") == [("after_epoch", 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,8 @@ def test_a_pending_epoch_is_saved_without_scores():
         ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 2), (1, 0), (2, 0)]),
         ({"start": (0, 0, Action.END)}, 0, []),
         ({"after_epoch": (1, 0, Action.END)}, 3, [(1, 0)]),
-        ({"after_last_step": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
+        ({"after_last_step": (0, 3, Action.STOP)}, 3, [(0, 3)]),
+        ({"validate": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
     ],
 )
 def test_the_trainer_follows_what_hooks_return(answers, steps, saved):

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import yaml
 
-from data.check.issues import (
+from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
+from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.editable_set import NAMES, ROWS, EditableSet
+from tests.helpers.html_page import check_self_contained
+from tests.helpers.scripts import error_of, run_python
+from tests.helpers.synthetic_index import smooth_image
+from tests.helpers.tiny import write_weights
+from tools.check.__main__ import main
+from tools.check.issue_kinds import (
     ACROSS,
     AUGMENTED,
     COPIED,
@@ -24,14 +32,6 @@ from data.check.issues import (
     UNUSED,
     WITHIN,
 )
-from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
-from data.spec.dataset_yaml import load_dataset_spec
-from tests.helpers.editable_set import NAMES, ROWS, EditableSet
-from tests.helpers.html_page import check_self_contained
-from tests.helpers.scripts import error_of, run_python
-from tests.helpers.synthetic_index import smooth_image
-from tests.helpers.tiny import write_weights
-from tools.check.__main__ import main
 from tools.check.page import make_out, new_folder
 from utils.entrypoint import run_main
 from utils.errors import UserError

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import val
-from data.check.scanned import scan_dataset
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.predictor import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights
+from tools.check.label_checks import scan_dataset
 from tools.check.label_errors import label_issues
 from utils.config.settings import ValConfig
 

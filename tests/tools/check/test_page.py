@@ -10,17 +10,18 @@ import cv2
 import numpy as np
 import pytest
 
-from data.check.duplicates import image_issues
-from data.check.gallery import DrawnDetections
-from data.check.issues import ACROSS, DOUBLED, MISSED, MOVED, SPURIOUS, SWAPPED, TINY, TWO_CLASSES, WITHIN, Box, Issue
-from data.check.photos import COLORS, Album, Source, Version
-from data.check.scanned import box_pairs, box_sizes, scan_dataset, scan_issues
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
+from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
+from engine.report.gallery import DrawnDetections
+from engine.report.photos import COLORS, Album, Source, Version
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
+from tools.check.duplicates import image_issues
+from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
+from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_issues
 from tools.check.page import FILE_NAME, write_page
 from utils.boxes import scale_boxes
 from utils.structures import GRAY, DetectionTable

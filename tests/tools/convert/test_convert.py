@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tools.convert.__main__ import convert, main
@@ -267,7 +268,7 @@ def boxes_of(yaml: Path) -> Counter:
     """Class and corners in pixels of all objects, as training sees them."""
     spec, found = load_dataset_spec(yaml), Counter()
     for split in spec.splits:
-        truth = load_index(spec, split, progress=False).ground_truth()
+        truth = load_index(spec, split, IndexSettings(progress=False)).ground_truth()
         corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))
         for kind, box in zip(truth.classes, corners):
             found[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
@@ -303,7 +304,7 @@ def test_splits_are_those_of_the_folders(images, tmp_path):
             (tmp_path / "all" / split / path.name).write_bytes(path.read_bytes())
     convert(tmp_path / "all", tmp_path / "coco.json")
     spec = load_dataset_spec(tmp_path / "coco.yaml")
-    assert [len(load_index(spec, split, progress=False).paths) for split in ("train", "val")] == [3, 3]
+    assert [len(load_index(spec, split, IndexSettings(progress=False)).paths) for split in ("train", "val")] == [3, 3]
     assert (tmp_path / "coco-val.json").is_file()
 
 
@@ -313,7 +314,10 @@ def test_splits_of_one_folder_become_lists(images, tmp_path):
     (images / "annotations.xml").write_text(text.replace('name="two.png"', 'name="two.png" subset="Validation"'))
     convert(images, tmp_path / "coco.json")
     spec = load_dataset_spec(tmp_path / "coco.yaml")
-    names = {split: [Path(p).name for p in load_index(spec, split, progress=False).paths] for split in spec.splits}
+    names = {
+        split: [Path(p).name for p in load_index(spec, split, IndexSettings(progress=False)).paths]
+        for split in spec.splits
+    }
     assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
@@ -429,7 +433,7 @@ def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
     lines = convert(images, tmp_path / "out.json")
     assert f"left out, as they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
     assert lines[2].split() == ["cat", "2", "2"]
-    assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", progress=False).paths) == 2
+    assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False)).paths) == 2
 
 
 def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_error(images, tmp_path):
@@ -535,7 +539,7 @@ def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
     header, first, *rows = file.read_text().splitlines()
     file.write_text("\n".join([f"{header},IsGroupOf", f"{first},1", *(f"{row},0" for row in rows)]))
     assert "1 box around groups (IsGroupOf): regions to ignore" in convert(images, tmp_path / "out.json")
-    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False))
     assert index.crowd.sum() == 1
     assert len(index.crowd) == sum(map(len, TRUTH.values()))
 
@@ -552,7 +556,7 @@ def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_pa
     content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
     assert (content["path"], content["train"]) == (".", "set")
     spec = load_dataset_spec(tmp_path / "moved/out.yaml")
-    assert len(load_index(spec, "train", progress=False)) == len(TRUTH)
+    assert len(load_index(spec, "train", IndexSettings(progress=False))) == len(TRUTH)
 
 
 def refusal(folder: Path, name: str = "auto") -> str:
@@ -706,3 +710,25 @@ def test_odd_parquet_files_are_named(images, change):
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
     refusal(images)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "rows"])
+def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, kind):
+    """50 kB can stand for 1.5 GB in memory, and 18 kB for 200,000 images on the disk. The beginning of the first looks
+    like UTF-16."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    first = parquet.read_table(path).to_pylist()[0]
+    image = {"bytes": bytes(10**8)} if kind == "zeros" else first["image"]
+    rows = [first | {"image": image}] * (1 if kind == "zeros" else 20_000)
+    parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
+    assert "refused: its images have more than 100 times the bytes of the file" in refusal(images)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    archive = tmp_path / "export.zip"
+    archive.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"export.zip: an archive; unpack it and name the folder"):
+        convert(archive, tmp_path / "out.json")

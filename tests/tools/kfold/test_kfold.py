@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from data.spec.dataset_yaml import load_dataset_spec
+from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python

@@ -21,6 +21,7 @@ from train import main as train
 from utils.config.parser import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import CONFIGS
 
@@ -318,6 +319,33 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
         journal.write_bytes(rest)
         with refused():
             opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ('"values":[0.5]', '"values":["0.5"]'),
+        ('"values":[0.5]', '"values":[null]'),
+        ('"values":[0.5]', '"values":[0.5,0.5]'),
+        ('"step":1,', '"step":"1",'),
+        ('"intermediate_value":0.25', '"intermediate_value":{}'),
+        ('"op_code":7', '"op_code":{}'),
+        ('"distributions":{}', '"distributions":1.5'),
+        ('{"op_code":7', "[" * 100_000),
+    ],
+)
+def test_a_line_of_the_journal_that_is_no_report_is_refused(tmp_path, line, changed):
+    """Optuna takes any JSON as steps and fitness."""
+    study = opened(tmp_path)
+    claim = study.claim()
+    study.report(claim, 1, 0.25)
+    study.finish(claim, optuna.trial.TrialState.COMPLETE, 0.5)
+    journal = tmp_path / "journal.log"
+    text = journal.read_text()
+    assert line in text
+    journal.write_text(text.replace(line, changed))
+    with pytest.raises(UserError, match=r"journal\.log: damaged \(.*\); restore it, or choose another --name"):
+        opened(tmp_path)
 
 
 def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):

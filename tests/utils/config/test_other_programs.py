@@ -11,7 +11,7 @@ import yaml
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config import other_programs
-from utils.config.other_programs import foreign_flags
+from utils.config.other_programs import flags_of_argument
 from utils.config.other_programs import reason as reason_of
 from utils.config.parser import parse_config, read_recipe, with_overrides
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
@@ -51,7 +51,7 @@ YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
     ],
 )  # fmt: skip
 def test_arguments_of_ultralytics_become_flags(command: str, keywords: dict[str, object], flags: str):
-    found = [foreign_flags(command, key, str(value)) for key, value in keywords.items()]
+    found = [flags_of_argument(command, key, str(value)) for key, value in keywords.items()]
     assert shlex.join(itertools.chain(*found)) == flags
 
 
@@ -69,7 +69,7 @@ def test_arguments_of_ultralytics_become_flags(command: str, keywords: dict[str,
 )
 def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: str, key: str, value: str, reason: str):
     with pytest.raises(UserError, match=re.escape(reason)):
-        foreign_flags(command, key, value)
+        flags_of_argument(command, key, value)
 
 
 def test_arguments_of_the_yolo_command_are_refused():
@@ -102,7 +102,7 @@ def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, her
         return
     else:
         try:
-            become = [flag for word in typed.split() for flag in foreign_flags(command, *word.split("=", 1))]
+            become = [flag for word in typed.split() for flag in flags_of_argument(command, *word.split("=", 1))]
         except UserError as error:
             text = str(error)
     if here.startswith("`"):

@@ -13,7 +13,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from tests.helpers.settings_page import COMMANDS
 from utils.config.flags import build_parser
-from utils.config.other_programs import tables
+from utils.config.other_programs import table_of
 from utils.config.parser import given_flags, hyperparameters_from, parse_config, read_recipe, unknown_hyperparameter
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
@@ -178,10 +178,10 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
     for script, cls in (scripts | {"kfold": KfoldConfig, "search": SearchConfig}).items():
         flags = build_parser(cls)._option_string_actions
-        table = tables(script)
-        assert not set(flags) & {*table["refused"], *table["flags"]}
-        assert not set(table["without_effect"]) & {*flags, *table["refused"]}
-        assert {ours.split()[0] for ours in table["flags"].values()} <= set(flags)
+        table = table_of(script)
+        assert not set(flags) & {*table.refused, *table.same_flags}
+        assert not set(table.without_effect) & {*flags, *table.refused}
+        assert {ours.split()[0] for ours in table.same_flags.values()} <= set(flags)
 
 
 @pytest.mark.parametrize(

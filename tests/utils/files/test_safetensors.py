@@ -12,7 +12,15 @@ import torch
 
 from models.weights.read import read_weights
 from tests.helpers.messages import refused
-from utils.files.checkpoint_file import DTYPES, is_safetensors, read_safetensors, write_safetensors
+from utils.errors import UserError
+from utils.files.checkpoint_file import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    is_safetensors,
+    read_safetensors,
+    write_safetensors,
+)
 
 
 def write_raw(path: Path, header: object, data: bytes = b"") -> Path:
@@ -65,6 +73,24 @@ def test_inconsistent_headers_are_refused(tmp_path, header, data):
     else:
         write_raw(path, header, data)
     with refused():
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize("key", ["data_offsets", "data\\u005foffsets"])
+def test_a_header_of_many_empty_tensors_is_refused_before_they_are_made(tmp_path, key):
+    """Half a million take a minute and a half; JSON lets a key be written with escapes."""
+    described = f'{{"dtype": "F32", "shape": [0], "{key}": [0, 0]}}'
+    header = "{" + ", ".join(f'"{number}": {described}' for number in range(MAX_TENSORS + 1)) + "}"
+    path = tmp_path / "many.safetensors"
+    write_raw(path, header.encode(), b"")
+    with pytest.raises(UserError, match=r"lists more tensors \(20,001\) than any detector has"):
+        read_safetensors(path)
+
+
+def test_a_header_as_large_as_no_detector_has_is_refused(tmp_path):
+    path = tmp_path / "large.safetensors"
+    write_raw(path, b" " * MAX_HEADER_BYTES + b"{}", b"")
+    with pytest.raises(UserError, match="its header has more than 16 MiB, which no detector needs"):
         read_safetensors(path)
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.messages import refused
 from utils.files.folders import replace_path, temporary_folder
 
@@ -36,6 +38,22 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     with temporary_folder(target) as folder:
         assert os.listdir(tmp_path) == [folder.name]
     assert not os.listdir(tmp_path)
+
+
+def test_folders_of_other_programs_stay(tmp_path: Path):
+    others = [tmp_path / name for name in (".a.onnx.work.tmp", ".a.onnx.0123456789abcdef.old.tmp", ".a.onnx.tmp")]
+    for folder in others:
+        folder.mkdir()
+        (folder / "mine").touch()
+    with temporary_folder(tmp_path / "a.onnx"):
+        pass
+    assert all((folder / "mine").is_file() for folder in others)
+
+
+def test_an_error_names_the_folder_that_the_user_knows(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as error, temporary_folder(tmp_path / "gone" / "shards"):
+        pass
+    assert error.value.filename == str(tmp_path / "gone" / "shards")
 
 
 def test_what_is_in_the_way(tmp_path: Path):

@@ -15,7 +15,7 @@ PROGRAM = """
 import numpy as np
 from utils.drawing.draw import class_colors, draw_boxes
 from utils.drawing.figures import new_figure, picture_of
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 {first}
 require_package("matplotlib", "plots", "--noplots")
 picture_of(new_figure(2, 2))

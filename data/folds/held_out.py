@@ -1,0 +1,48 @@
+"""``--val-fraction``: validation images that are held out of the training split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from data.folds.assign import assign_folds, class_counts, groups_of, scan_settings
+from data.index.index import DatasetIndex
+from data.index.load import load_index
+from data.source.dataset_spec import DatasetSpec
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.errors import UserError
+from utils.logger import get_logger
+
+MOST_FOLDS = 20  # of which `validation_images` takes some
+
+
+def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
+    """The names of about this ``fraction`` of the images: some of up to `MOST_FOLDS` folds, so that near-duplicates and
+    copies stay together, and every class is divided. Raises UserError if all images are in one group."""
+    group = groups_of(index, "", near_duplicates=True)
+    most = min(int(group.max()) + 1, MOST_FOLDS)
+    if most < 2:
+        raise UserError(f"--val-fraction: the {len(index)} training images are near-duplicates of each other")
+    part = max(Fraction(fraction).limit_denominator(most), Fraction(1, most))
+    fold = assign_folds(group, class_counts(index), part.denominator, seed=0)
+    return [index.paths[i] for i in np.flatnonzero(fold < part.numerator).tolist()]
+
+
+def hold_out_validation(
+    ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
+) -> DatasetSpec:
+    """The data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, or else new ones."""
+    if "val" in spec.splits:
+        raise UserError(
+            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
+        )
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and not names:
+            index = load_index(spec, "train", scan_settings(config))
+            names = validation_images(index, config.val_fraction)
+            text = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(text, config.val_fraction, len(names), len(index))
+    return spec.hold_out(broadcast_object(ctx, names))

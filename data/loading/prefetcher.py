@@ -1,0 +1,65 @@
+"""`Prefetcher` copies batches to the device while the previous step runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from utils.structures import Batch
+
+
+class Prefetcher:
+    """An iterator of batches on the device, which fetches batches ahead.
+
+    On a GPU, they are copied (and rendered, with ``--render-on device``) on a separate stream while the previous step
+    still runs; taking a batch makes the device wait for it, not the host. Torch keeps page-locked memory until its copy
+    has finished.
+    """
+
+    def __init__(
+        self, batches: Iterator[Any], *, device: torch.device, render: Callable[[Any], Batch] | None = None
+    ) -> None:
+        """``batches``: on the host. ``render``: turns one of them into a batch on the device; None: copies it."""
+        self._batches = batches
+        self._device = device
+        self._render = render or (lambda batch: batch.to(device))
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: deque[tuple[Batch, torch.cuda.Event | None]] = deque()
+        self._waited_s = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._ready:
+            self._fetch()
+        batch, copied = self._ready.popleft()
+        if copied is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(copied)
+            batch.record_stream(current)
+        return batch
+
+    def prefetch(self, count: int) -> None:
+        """Fetches batches until ``count`` are ready, or all. Call it after a step has been queued."""
+        with contextlib.suppress(StopIteration):
+            while len(self._ready) < count:
+                self._fetch()
+
+    def take_wait(self) -> float:
+        """Seconds spent waiting for the loader since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    def _fetch(self) -> None:
+        started = time.perf_counter()
+        batch = next(self._batches)
+        self._waited_s += time.perf_counter() - started
+        with torch.cuda.stream(self._stream):  # None: does nothing
+            rendered = self._render(batch)
+            self._ready.append((rendered, self._stream.record_event() if self._stream else None))

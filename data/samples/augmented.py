@@ -1,0 +1,116 @@
+"""Training samples: augmented images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.augment.plan import SamplePlan, draw_plans, plan_labels
+from data.index.index import DatasetIndex
+from data.render.opencv import render_plan
+from data.samples.batch_request import epoch_of
+from data.samples.dataset import LoadImagesAndLabels
+from utils.config.settings import Hyperparameters
+from utils.structures import Sample, SampleKey
+
+if TYPE_CHECKING:
+    from data.cache.disk import DiskCache
+    from data.cache.ram import RamCache
+    from data.samples.tiled_index import TiledIndex
+
+
+class AugmentedImages(LoadImagesAndLabels):
+    """The training samples of a split."""
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        *,
+        imgsz: int,
+        image_cache: RamCache | DiskCache | None = None,
+        hyp: Hyperparameters | None = None,
+        seed: int = 0,
+        epochs: int = 1,
+        rect: bool = False,
+        tiles: TiledIndex | None = None,
+    ) -> None:
+        """
+        Args:
+            imgsz, image_cache, tiles: see `LoadImagesAndLabels`.
+            hyp: strengths and probabilities of augmentations; None: the defaults.
+            epochs: of the whole run, for ``hyp.close_mosaic``.
+            rect: canvases fit the images' aspect; disables mosaic and mixup.
+
+        Raises UserError for ``hyp.albumentations``.
+        """
+        super().__init__(index, imgsz=imgsz, image_cache=image_cache, tiles=tiles)
+        hyp = hyp or Hyperparameters()
+        if index.pixels.channels != 3:  # there is no color to change
+            hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
+        self.hyp = hyp
+        self.seed = seed
+        self.epochs = epochs
+        self.rect = rect
+        self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
+        self._transforms = None
+        if hyp.albumentations:
+            from data.render.user_transforms import UserTransforms
+
+            self._transforms = UserTransforms(hyp.albumentations, seed)
+
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
+        """As in `LoadImagesAndLabels`; images from files are kept for the other samples of their block."""
+        image = self._recent.get(i)
+        if image is None:
+            image = super().source_image(i, epoch)
+            if self.hyp.mosaic_block and self.image_cache is None:
+                self._recent[i] = image
+                # Blocks are in order: the oldest goes first. An epoch's last block may be almost twice as long.
+                while len(self._recent) > 2 * self.hyp.mosaic_block:
+                    self._recent.pop(next(iter(self._recent)), None)
+        return image
+
+    def samples(
+        self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None), *, epochs: int | None = None
+    ) -> list[Sample]:
+        plans = self.plans(keys, epochs=epochs)
+        read_image = partial(self.source_image, epoch=epoch_of(keys))
+        samples = []
+        for key, plan, labels, out in zip(keys, plans, self.plan_labels(keys, plans), outs):
+            image = render_plan(plan, read_image, out, self.index.pixels)
+            if self._transforms is not None:
+                image, labels = self._transforms(image, labels, key)
+            samples.append(self.sample(key, image, labels))
+        return samples
+
+    def plans(self, keys: Sequence[SampleKey], *, epochs: int | None = None) -> list[SamplePlan]:
+        """How the samples of ``keys`` are rendered. ``epochs``: see `samples`."""
+        return draw_plans(
+            keys,
+            source_hw=self.source_hw,
+            hyp=self.hyp,
+            seed=self.seed,
+            epochs=epochs or self.epochs,
+            single_image=self.rect,
+        )
+
+    def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
+        """The samples of ``keys`` without their images, which are (0, 0, C)."""
+        empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
+        return [self.sample(key, empty, rows) for key, rows in zip(keys, self.plan_labels(keys, plans))]
+
+    def plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        """`data.augment.plan.plan_labels` of the samples of ``keys``."""
+        return plan_labels(plans, self.source_hw, partial(self.labels_of, epoch=epoch_of(keys)))
+
+    def repeats(self) -> np.ndarray | None:
+        """How often an epoch has each sample, as `EpochOrder` takes it."""
+        return None
+
+    def without_augmentation(self) -> LoadImagesAndLabels:
+        return LoadImagesAndLabels(self.index, imgsz=self.imgsz, image_cache=self.image_cache)

@@ -1,0 +1,131 @@
+"""`LoadImagesAndLabels` renders the sample of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.image_io.decode import read_source, reduced_sizes
+from data.index.index import DatasetIndex
+from data.render.letterbox import CanvasRule, fit_letterbox, letterbox
+from data.samples.batch_request import BatchRequest
+from utils.structures import Sample, SampleKey
+
+if TYPE_CHECKING:
+    from data.cache.disk import DiskCache
+    from data.cache.ram import RamCache
+    from data.samples.tiled_index import TiledIndex
+
+
+class LoadImagesAndLabels:
+    """The samples of a split. The same key gives the same sample in any process and any order.
+
+    They are letterboxed, their longer side scaled to ``imgsz``, up or down, or, without ``imgsz``, their size
+    unchanged; `data.samples.augmented` has those of training, `data.samples.tiles` tiles of large images.
+    """
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        *,
+        imgsz: int | None,
+        image_cache: RamCache | DiskCache | None = None,
+        reduces: bool = True,
+        tiles: TiledIndex | None = None,
+    ) -> None:
+        """
+        Args:
+            imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
+            image_cache: of the same index and imgsz.
+            reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
+                letterboxing resizes whole images, as detection does.
+            tiles: those that are the samples, with their ``index``; None: whole images are.
+        """
+        self.index = index
+        self.tiles = tiles
+        self.split_index = index if tiles is None else tiles.images  # of the images that the samples are from
+        self.imgsz = imgsz
+        self.image_cache = image_cache
+        is_whole = imgsz is None or tiles is not None or (image_cache is None and not reduces)
+        self.source_hw = index.image_hw if is_whole else reduced_sizes(index.image_hw, imgsz)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def requests(
+        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
+    ) -> list[BatchRequest]:
+        """A rank's batches of a validation; over all ranks each sample comes once. The images of a batch have one
+        canvas, and the most frequent canvas comes first. Without ``imgsz`` each batch is one image at full size."""
+        if self.imgsz is None:
+            batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
+        else:
+            batches = self._batches_by_canvas(batch_size, canvases)
+        requests = [BatchRequest(tuple(SampleKey(i, 0, i, size) for i in members), size) for members, size in batches]
+        return requests[rank::world_size]
+
+    def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
+        """Images of one canvas, at most ``batch_size``, in the order of the data set, and the canvas of each batch."""
+        sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
+        canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
+        canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
+        distinct, number, counts = np.unique(canvas_of_image, axis=0, return_inverse=True, return_counts=True)
+        batches = []
+        for most_frequent in np.argsort(-counts, kind="stable"):
+            images = np.flatnonzero(number.reshape(-1) == most_frequent).tolist()
+            height, width = distinct[most_frequent].tolist()
+            for start in range(0, len(images), batch_size):
+                batches.append((images[start : start + batch_size], (height, width)))
+        return batches
+
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
+        """Image i as it is in ``epoch``: (h, w, C), longer side at most imgsz; perhaps read-only. Raises UserError if
+        the file is unreadable."""
+        if self.image_cache is not None:
+            return self.image_cache[i]
+        index = self.index
+        return read_source(index.path(i), index.image_hw[i], self.source_hw[i], index.pixels)
+
+    def labels_of(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """`DatasetIndex.labels_of` of source images as they are in ``epoch``."""
+        return self.index.labels_of(indices)
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
+        return self.samples([key])[0]
+
+    def samples(
+        self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None), *, epochs: int | None = None
+    ) -> list[Sample]:
+        """The samples of ``keys``, all of one epoch. Each is independent of the others.
+
+        Args:
+            outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has another
+                image.
+            epochs: of the whole run, if it has changed since this data set was made; only augmentation uses it.
+        """
+        return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
+
+    def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
+        i, (canvas_h, canvas_w) = key.index, key.canvas_hw
+        fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz or int(self.index.image_hw[i].max()))
+        image = letterbox(self.source_image(i), key.canvas_hw, fit, out)
+        labels = self.index.labels(i).astype(np.float32, copy=True)
+        labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
+        labels[:, 1:3] += (fit.pad_x, fit.pad_y)
+        labels[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
+        return self.sample(key, image, labels, (fit.gain_x, fit.gain_y), (float(fit.pad_x), float(fit.pad_y)))
+
+    def sample(
+        self,
+        key: SampleKey,
+        image: np.ndarray,
+        labels: np.ndarray,
+        gain_xy: tuple[float, float] = (1.0, 1.0),
+        pad_xy: tuple[float, float] = (0.0, 0.0),
+    ) -> Sample:
+        height, width = self.index.image_hw[key.index].tolist()
+        return Sample(image, labels, key.index, self.index.path(key.index), (height, width), gain_xy, pad_xy)

@@ -1,0 +1,330 @@
+"""Reads data set YAMLs in the format of YOLOv5 and Ultralytics. Nothing is downloaded or run.
+
+Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
+folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images; or YAMLs of other data
+sets, whose splits of this name are joined), ``names`` (list or map), ``nc`` (checked against the names), and
+extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames and merges
+classes, or makes their boxes regions to ignore; ``ignore``, a list of the latter; ``channels`` and ``bits`` of the
+images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into. `data.source.yaml_keys` has what
+becomes of other keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from data.labels.coco import COCO
+from data.labels.label_format import LabelFormat
+from data.labels.voc import VOC
+from data.labels.yolo import YOLO, folder_with_labels
+from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
+from data.source.folder import read_folder
+from data.source.other_exports import check_no_export
+from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
+from utils.config.pixels import PixelFormat
+from utils.config.settings import MOST_IMGSZ
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError, one_line
+from utils.files.folders import CONFIGS
+from utils.files.paths import normal_path
+from utils.files.schema import Bounds, check, suggestion
+
+YAML_FOLDER = CONFIGS / "data"  # of public data sets
+LEAST_TILE = 32  # pixels
+
+
+class _Description(NamedTuple):
+    """What a data set's YAML, or the content of its folder, says."""
+
+    values: dict[str, Any]  # by key; only those that are used
+    path: Path  # of the YAML, or of a folder without one, for messages
+    notes: list[str]  # lines for the log
+
+
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
+    """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
+    ``known_root``: see `DataSource`."""
+    values, path, notes = _read_description(Path(path))
+    pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
+    root = _resolve_root(values.get("path"), path, known_root)
+    splits = _resolve_splits(values, root, path)
+    _check_annotated_splits(values, splits, path)
+    names = _read_names(values, splits, path)
+    tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
+    parts = [part for source in splits.values() for part in source.parts]
+    _check_parts(parts, pixels, tile, path)
+    notes += _windows_paths(values, splits, path)
+    for part in parts:
+        notes += part.notes
+    spec = DatasetSpec(
+        names=names,
+        root=root,
+        splits=splits,
+        source=str(path),
+        if_missing=_advice_if_missing(values, path),
+        notes=tuple(dict.fromkeys(notes)),
+        pixels=pixels,
+        tile=tile,
+    )
+    if values.get("classes") or values.get("ignore"):
+        return _with_class_map(spec, _read_class_map(values, names, path))
+    return spec
+
+
+def _read_description(path: Path) -> _Description:
+    """Reads a YAML, or a folder: its own YAML, or else what its files say."""
+    notes: list[str] = []
+    values: Any
+    if path.is_dir():
+        content = read_folder(normal_path(path))
+        notes.append(content.summary)
+        if content.yaml is None:
+            values = content.values | {"path": str(path.absolute())}
+        else:
+            path = content.yaml
+            values = read_yaml(path)
+    else:
+        values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
+    values, lines = split_keys(values, path)
+    return _Description(values, path, notes + lines)
+
+
+def _resolve_splits(values: dict[str, Any], root: Path, path: Path) -> dict[str, SplitSource]:
+    """Where the images and labels of each split are, by the keys ``train``, ``val``, ``test`` and ``annotations``."""
+    annotations = _read_annotations(values.get("annotations"), root, path)
+    return {
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
+        for split in SPLITS
+        if values.get(split) not in (None, "", [])
+    }
+
+
+def _check_annotated_splits(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> None:
+    """Raises UserError if there is no split, or one has annotations and no images."""
+    if not splits:
+        raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
+    annotations = values.get("annotations")
+    if not isinstance(annotations, dict):  # one file for all
+        return
+    for split, file in annotations.items():
+        if file is not None and split not in splits:
+            raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
+
+
+def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, path: Path) -> None:
+    """Raises UserError unless data sets that are joined have the same kind of images, and tiles."""
+    for part in parts:
+        if part.pixels != pixels:
+            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
+        if part.tile not in (0, tile):
+            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
+
+
+def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
+    """See `DatasetSpec.if_missing`."""
+    if path.absolute().parent == YAML_FOLDER and "url" in values:
+        unpacked = "unpack it as the first lines of that file describe"
+        return f"download {values['url']} (license: {values['license']}) and {unpacked}"
+    if values.get("download"):
+        return "its 'download' is never run: download and unpack the data yourself"
+    return "correct its paths"
+
+
+def _with_class_map(spec: DatasetSpec, targets: Sequence[str | None]) -> DatasetSpec:
+    """The data set whose labels have its classes, and whose model learns ``targets``, one per class; None: ignored."""
+    names = tuple(dict.fromkeys(name for name in targets if name is not None))
+    if not names:
+        raise UserError(f"{spec.source}: classes: all classes are ignored; there is nothing to learn")
+    number = {None: IGNORED} | {name: i for i, name in enumerate(names)}
+    class_of = tuple(number[name] for name in targets)
+    return replace(spec, names=names, label_names=spec.names, class_of=class_of)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a data set's YAML, with names of classes as they are written. Raises UserError."""
+    check_no_export(path)
+    return load_yaml(path, text_under=CLASS_KEYS)
+
+
+def _text_path(value: Any, where: str) -> Path:
+    path = Path(os.path.expanduser(check(value, str, where).strip()))
+    if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
+        raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+    return path
+
+
+def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
+    home = yaml_path.absolute().parent
+    if value in (None, ""):
+        return normal_path(home)
+    given = _text_path(value, f"{yaml_path}: path")
+    candidates: list[Path] = []
+    for reading in _readings(given):
+        candidates += [reading] if reading.is_absolute() else [home / reading, Path.cwd() / reading]
+    if known_root and not given.is_absolute():
+        candidates.append(Path(known_root))
+    missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
+    return normal_path(next((c for c in candidates if c.is_dir()), missing))
+
+
+def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
+    entries = value if isinstance(value, list) else [value]
+    if _joins(value):
+        parts = tuple(_read_part(entry, root, split, where) for entry in entries)
+        sources = [os.path.realpath(part.source) for part in parts]
+        if twice := next((part.source for i, part in enumerate(parts) if sources[i] in sources[:i]), None):
+            raise UserError(f"{where}: joins {twice} twice; name it once")
+        if annotations is not None:
+            raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
+        return SplitSource((), None, None, parts)
+    images = tuple(_resolve(_text_path(entry, where), root) for entry in entries)
+    if annotations is None:
+        images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
+    return SplitSource(images, annotations, format_of(annotations))
+
+
+def format_of(annotations: Path | None) -> LabelFormat | None:
+    """The format of the labels in ``annotations`` (of a YAML without this key, if None); None: unknown."""
+    if annotations is None:
+        return YOLO
+    if annotations.is_dir():
+        return VOC
+    if annotations.suffix.lower() == ".json":
+        return COCO
+    return None
+
+
+def _joins(value: Any) -> bool:
+    """Whether a split's entry names YAMLs of other data sets."""
+    return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
+
+
+def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
+    path = _resolve(_text_path(entry, where), root)
+    if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
+        raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
+    content = read_yaml(path)
+    if isinstance(content, dict) and _joins(content.get(split)):
+        raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
+    part = load_dataset_spec(path)
+    part.split(split)  # raises UserError
+    return part
+
+
+def _resolve(given: Path, root: Path) -> Path:
+    """The path of an entry. Roboflow exports ``../train/images`` instead of ``train/images``."""
+    for reading in _readings(given):
+        candidates = [reading]
+        if reading.parts[:1] == ("..",):
+            candidates.append(Path(*reading.parts[1:]))
+        for candidate in candidates:
+            if os.path.exists(root / candidate):
+                return normal_path(root / candidate)
+    return normal_path(root / given)
+
+
+def _readings(given: Path) -> list[Path]:
+    """What a path can mean: as it is written, or else with the separators of Windows replaced."""
+    return [given, Path(str(given).replace("\\", "/"))]
+
+
+def _windows_paths(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> list[str]:
+    """Lines about the entries whose separators `_resolve` has replaced."""
+    lines = []
+    for split, source in splits.items():
+        entries = values[split] if isinstance(values[split], list) else [values[split]]
+        lines += [
+            f"{path}: {split}: {entry} is read as {resolved}"
+            for entry, resolved in zip(entries, source.images)
+            if "\\" in entry and "\\" not in str(resolved)
+        ]
+    return lines
+
+
+def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
+    if value is None:
+        return {}
+    value = dict.fromkeys(SPLITS, value) if isinstance(value, str) else value
+    for split in check(value, dict, f"{path}: annotations"):
+        if split not in SPLITS:
+            raise UserError(f"{path}: annotations: unknown split '{split}'{suggestion(str(split), SPLITS)}")
+    return {s: _resolve(_text_path(v, f"{path}: annotations: {s}"), root) for s, v in value.items() if v is not None}
+
+
+def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
+    given, count = values.get("names"), check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
+    of_parts = [part.names for source in splits.values() for part in source.parts]
+    if given is None and of_parts:
+        given = list(dict.fromkeys(name for names in of_parts for name in names))
+    with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
+    if given is not None:
+        names = _checked_names(given, path)
+    elif with_names:
+        first = with_names[0].label_format
+        names = first.class_names([s.annotations for s in with_names if s.label_format is first])
+    elif count is not None:
+        names = tuple(f"class_{i}" for i in range(count))
+    else:
+        text = "has no 'names'; list the classes in the order of their ids"
+        if isinstance(values.get("classes"), list):
+            text += " ('classes' renames and merges those that 'names' lists)"
+        raise UserError(f"{path}: {text}")
+    if unknown := {name for part in of_parts for name in part} - set(names):
+        raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
+    if count is not None and count != len(names):
+        raise UserError(f"{path}: nc is {count}, but 'names' has {len(names)}; make them agree")
+    if broken := next((name for name in names if one_line(name) != name), None):
+        raise UserError(f"{path}: names: {broken!r} contains a line break or another control character")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise UserError(f"{path}: names: several classes are called '{twice[0]}'; class names must be unique")
+    return names
+
+
+def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:
+    """The name for the model of each class of the labels; None: ignored."""
+    given = check(values.get("classes") or {}, dict, f"{path}: classes")
+    ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
+    to = {str(name).strip(): new for name, new in given.items()}
+    if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
+        raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")
+    to |= {str(name).strip(): IGNORE for name in ignored}
+    for name, new in to.items():
+        if name not in names:
+            raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
+        is_text = isinstance(new, str | int | float) and not isinstance(new, bool) and str(new)
+        if not is_text or one_line(str(new)).strip() != str(new):
+            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {new!r}")
+    return [None if to.get(name) == IGNORE else str(to.get(name, name)) for name in names]
+
+
+def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
+    if isinstance(given, dict):
+        given = _numbered_names(given, path)
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")
+    for name in given:
+        if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
+            raise UserError(f"{path}: names: {name!r} is not text in YAML; put it in quotes")
+    return tuple(str(name).strip() for name in given)
+
+
+def _numbered_names(given: dict[Any, Any], path: Path) -> list[Any]:
+    """The names of ``number: name`` lines, by number. A number may be in quotes, as in YAML that was JSON."""
+    names: dict[int, Any] = {}
+    for key, name in given.items():
+        number = str(key).strip()
+        if isinstance(key, bool) or not (number.isascii() and number.isdecimal() and len(number) < 10):
+            raise UserError(f"{path}: names: {key!r} is not the number of a class; write 'number: name' lines")
+        if int(number) in names:
+            raise UserError(f"{path}: names: two lines have the number {int(number)}; number them from 0")
+        names[int(number)] = name
+    if missing := set(range(len(names))) - set(names):
+        raise UserError(f"{path}: names: must be numbered 0 to {len(names) - 1}; {min(missing)} is missing")
+    return [names[number] for number in range(len(names))]

@@ -1,0 +1,249 @@
+"""``--data FOLDER``: reads a folder without a YAML as a data set, as annotation tools export it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.image_io.decode import IMAGE_SUFFIXES
+from data.labels.label_format import MAX_BYTES
+from data.labels.voc import is_voc, object_names
+from data.labels.yolo import has_row, label_folders
+from data.source.dataset_spec import labels_without_images
+from data.source.other_exports import first_unread_export
+from data.source.yaml_keys import CLASS_KEYS
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.files.safe_io import read_regular, read_text
+from utils.program import COMMANDS
+from utils.strings import counted
+
+_SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
+_NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
+_IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_COCO = re.compile(r'"categories"\s*:\s*\[')
+_COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
+
+
+def split_of(name: str) -> str:
+    """The split that a folder or file is named after, such as "val" for "Valid" or "val2017"; "" for other names."""
+    match = _SPLIT_NAME.fullmatch(name)
+    return match[1].lower() if match else ""
+
+
+class FolderContent(NamedTuple):
+    """What a folder says about its data set."""
+
+    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML
+    yaml: Path | None  # its own YAML
+    summary: str  # for the log
+
+
+class _Labels(NamedTuple):
+    """The labels of a folder, in the formats that have recognized them."""
+
+    formats: list[str]  # for the log
+    values: dict[str, Any]  # as in a YAML: names and annotations
+
+
+def read_folder(folder: Path) -> FolderContent:
+    """Finds the splits of ``folder``, and their labels: COCO JSON or Pascal VOC XML, else YOLO txt with a list of
+    names. Raises UserError, with what has been found instead."""
+    folder = _unpacked(folder)
+    splits = _splits(folder)
+    yaml = _own_yaml(folder)
+    values: dict[str, Any] = {}
+    if yaml is not None:
+        content = load_yaml(yaml, text_under=CLASS_KEYS)
+        if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc"}:
+            return FolderContent({}, yaml, f"{folder}: its YAML is {yaml.name}")
+        values |= content  # Supervision writes the names alone
+    labels = _read_annotated(folder, splits) or _read_yolo(folder, splits, values.get("names"))
+    if labels is None:
+        raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
+    values |= {split: str(path) for split, path in splits.items()} | labels.values
+    places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
+    return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
+
+
+def _own_yaml(folder: Path) -> Path | None:
+    """The YAML of a folder; of several, the one that is called like a data set."""
+    yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+    if len(yamls) > 1:
+        yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
+    return yamls[0] if yamls else None
+
+
+def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
+    """COCO JSON and Pascal VOC, each split in one of them; None if no split is in either."""
+    coco = {split: file for split, images in splits.items() if (file := _coco_json(folder, split, images))}
+    voc = {
+        split: place for split, images in splits.items() if split not in coco and (place := _voc_folder(folder, images))
+    }
+    if not coco and not voc:
+        return None
+    formats = ["COCO JSON"] if coco else []
+    if voc:
+        formats.append("Pascal VOC")
+    for split, images in splits.items():  # which classes the numbers of YOLO txt mean is not known
+        if split not in coco and split not in voc and images.is_dir() and _has_yolo_rows(images):
+            text = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
+            raise UserError(f"--data {folder}: {text}")
+    annotations = {split: str((coco | voc)[split]) for split in splits if split in coco or split in voc}
+    values: dict[str, Any] = {"annotations": annotations}
+    if voc:
+        values["names"] = _voc_names(voc.values())
+        if not values["names"]:
+            raise UserError(f"--data {folder}: {', '.join(annotations.values())}: no object in any XML")
+    return _Labels(formats, values)
+
+
+def _read_yolo(folder: Path, splits: dict[str, Path], names: Any) -> _Labels | None:
+    """YOLO txt, whose classes are ``names`` or listed in a file; None if there are no label files or no names."""
+    names = names or _listed_names([folder, *splits.values()])
+    if not names or not any(map(_has_yolo_rows, splits.values())):
+        return None
+    return _Labels(["YOLO txt"], {"names": names})
+
+
+def _unpacked(folder: Path) -> Path:
+    """The folder below ``folder`` that has all of its content, as after unpacking an archive into a new folder."""
+    for _ in range(4):
+        ignored = (".", "__macosx", "readme", "license")
+        inside = [path for path in folder.iterdir() if not path.name.lower().startswith(ignored)]
+        if len(inside) != 1 or not inside[0].is_dir() or split_of(inside[0].name) or inside[0].name in _IMAGE_FOLDERS:
+            break
+        folder = inside[0]
+    return folder
+
+
+def _splits(folder: Path) -> dict[str, Path]:
+    """The folders of the images by split, or else the lists of images, or else all images as the training split."""
+    found: dict[str, Path] = {}
+    for base in (folder, folder / "images"):
+        for path in sorted(base.iterdir()) if base.is_dir() else ():
+            if not path.is_dir() or not (split := split_of(path.name)):
+                continue
+            images = _images_in(path)
+            if split in found and not images.samefile(found[split]):
+                both = f"{found[split]} and {images} are both '{split}'"
+                raise UserError(f"--data {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
+            found.setdefault(split, images)
+    for path in () if found else sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
+        is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
+        if (split := split_of(path.stem)) and not is_label:  # Darknet and Pascal VOC
+            if not path.exists():
+                raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
+            if not path.stat().st_size:
+                continue
+            found.setdefault(split, path)
+    found = found or {"train": _images_in(folder)}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+def _images_in(folder: Path) -> Path:
+    return next((folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()), folder)
+
+
+def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
+    """A COCO JSON of the split, rather one with boxes; None if there is none."""
+    nearby = sorted(images.glob("*.json"))
+    if not nearby and images.name in _IMAGE_FOLDERS:
+        nearby = sorted(images.parent.glob("*.json"))
+    of_splits: dict[str, list[Path]] = {}
+    for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
+        words = re.split(r"[_.]", path.stem)
+        of_splits.setdefault(next(filter(None, map(split_of, words)), ""), []).append(path)
+    without_boxes = None  # such as image_info_test2017.json
+    for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
+        text = read_text(path, most=1 << 32)
+        if _COCO.search(text) and _COCO_IMAGES.search(text):
+            if '"bbox"' in text:
+                return path
+            without_boxes = without_boxes or path
+    return without_boxes
+
+
+def _voc_folder(folder: Path, images: Path) -> Path | None:
+    """The folder with the Pascal VOC XML of a split; None if there is none."""
+    places = (
+        images,
+        images.parent / "annotations",
+        images.parent / "Annotations",
+        folder / "annotations" / images.name,
+        folder / "annotations",
+        folder / "Annotations",
+    )
+    return next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+
+
+def _is_voc(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return is_voc(read_regular(path, MAX_BYTES)[:4096])
+    return False
+
+
+def _voc_names(folders: Iterable[Path]) -> list[str]:
+    files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.xml"))]
+    names: set[str] = set()
+    for path in files:
+        with contextlib.suppress(OSError):  # the scan names a file that cannot be read
+            names |= object_names(read_regular(path, MAX_BYTES))
+    return sorted(names)
+
+
+def _listed_names(folders: Iterable[Path]) -> list[str]:
+    found: dict[Path, list[str]] = {}
+    for folder in folders:
+        if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
+            found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        if (notes := folder / "notes.json").is_file() and (names := _names_in_notes(notes)):
+            found[notes] = names
+    first = next(iter(found), None)
+    if other := next((path for path in found if found[path] != found[first]), None):
+        raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
+    return found.get(first, [])
+
+
+def _names_in_notes(path: Path) -> list[str]:
+    """The classes in the notes.json that Label Studio writes next to YOLO txt; none of another file of this name."""
+    try:
+        categories = json.loads(read_text(path, most=1 << 26))["categories"]
+        return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _has_yolo_rows(images: Path) -> bool:
+    """Whether there are YOLO txt files where those of ``images`` may be. True for a list of images: the scan looks for
+    theirs."""
+    if images.is_file():
+        return True
+    for place in map(Path, label_folders(str(images))):
+        for path in (*place.glob("*.[tT][xX][tT]"), *place.glob("*/*.[tT][xX][tT]")):
+            with contextlib.suppress(OSError):
+                if has_row(read_regular(path, MAX_BYTES)):
+                    return True
+    return False
+
+
+def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
+    entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in sorted(each.iterdir())]
+    if text := first_unread_export(entries):
+        return text
+    images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
+    others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if advice := labels_without_images(folder):
+        return advice.removeprefix("; ")
+    there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
+    there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
+    if any(_has_yolo_rows(path) for path in splits.values()):
+        return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
+    convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
+    return f"{there}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"

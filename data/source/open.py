@@ -1,0 +1,108 @@
+"""Opens the data set that a `DataSource` names. Every command reads its data through `open_data`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names, what_exists
+from data.source.dataset_yaml import YAML_FOLDER, load_dataset_spec, read_yaml
+from data.source.files import without_empty
+from utils.config.parser import typed_classes
+from utils.errors import UserError
+from utils.files.folders import cache_folder
+from utils.logger import get_logger
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from utils.distributed.context import DistributedContext
+
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+
+
+def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+    """Opens a data set without reading its images. Every process of the run must call this. Raises UserError."""
+    stored_in = source.stored_in
+    note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
+    try:
+        if source.stage:
+            from data.source.staging.stage import stage_dataset
+
+            spec = stage_dataset(replace(source, data=known_by_name(source.data)), ctx)
+        elif source.data == DEMO:
+            from data.source.demo import ensure_demo
+            from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
+
+            with torch_distributed_zero_first(ctx):
+                spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
+        else:
+            spec = _open_files(source, note)
+    except UserError as error:
+        error.args = (f"{error}{note}",)
+        raise
+    return with_classes(spec, typed_classes(source.classes))
+
+
+def _open_files(source: DataSource, note: str) -> DatasetSpec:
+    if source.stored_in and not Path(known_by_name(source.data)).exists():
+        raise UserError(f"{source.data}: no such file")
+    spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
+    for note in spec.notes:
+        get_logger().info("%s", note)
+    for split in source.splits:  # what is missing is known before weights are read
+        spec.check_split(split)
+    return replace(spec, if_missing=spec.if_missing + note)
+
+
+def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
+    """`DatasetSpec.use_classes`, with a line in the log."""
+    spec = spec.use_classes(classes)
+    if spec.classes:
+        names = class_names(spec, single_cls=False)
+        text = "%d of %s used: %s; boxes of other classes are left out"
+        get_logger().info(text, len(names), counted(len(spec.names), "class"), ", ".join(names))
+    return spec
+
+
+def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
+    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. Class names that only annotations have are
+    not checked yet: reading them may take long. Needs no torch."""
+    if data == DEMO:
+        return
+    data = find_data(data)
+    values = None if Path(data).is_dir() else read_yaml(Path(data))
+    if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
+        spec = load_dataset_spec(data).use_classes(typed_classes(classes))
+        for split in splits:
+            spec.check_split(split)
+
+
+def known_by_name(data: str) -> str:
+    """A bare name that is not a file is replaced by the YAML of that name in configs/data."""
+    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
+    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
+    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
+
+
+def find_data(data: str) -> str:
+    """The YAML or folder that ``data`` names. Raises UserError with the known names."""
+    data = known_by_name(data)
+    path = Path(data)
+    if data and path.exists():
+        if path.suffix.lower() in ARCHIVES and path.is_file():
+            raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
+        return data
+    known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
+    if path.stem in known:
+        hint = f" (did you mean '{path.stem}' of configs/data?)"
+    else:
+        folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))
+        files = (file for folder, pattern in folders for file in Path(folder).glob(pattern))
+        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
+        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
+        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else what_exists(path) if data else ""
+    named = data or "''"
+    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")

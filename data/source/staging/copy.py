@@ -1,0 +1,292 @@
+"""A node's copy of a data set: which files it consists of, which of them are complete, and writing the others.
+
+The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
+its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
+images are rewritten, because they may name paths outside the copy.
+
+The folder contains ``tree/``, the copied files, ``<splits>.yaml``, which describes the copy, and ``<splits>.json``,
+what the copy does not show of the original, such as label files without an image. A file is written in ``incoming/``
+and moved to the tree when its bytes are known to be on the disk, so a file in the tree that has the original's size and
+modification time is complete, also after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from data.image_io.decode import image_suffixes
+from data.labels.findings import REPEATED_IMAGE, Finding
+from data.labels.label_format import FileStamp, ImageFile
+from data.source.dataset_spec import DatasetSpec, Original
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
+from utils.errors import UserError
+from utils.files.folders import USABLE_FRACTION
+from utils.files.locks import FileLock
+from utils.files.paths import normal_path, path_of, relative_name
+from utils.files.safe_io import open_below, read_text
+from utils.logger import get_logger
+from utils.strings import counted, format_bytes
+
+_SYNC_EVERY_S = 10.0  # what a killed process loses
+_BLOCK = 4096  # disk usage of a file is a multiple of this
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with ``..``."""
+
+    spec: DatasetSpec
+    splits: tuple[str, ...]
+    names: list[str]  # sorted
+    sizes: np.ndarray  # int64 (F,), bytes
+    mtimes_ns: np.ndarray  # int64 (F,)
+    lists: dict[str, str]  # text of the .txt lists in the copy, by name
+    originals: dict[str, Original]  # by split
+    folders: tuple[str, ...]  # of images and annotations: created even if empty; other images in them are removed
+    absent: frozenset[str]  # missing label files
+
+    @property
+    def root_in_tree(self) -> Path:
+        """The data set's folder in the copied tree, which begins as many levels above it as a name leads out of it."""
+        names = [*self.names, *self.lists, *self.folders, *self.absent]
+        above = max((name.split("/").count("..") for name in names), default=0)
+        return Path(*self.spec.root.parts[-above:]) if above else Path()
+
+    @property
+    def key(self) -> str:
+        """A folder name that is unique to this data set."""
+        source = normal_path(self.spec.source)
+        digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
+        return f"{source.stem}-{digest.hexdigest()}"
+
+    def yaml_text(self, tree: str) -> str:
+        """The YAML of the copy, which is next to the folder ``tree``."""
+        chosen = {split: self.spec.splits[split] for split in self.splits}
+        root = self.spec.root
+        content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
+        content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
+        annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
+        content |= {"annotations": annotations} if annotations else {}
+        return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
+
+
+def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
+    """Lists the splits. Raises UserError as `list_split` does."""
+    stamps: dict[str, FileStamp] = {}
+    lists: dict[str, str] = {}
+    originals: dict[str, Original] = {}
+    absent: set[str] = set()
+    folders: list[str] = []
+    for split in splits:
+        listing = list_split(spec, split)
+        findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
+        originals[split] = Original(tuple(findings), listing.taken, tuple(listing.others))
+        if findings:
+            first, count = findings[0], counted(len(findings), "file")
+            text = "--stage: not copied: %s of '%s', the first: %s: %s"
+            get_logger().warning(text, count, split, first.where, first.text)
+        stamps |= {image.name: image.stamp for image in listing.images}
+        stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
+        absent |= {label.name for label in listing.labels if label.stamp is None}
+        source = spec.split(split)
+        for entry in (*source.images, *filter(None, [source.annotations])):
+            name = relative_name(entry, spec.root)
+            if entry in listing.lists:
+                lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
+            elif name not in stamps:
+                folders.append(name)
+    names = sorted(stamps)
+    return StagePlan(
+        spec=spec,
+        splits=tuple(splits),
+        names=names,
+        sizes=np.array([stamps[n].size for n in names], np.int64),
+        mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
+        lists=lists,
+        originals=originals,
+        folders=tuple(dict.fromkeys(folders)),
+        absent=frozenset(absent),
+    )
+
+
+class StageCopy:
+    """The copy in ``folder``, which is created if necessary."""
+
+    def __init__(self, folder: Path, plan: StagePlan) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
+        self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, in ``folder``
+        self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
+        self._written: set[int] = set()  # whole files in ``incoming``
+        self._synced_at = time.monotonic()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.close(self._open_folder(""))
+
+    def _open_folder(self, name: str) -> int:
+        """A descriptor of a folder in the copy, which is made if necessary. No symbolic link is followed: another user
+        could have planted it, as the name of the copy can be guessed. Raises PermissionError for one."""
+        return open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
+
+    @contextlib.contextmanager
+    def lock(self, *, wait: bool) -> Iterator[None]:
+        """Locks the copy. If another run or node has locked it, waits (``wait``) or raises UserError."""
+        lock = FileLock(self.folder / "lock")
+        if wait:
+            lock.wait(f"another run that copies into {self.folder}")
+        elif holder := lock.acquire():
+            remedy = "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
+            raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
+        try:
+            shutil.rmtree(self.folder / "incoming", ignore_errors=True)
+            self._incoming = self._open_folder("incoming")
+            try:
+                yield
+            finally:  # also if another node has failed
+                self._move_written()
+                os.close(self._incoming)
+        finally:
+            lock.release()
+
+    def path(self, name: str) -> str:
+        """Where a file of the plan is in the copy."""
+        return os.path.join(self.folder, self._name(name))
+
+    def _name(self, name: str) -> str:
+        """The name of a file or folder of the plan, relative to the folder of the copy."""
+        return os.path.normpath(os.path.join(self._root, name))
+
+    def complete_files(self) -> np.ndarray:
+        """Which files of the plan are complete, bool (F,)."""
+        complete = np.zeros(len(self._stamps), bool)
+        for i, (name, stamp) in enumerate(zip(self.plan.names, self._stamps)):
+            with contextlib.suppress(OSError):
+                status = os.lstat(self.path(name))
+                complete[i] = stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == stamp
+        return complete
+
+    def check_space(self, missing: np.ndarray) -> None:
+        """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
+        needed = int((-(-self.plan.sizes[missing] // _BLOCK) * _BLOCK).sum()) + 512 * int(missing.sum())
+        free = shutil.disk_usage(self.folder).free
+        if needed > USABLE_FRACTION * free:
+            raise UserError(
+                f"--stage: copying {counted(missing.sum(), 'file')} to {self.folder} needs {format_bytes(needed)}, "
+                f"but only {format_bytes(free)} is free; free some space or name another disk"
+            )
+
+    def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
+        """A function that reads a file of the plan, from this copy if ``local``, bool (F,), else the original."""
+
+        def load(item: int) -> bytes:
+            name = self.plan.names[item]
+            original = path_of(name, self.plan.spec.root)
+            return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
+
+        return load
+
+    def write(self, item: int, data: memoryview) -> None:
+        self._write_incoming(str(item), data, self._stamps[item].mtime_ns)
+        self._written.add(item)
+        if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
+            self._move_written()
+
+    def _write_incoming(self, name: str, data: memoryview | bytes, mtime_ns: int | None = None) -> None:
+        """Writes a new file in ``incoming``."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o666, dir_fd=self._incoming), "wb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            if mtime_ns is not None:
+                os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
+
+    def _move_written(self) -> None:
+        if self._written:
+            os.sync()
+        by_folder: dict[str, list[tuple[int, str]]] = {}
+        for item in self._written:
+            folder, target = os.path.split(self._name(self.plan.names[item]))
+            by_folder.setdefault(folder, []).append((item, target))
+        for name, moves in by_folder.items():
+            with self._opened(name) as folder:
+                for item, target in moves:
+                    os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=folder)
+                    self._written.remove(item)
+        self._synced_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        folder = self._open_folder(name)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def finish(self) -> None:
+        """Removes images and labels that the original no longer has, and writes lists and YAML."""
+        self._move_written()
+        for name in map(self._name, self.plan.absent):
+            with self._opened(os.path.dirname(name)) as folder, contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.basename(name), dir_fd=folder)
+        self._remove_other_images()
+        for name, text in self.plan.lists.items():
+            self._write_text(self._name(name), text)
+        self._write_text(_originals_file(self.yaml).name, json.dumps(self.plan.originals))
+        self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
+
+    def _remove_other_images(self) -> None:
+        suffixes = image_suffixes(self.plan.spec.pixels)
+        wanted = set(map(self._name, self.plan.names))
+        for top in map(self._name, self.plan.folders):
+            with self._opened(top) as folder:
+                for parent, _, files, descriptor in os.fwalk(".", dir_fd=folder):
+                    for name in files:
+                        is_image = os.path.splitext(name)[1].lower() in suffixes
+                        if is_image and os.path.normpath(os.path.join(top, parent, name)) not in wanted:
+                            os.unlink(name, dir_fd=descriptor)
+
+    def _write_text(self, name: str, text: str) -> None:
+        """Replaces a file of the copy."""
+        self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
+        with self._opened(os.path.dirname(name)) as folder:
+            os.replace("text", os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
+
+
+def open_copy(path: Path, source: str) -> DatasetSpec:
+    """Opens the copy of the data set ``source`` that the YAML ``path`` describes."""
+    content = json.loads(read_text(_originals_file(path)))
+    originals = {
+        split: Original(tuple(Finding(*each) for each in findings), taken, tuple(ImageFile(*each) for each in others))
+        for split, (findings, taken, others) in content.items()
+    }
+    return replace(load_dataset_spec(path), source=source, originals=originals)
+
+
+def _originals_file(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _read_checked(path: str, stamp: FileStamp) -> bytes:
+    """The content of a file. Raises UserError if it has changed since it was listed."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            status, data = os.fstat(file.fileno()), file.readall()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if (status.st_size, status.st_mtime_ns) != stamp or len(data) != stamp.size:
+        raise UserError(f"{path}: changed while the data set was being copied; start again")
+    return data

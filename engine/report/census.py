@@ -1,0 +1,119 @@
+"""The data census of a report: how many boxes of each class, how large they are and where, and what the scan found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
+from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.drawing import page
+from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture
+from utils.strings import counted
+
+HEAT_CELLS = 24
+MOST_BARS = 20
+MOST_LINES = 100  # of the scan's report
+
+
+class Census(NamedTuple):
+    """Counts of a split; crowd regions are left out."""
+
+    split: str
+    images: int
+    backgrounds: int  # images without boxes
+    class_boxes: np.ndarray  # int64 (C,)
+    class_images: np.ndarray  # int64 (C,) images with at least one box of the class
+    sides_px: np.ndarray  # float64 (M,) square roots of the boxes' areas, in pixels at the training size
+    centers: np.ndarray  # int64 (rows, columns) boxes by the position of their center in the image
+    most_in_image: int
+
+    @property
+    def boxes(self) -> int:
+        return int(self.class_boxes.sum())
+
+    @property
+    def median_side_px(self) -> float | None:
+        """None without boxes."""
+        return median_side(self.sides_px)
+
+
+def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
+    """Counts the boxes of a split; their sizes are those after the images' longer sides are scaled to ``imgsz``."""
+    truth, classes = index.ground_truth(), len(index.names)
+    image = truth.image_of_box[~truth.crowd]
+    sizes = truth.image_hw[image].astype(np.float64)
+    centers = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px[~truth.crowd]))
+    centers = scale_boxes(centers, 1 / sizes[:, 1], 1 / sizes[:, 0])
+    heat, _, _ = np.histogram2d(centers[:, 1], centers[:, 0], bins=HEAT_CELLS, range=((0, 1), (0, 1)))
+    in_image = np.bincount(image, minlength=truth.num_images)
+    return Census(
+        split=split,
+        images=truth.num_images,
+        backgrounds=int((in_image == 0).sum()),
+        class_boxes=truth.boxes_per_class(classes),
+        class_images=truth.images_per_class(classes),
+        sides_px=np.sqrt(index.sides_at(imgsz).prod(1)),
+        centers=heat.astype(np.int64),
+        most_in_image=int(in_image.max(initial=0)),
+    )
+
+
+def census_content(
+    censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
+) -> dict[str, Any]:
+    """What census.html shows. The first census is of the training split if there is one."""
+    names, first = indexes[0].names, censuses[0]
+    sides = [page.UNKNOWN if c.median_side_px is None else f"{c.median_side_px:.1f} px" for c in censuses]
+    columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
+    order = np.argsort(-first.class_boxes, kind="stable")
+    return {
+        "splits": page.Table(
+            columns,
+            [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, side) for c, side in zip(censuses, sides)],
+            "The splits. A background is an image without boxes; a side is the square root of a box's area",
+        ),
+        "censuses": censuses,
+        "figures": {c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
+        "imgsz": imgsz,
+        "least_px": SMALL_PX,
+        "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
+        "classes": page.Table(
+            ("class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))),
+            [
+                [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
+                for c in order
+            ],
+            "Boxes and images of each class",
+        ),
+        "scans": [
+            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MOST_LINES))])
+            for c, i in zip(censuses, indexes)
+        ],
+    }
+
+
+def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
+    """Pictures of the number, sizes and centers of the boxes of a split that has boxes, by title."""
+    order = np.argsort(-census.class_boxes, kind="stable")[:MOST_BARS]
+    of = f"{MOST_BARS} of {len(names)} classes" if len(names) > MOST_BARS else "each class"
+    counts = census.class_boxes[order]
+    classes = bars_picture(
+        [names[c] for c in order], counts, [f"{n:,}" for n in counts], ("", "boxes", f"Boxes of {of} ({census.split})")
+    )
+    small = float((census.sides_px < SMALL_PX).mean())
+    low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
+    edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
+    counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
+    mark = (SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
+    labels = ("side, square root of the area (px)", "boxes", f"Box sizes at --imgsz {imgsz} ({census.split})")
+    sizes = histogram_picture(edges, counts, labels, mark, f"{small:.0%} below {SMALL_PX:g} px")
+    labels = (
+        "x (fraction of the image's width)",
+        "y (fraction of its height)",
+        f"Centers of the boxes ({census.split})",
+    )
+    centers = heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")
+    return {"boxes of classes": classes, "sizes of boxes": sizes, "centers of boxes": centers}

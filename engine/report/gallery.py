@@ -1,0 +1,118 @@
+"""The gallery of label errors on a page: photos with labels, detections and corrections drawn over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, CheckedSplit, Issue, learned_names
+from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
+from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.drawing.page import Card, code
+from utils.structures import DetectionTable
+
+LABEL_LEGEND = (
+    ("label that the error is about", COLORS["label"]),
+    ("other labels", COLORS["correct"]),
+    ("detection, or suggested box", COLORS["location"]),
+    ("suggested box without a label", COLORS["missed"]),
+)
+STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
+MOST_LABEL_ERRORS = 60
+MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
+
+
+class DrawnDetections(NamedTuple):
+    """What detect.py finds in the images of a split, drawn next to label errors."""
+
+    table: DetectionTable
+    threshold: float  # scores of those that are drawn are above it
+
+
+class Galleries:
+    """The gallery of label errors, and what others share with it. ``detections``: by split, if there is a model."""
+
+    def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DrawnDetections]) -> None:
+        self._detections = detections
+        self._splits = {split.name: split for split in splits}
+        self._names = splits[0].index.names
+        # Of images by split and name; without those that the scan left out.
+        self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
+
+    def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
+        """The most probable label errors: labels, detections, and corrected labels."""
+        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
+        return [self._label_error(issue, album) for issue in drawn]
+
+    def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
+        """An image, and the rows of its boxes in the index; None if the scan left it out."""
+        if (i := self._number.get((split, name))) is None:
+            return None
+        index = self._splits[split].index
+        return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
+
+    def _labels(self, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> list[Outline]:
+        """The labels of an image, in ``rows`` of the index, without ``but``."""
+        boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
+        boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
+        return outlines(boxes[:MOST_LABELS], "correct")
+
+    def _label_error(self, issue: Issue, album: Album) -> Card:
+        name, suggestion = issue.images[0], issue.suggestion
+        source, rows = self._image(issue.split, name)
+        window = source.around(corners_of((*issue.boxes, *([suggestion] if suggestion else ()))))
+        others = self._labels(issue.split, rows, issue.boxes)
+        labels = [Outline(box.xyxy_px, "label", box.class_name) for box in issue.boxes]
+        style = STYLES.get(issue.kind, "location")
+        suggested = [Outline(suggestion.xyxy_px, style, suggestion.class_name)] if suggestion else []
+        pictures = album.pictures(
+            source,
+            window,
+            CROP_SIDE,
+            Version("labels", f"Labels in {name}", labels + others),
+            Version("detections", f"Detections in {name}", self._seen(window, issue)),
+            Version("suggested labels", f"Corrected labels in {name}", suggested + others),
+        )
+        note = Markup("{}: {}<br>{}").format(issue.split, issue.where or name, self._correction(issue, source))
+        return Card(pictures, f"{issue.score:.2f} {issue.kind}: {issue.text}", note, issue.kind)
+
+    def _seen(self, window: np.ndarray, issue: Issue) -> list[Outline]:
+        """The detections in an issue's image above the threshold, the most confident first, and the one that the issue
+        is about, whatever its score."""
+        table, threshold = self._detections[issue.split]
+        i = self._number[issue.split, issue.images[0]]
+        rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
+        rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
+        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
+        texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
+        drawn = [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
+        suggestion = issue.suggestion
+        if suggestion is not None and not (table.boxes_xyxy_px[rows] == suggestion.xyxy_px).all(1).any():
+            drawn.append(Outline(suggestion.xyxy_px, "location", suggestion.class_name))
+        return drawn
+
+    def _correction(self, issue: Issue, source: Source) -> Markup:
+        """What to write into the labels."""
+        if issue.suggestion is None:
+            return Markup("delete this label")
+        box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
+        part, _ = self._splits[issue.split].part_of(self._number[issue.split, issue.images[0]]) or (None, 0)
+        names = learned_names(part) if part and part.source.normalized else []
+        if name in names:
+            box = clip_xyxy(box, source.width, source.height)
+            cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)
+            row = " ".join([str(names.index(name)), *(f"{v:.6f}" for v in cxcywh)])
+        else:
+            row = f"{name}, corners {', '.join(f'{v:.1f}' for v in box)} px"
+        return Markup("{} {}").format("write" if issue.boxes else "add", code(row))
+
+
+def source_of(split: CheckedSplit, image: int) -> Source:
+    return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
+
+
+def corners_of(boxes: Sequence[Box]) -> np.ndarray:
+    return np.array([box.xyxy_px for box in boxes], np.float64).reshape(-1, 4)

@@ -1,0 +1,262 @@
+"""Folds: whole groups, every class spread evenly, the same for the same seed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes
+from data.folds.held_out import validation_images
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
+from engine.evaluation.metrics import Fitness
+from tests.helpers.messages import refused
+from tests.helpers.tiny import write_dataset
+from tools.kfold.cross_validate import data_of, make_folds, pooled_index, write_folds
+from utils.config.search_settings import KfoldConfig
+
+
+def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
+    """Groups of 1 to many images, and classes from frequent to rare."""
+    rng = np.random.default_rng(seed)
+    group = np.unique(np.r_[np.arange(groups), rng.integers(0, groups, images - groups)], return_inverse=True)[1]
+    rates = 3.0 / 2 ** np.arange(classes)
+    return rng.permutation(group), rng.poisson(rates, (images, classes))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("folds", [2, 5])
+def test_groups_stay_together_and_classes_are_spread(seed, folds):
+    group, counts = random_groups(seed)
+    fold = assign_folds(group, counts, folds, seed)
+    assert set(fold) == set(range(folds))
+    for number in range(group.max() + 1):
+        assert len(set(fold[group == number])) == 1
+    by_group = np.zeros((group.max() + 1, counts.shape[1]), int)
+    np.add.at(by_group, group, counts)
+    of_fold = np.stack([counts[fold == k].sum(0) for k in range(folds)])
+    # No fold differs from an even part by more than the largest group has of this class, and some boxes.
+    assert (np.abs(of_fold - counts.sum(0) / folds) <= by_group.max(0) + 3).all(), of_fold
+    images = np.bincount(fold)
+    assert np.abs(images - len(group) / folds).max() <= 0.25 * len(group) / folds
+
+
+def test_it_is_more_even_than_chance():
+    group, counts = random_groups(1)
+
+    def spread(fold):
+        return np.stack([counts[fold == k].sum(0) for k in range(5)]).std(0) / counts.sum(0)
+
+    chance = [spread(np.random.default_rng(s).permutation(np.arange(90) % 5)[group]) for s in range(20)]
+    found = spread(assign_folds(group, counts, 5, 0))
+    assert (found <= np.mean(chance, 0)).all()
+    assert found.sum() <= np.mean(chance, 0).sum() / 3
+
+
+def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
+    """Also where all boxes are in two images."""
+    group, counts = random_groups(2)
+    first, again, other = (assign_folds(group, counts, 3, seed) for seed in (4, 4, 5))
+    assert (first == again).all()
+    assert (first != other).any()
+    counts = np.zeros((20, 2), int)
+    counts[:3, 0] = 1
+    fold = assign_folds(np.arange(20), counts, 4, 0)
+    assert np.bincount(fold).tolist() == [5, 5, 5, 5]  # images without boxes fill them up
+    assert len(set(fold[:3])) == 3
+    counts = np.array([[9], [9], [0], [0]])
+    assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
+    with refused():
+        assign_folds(np.array([0, 1, 1]), counts[:3], 3, 0)
+
+
+@pytest.fixture
+def config(tmp_path):
+    data = write_dataset(tmp_path / "set", train=12, val=6)
+    return KfoldConfig(data=str(data), cache_dir=str(tmp_path / "cache"), folds=3, workers=0)
+
+
+def pool_of(config):
+    return pooled_index(load_dataset_spec(config.data), config)
+
+
+def transfer(how, old: str, new: str) -> None:
+    """Copies or moves an image with its labels."""
+    how(old, new)
+    how(label_of(old), label_of(new))
+
+
+def test_the_pool_has_each_image_once_with_its_labels(config, tmp_path):
+    spec = load_dataset_spec(config.data)
+    pooled = pooled_index(spec, config)
+    assert len(pooled) == 18
+    parts = [load_index(spec, split, IndexSettings(cache_dir=config.cache_dir)) for split in ("train", "val")]
+    rows = {index.path(i): index.labels(i) for index in parts for i in range(len(index))}
+    for i in range(len(pooled)):
+        np.testing.assert_array_equal(pooled.labels(i), rows[pooled.path(i)])
+    both = tmp_path / "both.yaml"
+    root = tmp_path / "set"
+    both.write_text(f"path: {root}\ntrain: [images/train, images/val]\nval: images/val\nnames: [light, dark]\n")
+    again = pooled_index(load_dataset_spec(both), config)
+    assert sorted(again.paths) == sorted(pooled.paths)
+    assert class_counts(again).sum(0).tolist() == class_counts(pooled).sum(0).tolist()
+
+
+def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
+    index = pool_of(config)
+    assert len(set(groups_of(index, "", False))) == 18
+    assert len(set(groups_of(index, r"(\d)\.png", False))) == 10
+    table = tmp_path / "groups.csv"
+    table.write_text("image,group\n" + "".join(f"{path},{i % 4}\n" for i, path in enumerate(index.paths)))
+    assert (groups_of(index, str(table), False) == np.arange(18) % 4).all()
+    copy = index.path(3)
+    twin = copy.replace("003", "020")
+    transfer(shutil.copy, copy, twin)
+    more = pool_of(config)
+    group = groups_of(more, "", True)
+    paths = [more.path(i) for i in range(len(more))]
+    assert group[paths.index(copy)] == group[paths.index(twin)]
+    assert len(set(group)) == 18
+    for name in (copy, index.path(7)):  # named as Roboflow names its copies of one image
+        transfer(shutil.move, name, str(Path(name).with_name(f"a_jpg.rf.{Path(name).stem}.png")))
+    more = pool_of(config)
+    assert len(set(groups_of(more, "", True))) == 17
+    assert len(set(groups_of(more, "", False))) == 19
+
+
+@pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])
+def test_a_part_of_each_class_is_held_out(config, fraction, images):
+    index = pool_of(config)
+    names = validation_images(index, fraction)
+    assert abs(len(names) - images) <= 1
+    assert names == validation_images(index, fraction)
+    taken = index.take(np.array([list(index.paths).index(name) for name in names]))
+    assert list(taken.paths) == names
+    counts, of_all = class_counts(taken).sum(0), class_counts(index).sum(0)
+    assert (np.abs(counts - fraction * of_all) <= 3).all()
+
+
+def test_whole_groups_are_held_out(config):
+    index = pool_of(config)
+    for number in range(6):  # six images of three copies
+        old = index.path(number)
+        for copy in range(3):
+            transfer(shutil.copy if copy < 2 else shutil.move, old, old.replace(".png", f"_png.rf.{copy}.png"))
+    index = pool_of(config)
+    names = {name.partition("_png.rf.")[0] for name in validation_images(index, 0.4) if ".rf." in name}
+    assert names
+    assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
+    one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
+    with refused():
+        validation_images(one, 0.2)
+    assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
+
+
+def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
+    """Also of images whose paths would be formulas."""
+    (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
+    shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
+    data = Path(config.data)
+    data.write_text(data.read_text().replace("images/train", "=train"))
+    index = pooled_index(load_dataset_spec(data), config)
+    group = np.arange(len(index)) % 5
+    write_folds(tmp_path, load_dataset_spec(data), index, group, group % 3)
+    assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
+    assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
+
+
+def label_of(image: str) -> str:
+    return image.replace("images", "labels").replace(".png", ".txt")
+
+
+@pytest.mark.parametrize("groups", ["(", "patient", "no.csv"])
+def test_groups_that_cannot_be_used(config, groups):
+    with refused():
+        groups_of(pool_of(config), groups, False)
+
+
+def test_rare_classes_are_named(config):
+    index = pool_of(config)
+    assert rare_classes(index, 2) == ""
+    few = class_counts(index).sum(0)
+    note = rare_classes(index, int(few.max()) + 1)
+    assert note.startswith("2 classes with fewer boxes than there are folds")
+    assert f"light ({few[0]})" in note
+
+
+@pytest.mark.parametrize("layout", ["yolo", "coco"])
+def test_the_lists_give_the_same_labels(config, tmp_path, layout):
+    """The validation images of the folds are those of the data set, each once; labels in COCO's format too."""
+    spec = load_dataset_spec(config.data)
+    if layout == "coco":
+        spec = as_coco(spec, config, tmp_path)
+    pooled = pooled_index(spec, replace(config, data=spec.source))
+    fold = assign_folds(np.arange(len(pooled)), class_counts(pooled), 3, 0)
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
+    write_folds(folder, spec, pooled, np.arange(len(pooled)), fold)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
+    seen = []
+    for number in range(3):
+        parts = {
+            split: load_index(
+                load_dataset_spec(data_of(folder, number)), split, IndexSettings(cache_dir=config.cache_dir)
+            )
+            for split in ("train", "val")
+        }
+        paths = {split: {part.path(i) for i in range(len(part))} for split, part in parts.items()}
+        assert not paths["train"] & paths["val"]
+        assert len(paths["train"] | paths["val"]) == len(pooled)
+        assert paths["val"] == {pooled.path(i) for i in np.flatnonzero(fold == number)}
+        labels = {pooled.path(i): pooled.labels(i) for i in range(len(pooled))}
+        for part in parts.values():
+            for i in range(len(part)):
+                np.testing.assert_allclose(part.labels(i), labels[part.path(i)], atol=1e-6)
+        seen += paths["val"]
+    assert len(seen) == len(set(seen)) == len(pooled)
+    with open(folder / "folds.csv", newline="") as file:
+        assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
+
+
+def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
+    """The trainings of the folds choose among the classes by number or name."""
+    spec = as_coco(load_dataset_spec(config.data), config, tmp_path)
+    config = replace(config, data=spec.source, classes=["1"], folds=2)
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    make_folds(config, spec.use_classes([1]), folder, Fitness.parse("AP", spec.names[1:]))
+    pooled = pooled_index(spec, config)
+    boxes = 0
+    for split in ("train", "val"):
+        part = load_index(load_dataset_spec(data_of(folder, 0)), split, IndexSettings(cache_dir=config.cache_dir))
+        assert part.names == pooled.names
+        boxes += len(part.classes)
+    assert boxes == len(pooled.classes)
+
+
+def as_coco(spec, config, tmp_path):
+    """The same data set with labels in two COCO JSONs, and images of different names."""
+    root = tmp_path / "coco"
+    content = {"train": "images/train", "val": "images/val", "names": list(spec.names)}
+    content["annotations"] = {"train": "train.json", "val": "val.json"}
+    categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
+    for split in ("train", "val"):
+        index = load_index(spec, split, IndexSettings(cache_dir=config.cache_dir))
+        (root / "images" / split).mkdir(parents=True)
+        images = [{"id": i, "file_name": f"{split}{i}.png"} for i in range(len(index))]
+        for i, image in enumerate(images):
+            shutil.copy(index.path(i), root / "images" / split / image["file_name"])
+        rows = zip(index.image_of_box.tolist(), index.classes.tolist(), index.boxes_xywh_px.tolist())
+        boxes = [{"image_id": i, "category_id": c + 7, "bbox": box} for i, c, box in rows]
+        annotation_file = {"images": images, "annotations": boxes, "categories": categories}
+        (root / f"{split}.json").write_text(json.dumps(annotation_file))
+    (root / "data.yaml").write_text(json.dumps(content))
+    return load_dataset_spec(root / "data.yaml")

@@ -1,0 +1,253 @@
+"""Which rank renders which images: the same global batches on any number of ranks, and a new order in each epoch."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
+from data.render.letterbox import CanvasRule
+from data.samples.dataset import LoadImagesAndLabels
+from utils.distributed.context import shard_bounds
+from utils.structures import LabelArrays
+
+IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
+
+
+@dataclass(frozen=True)
+class SimpleLabels(LabelArrays):
+    offsets: np.ndarray
+    classes: np.ndarray
+    crowd: np.ndarray
+
+
+def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
+    hw = IMAGE_HW[:count] if rect else None
+    return EpochOrder(count, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
+
+
+def sampler_of(rank=0, world=1, **options):
+    more = {name: options.pop(name) for name in ("quad", "multi_scale") if name in options}
+    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, **more)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
+)
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
+    for epoch in (0, 3):
+        whole = list(sampler_of(**options).requests(epoch))
+        shares = [list(sampler_of(rank, world, **options).requests(epoch)) for rank in range(world)]
+        assert {len(s) for s in shares} == {len(whole)}
+        for request, *parts in zip(whole, *shares):
+            assert sum((part.keys for part in parts), ()) == request.keys
+            assert sum(len(part.images) for part in parts) == len(request.images)
+            assert {part.canvas_hw for part in parts} == {request.canvas_hw}
+
+
+def test_global_batch_is_a_slice_of_the_permutation():
+    sampler, order = sampler_of(), order_of()
+    orders = [tuple(order.indices(e)) for e in range(5)]
+    assert len({*orders, tuple(order_of(seed=5).indices(1))}) == 6
+    permutation = order.indices(2)
+    assert sorted(permutation) == list(range(53))
+    for k, request in enumerate(sampler.requests(2)):
+        assert [key.position for key in request.keys] == list(range(16 * k, min(16 * k + 16, 53)))
+        assert [key.index for key in request.keys] == permutation[16 * k : 16 * k + 16].tolist()
+        assert sampler.global_images(k) == len(request.keys)
+
+
+@pytest.mark.parametrize("quad", [False, True])
+@pytest.mark.parametrize(("count", "block"), [(53, 8), (53, 16), (48, 16), (5, 8), (1, 16)])
+def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
+    """Every key has the images of the aligned block that contains its position; the last block contains the remaining
+    ones."""
+    order = order_of(count, block=block)
+    indices = order.indices(2).tolist()
+    starts = list(range(0, max(count // block, 1) * block, block))
+    blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
+    assert sum(blocks, ()) == tuple(indices)
+    for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
+        for key in request.keys:
+            assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
+            assert key.index in key.block
+
+
+def test_shard_bounds_cover_the_batch_and_nest():
+    for count in range(40):
+        for world in (1, 2, 3, 4, 8):
+            bounds = [shard_bounds(count, r, world) for r in range(world)]
+            assert [start for start, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
+            assert (bounds[0][0], bounds[-1][1]) == (0, count)
+            finer = [shard_bounds(count, r, 2 * world) for r in range(2 * world)]
+            assert [(finer[2 * r][0], finer[2 * r + 1][1]) for r in range(world)] == bounds
+
+
+def test_an_empty_shard_keeps_its_canvas():
+    requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
+    assert sorted(len(r[0].images) for r in requests) == [0, 1, 1, 1]
+    assert {r[0].canvas_hw for r in requests} == {(320, 320)}
+
+
+def test_endless_requests_start_at_any_step():
+    stream = sampler_of()
+    assert len(stream) == 4
+    whole = list(islice(stream, 12))
+    assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
+    stream.start = (1, 2)
+    assert list(islice(stream, 6)) == whole[6:]
+    stream.by_epoch = True
+    assert [*stream, *stream] == whole[6:12]
+
+
+@pytest.mark.parametrize("count", [7, 53])
+def test_rect_batches_group_similar_aspects_in_a_constant_number_of_batches(count):
+    sampler = sampler_of(count=count, rect=True, batch_size=8)
+    epochs = [list(sampler.requests(e)) for e in range(4)]
+    assert {len(e) for e in epochs} == {len(sampler)}
+    for requests in epochs:
+        assert sorted(k.index for r in requests for k in r.keys) == list(range(count))
+        for request in requests:
+            members = IMAGE_HW[[k.index for k in request.keys]]
+            fitted = members * (320 / members.max(1, keepdims=True))
+            canvas = np.array(request.canvas_hw)
+            assert (fitted <= canvas + 1e-6).all()
+            assert (canvas % 32 == 0).all()
+            assert (canvas - fitted.max(0) < 32).all()
+    if count == 53:
+        assert len({tuple(r.canvas_hw for r in e) for e in epochs}) > 1
+        area = np.mean([np.prod(r.canvas_hw) for e in epochs for r in e])
+        assert area < 0.8 * 320 * 320
+
+
+def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 4, 2000)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    classes = rng.choice(3, offsets[-1], p=[0.9, 0.08, 0.02])
+    labels = SimpleLabels(offsets, classes, np.zeros(len(classes), bool))
+    weights = image_weights(inverse_frequency_weights(np.bincount(classes)), labels)
+    per_image = np.stack([np.bincount(classes[a:b], minlength=3) for a, b in pairwise(offsets)])
+    expected = weights @ per_image / (weights @ per_image).sum()
+
+    def drawn(world):
+        shares = []
+        for rank in range(world):
+            sampler = sampler_of(rank, world, count=2000, batch_size=64)
+            sampler.order.weights = weights
+            shares.append([[k.index for k in r.keys] for e in range(5) for r in sampler.requests(e)])
+        return [functools.reduce(operator.iadd, batch, []) for batch in zip(*shares)]
+
+    assert drawn(4) == drawn(1)
+    sampled = per_image[functools.reduce(operator.iadd, drawn(1), [])].sum(0)
+    np.testing.assert_allclose(sampled / sampled.sum(), expected, atol=0.015)
+    uniform = per_image.sum(0) / per_image.sum()
+    assert sampled[2] / sampled.sum() > 5 * uniform[2]
+
+
+def test_image_weights_handle_backgrounds_crowds_and_zeros():
+    labels = SimpleLabels(np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0]), np.array([False, False, False, True]))
+    np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), labels), [4, 3.5, 3, 3.5])
+    np.testing.assert_allclose(image_weights(np.zeros(2), labels), np.ones(4))
+
+
+def test_repeat_factors_are_those_of_the_paper():
+    """Gupta et al. 2019: sqrt(t / f) of the rarest class, where f is the fraction of images that have it."""
+    rng = np.random.default_rng(0)
+    classes_of = [rng.choice(4, rng.integers(0, 4), p=[0.7, 0.2, 0.08, 0.02]) for _ in range(300)]
+    offsets = np.cumsum([0, *map(len, classes_of)])
+    counted = rng.random(offsets[-1]) > 0.05
+    kept = [{int(c) for c, ok in zip(cs, counted[start:]) if ok} for cs, start in zip(classes_of, offsets)]
+    fraction = [sum(c in cs for cs in kept) / 300 for c in range(4)]
+    expected = [max((max(1, math.sqrt(0.2 / fraction[c])) for c in cs), default=1) for cs in kept]
+    labels = SimpleLabels(offsets, np.concatenate(classes_of).astype(int), ~counted)
+    found = repeat_factors(0.2, labels, 4)
+    np.testing.assert_allclose(found, expected)
+    assert found.max() > 2
+
+
+def test_repeated_images_come_as_often_as_their_factors_say():
+    repeats = np.random.default_rng(1).uniform(1, 4, 53)
+    order = EpochOrder(53, seed=4, batch_size=16, imgsz=320, stride=32, repeats=repeats)
+    assert len(order) == round(repeats.sum())
+    counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
+    scaled = repeats * len(order) / repeats.sum()
+    assert ((counts == np.floor(scaled)) | (counts == np.ceil(scaled))).all()
+    np.testing.assert_allclose(counts.mean(0), scaled, atol=0.1)
+    assert not np.array_equal(order.indices(0), order.indices(1))
+    np.testing.assert_array_equal(order.indices(7), order.indices(7))
+    whole = [key for request in sampler_with(order, 0, 1).requests(2) for key in request.keys]
+    ranks = [list(sampler_with(order, rank, 3).requests(2)) for rank in range(3)]
+    assert whole == [key for batch in zip(*ranks) for request in batch for key in request.keys]
+    assert len({key.position for key in whole}) == len(order)
+
+
+def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
+    return KeyedDistributedSampler(order, rank=rank, world_size=world)
+
+
+def test_quad_groups_four_consecutive_samples():
+    sampler = sampler_of(count=54, quad=True)
+    assert [sampler.global_images(k) for k in range(len(sampler))] == [4, 4, 4, 1]
+    images = [[r.keys[i] for i in members] for e in range(20) for r in sampler.requests(e) for members in r.images]
+    tiled = [p for p in images if len(p) == 4]
+    single = [p for p in images if len(p) == 1]
+    assert len(tiled) + len(single) == len(images) == 20 * 13
+    assert 0.35 < len(tiled) / len(images) < 0.65
+    assert {k.canvas_hw for p in tiled for k in p} == {(320, 320)}
+    assert {k.canvas_hw for p in single for k in p} == {(640, 640)}
+    assert {p[0].position % 4 for p in single} == {0, 1, 2, 3}
+    assert len(sampler_of(count=50, quad=True)) == 3  # two samples are left over
+
+
+def test_multi_scale_draws_one_size_per_batch_within_range():
+    requests = [r for e in range(30) for r in sampler_of(multi_scale=0.5).requests(e)]
+    sides = {r.canvas_hw for r in requests}
+    assert all(h == w and h % 32 == 0 and 160 <= h <= 480 for h, w in sides)
+    assert len(sides) >= 9
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("rule", [{}, {"is_square": True}, {"fixed_hw": (192, 320)}])
+def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(rule, world):
+    canvases = CanvasRule(320, 32, **rule)
+    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320)
+    requests = [r for rank in range(world) for r in samples.requests(8, canvases, rank=rank, world_size=world)]
+    assert sorted(k.index for r in requests for k in r.keys) == list(range(53))
+    for request in requests:
+        assert 1 <= len(request.keys) <= 8
+        for key in request.keys:
+            assert key.canvas_hw == request.canvas_hw == canvases.canvas_hw(IMAGE_HW[key.index].tolist())
+    one_by_one = samples.requests(1, canvases)
+    assert {(k.index, k.canvas_hw) for r in one_by_one for k in r.keys} == {
+        (k.index, k.canvas_hw) for r in requests for k in r.keys
+    }
+    nothing = SimpleNamespace(image_hw=np.zeros((0, 2), int))
+    assert LoadImagesAndLabels(nothing, imgsz=320).requests(8, canvases) == []
+
+
+def test_the_most_frequent_canvas_of_a_validation_comes_first():
+    """Its first batch is pictured."""
+    image_hw = np.array([(100, 200), (100, 100), (200, 100), (101, 101), (300, 300)])
+    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=image_hw), imgsz=320)
+    requests = samples.requests(2, CanvasRule(320, 32))
+    assert [[k.index for k in r.keys] for r in requests] == [[1, 3], [4], [0], [2]]
+
+
+def test_rect_shapes_follow_the_convention():
+    def shape(low, high):
+        return rect_shapes(np.array([low]), np.array([high]), 640, 32)[0].tolist()
+
+    assert shape(0.75, 0.75) == [480, 640]
+    assert shape(0.5, 0.75) == [480, 640]
+    assert shape(4 / 3, 2.0) == [640, 480]
+    assert shape(0.75, 4 / 3) == [640, 640]

@@ -1,0 +1,124 @@
+"""Memory that workers render batches into: who owns it, and when it can be reused."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+from data.loading.shared_memory import BatchSlots, SentBatch, open_slots
+from utils.structures import Batch, Targets
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+SHAPE = (2, 4, 6, 3)
+
+
+def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
+    """A batch in a slot, as a worker makes it."""
+    pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
+    numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
+    targets, indices = Targets(torch.rand(3, 6), (1, 2)), torch.tensor([4, 5])
+    return Batch(pixels.permute(0, 3, 1, 2), targets, indices, **numbers, paths=("a", "b"))
+
+
+def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
+    return pickle.loads(ForkingPickler.dumps(SentBatch(batch, slots, slot)))
+
+
+def test_the_batch_arrives_and_its_slot_is_freed_with_its_last_tensor():
+    slots = BatchSlots(2, 1000)
+    slot = slots.take(2 * 4 * 6 * 3)
+    arrived = sent(batch_in(slots, slot, 7), slots, slot)
+    assert arrived.images.shape == (2, 3, 4, 6)
+    assert arrived.images.is_contiguous(memory_format=torch.channels_last)
+    assert (arrived.images == 7).all()
+    assert (arrived.paths, arrived.targets.counts) == (("a", "b"), (1, 2))
+    assert slots.take(144) is not None
+    assert slots.take(144) is None
+    view = replace(arrived, indices=arrived.indices * 2).shard(1, 2).images[..., 1:]
+    del arrived
+    gc.collect()
+    assert slots.take(144) is None
+    del view
+    assert slots.take(144) == slot
+
+
+def test_slots_are_used_if_they_are_large_enough_and_freed_with_ended_workers():
+    slots = BatchSlots(2, 100)
+    assert slots.take(101) is None
+    assert {slots.take(100), slots.take(1), slots.take(1)} == {0, 1, None}
+    slots.take_back()
+    assert {slots.take(1), slots.take(1)} == {0, 1}
+    assert open_slots(3, 0) is None
+    assert open_slots(3, 2**62) is None  # no address reaches them
+
+
+def _fill(slots: BatchSlots, results) -> None:
+    results.send_bytes(ForkingPickler.dumps(SentBatch(batch_in(slots, 1, 9), slots, 1)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_write_to_the_same_memory(method):
+    context = multiprocessing.get_context(method)
+    slots = BatchSlots(2, 1000)
+    here, there = context.Pipe()
+    worker = context.Process(target=_fill, args=(slots, there))
+    worker.start()
+    arrived = pickle.loads(here.recv_bytes())
+    worker.join()
+    assert (arrived.images == 9).all()
+    assert (slots.pixels(1, SHAPE) == 9).all()
+    assert (slots.pixels(0, SHAPE) == 0).all()
+
+
+def test_memory_is_freed_with_the_last_reference():
+    before = len(os.listdir("/proc/self/fd"))
+    slots = BatchSlots(2, 1000)
+    images = slots.arrived(slots.take(144), SHAPE)
+    del slots
+    assert int(images.sum()) == 0
+    del images
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_tensors_are_sent_in_the_message_and_are_writable():
+    message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), Targets(torch.rand(2, 6), (2,)), *[torch.ones(1)] * 3)
+    again = pickle.loads(ForkingPickler.dumps(SentBatch(message)))
+    assert torch.equal(again.targets.rows, message.targets.rows)
+    again.targets.rows.add_(1)
+    assert not again.targets.rows.is_shared()
+    large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
+    assert pickle.loads(ForkingPickler.dumps(SentBatch(large))).images.is_shared()
+    assert np.prod(large.images.shape) > 65536
+
+
+def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
+    before = len(os.listdir("/proc/self/fd"))
+    rows = torch.rand(10_000, 6)[1:]
+    images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    message = Batch(images, Targets(rows, (9_999,)), *[torch.ones(1)] * 3)
+    sent_bytes = ForkingPickler.dumps(SentBatch(message))
+    assert not message.images.is_shared()
+    assert len(sent_bytes) < 5000
+    again = pickle.loads(sent_bytes)
+    for arrived, tensor in ((again.images, images), (again.targets.rows, rows)):
+        assert torch.equal(arrived, tensor)
+        assert arrived.stride() == tensor.stride()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert sum("memfd:lockstep-tensor" in name for name in files) >= 2
+    assert not any(name.startswith("/dev/shm") for name in files)
+    del again, arrived
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the server that sends file descriptors may have started
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")

@@ -1,0 +1,228 @@
+"""Tiles of large images: positions, labels and pixels against plain loops, and the batches that loaders make."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.cache import decoding
+from data.loading.build import build_train_loader, build_val_loader
+from data.render.letterbox import CanvasRule
+from data.samples.tiled_index import TiledIndex
+from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.messages import refused
+from tests.helpers.synthetic_index import index_of
+from tests.helpers.tiny import write_tiled_dataset
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.structures import GRAY
+
+SIZES = [(300, 420), (128, 128), (90, 260), (60, 50)]
+SIDE = 128
+
+
+def boxed_index(seed: int = 0):
+    """Images of `SIZES`, each with forty boxes of any size, some of them regions to ignore."""
+    rng = np.random.default_rng(seed)
+    boxes = []
+    for height, width in SIZES:
+        low, high = np.sort(rng.random((2, 40, 2)) * (width, height), 0)
+        boxes.append(np.concatenate([low, np.maximum(high - low, 0.5)], 1))
+    index = index_of(
+        names=["a", "b"],
+        paths=[f"{i}.png" for i in range(len(SIZES))],
+        image_hw=np.array(SIZES),
+        offsets=40 * np.arange(len(SIZES) + 1),
+        boxes_xywh_px=np.concatenate(boxes),
+        classes=rng.integers(2, size=40 * len(SIZES)),
+    )
+    return replace(index, crowd=rng.random(len(index.classes)) < 0.1, fingerprint="boxed")
+
+
+def tiled(seed: int | None = 0, visibility: float = 0.3) -> TiledIndex:
+    return TiledIndex(boxed_index(), SIDE, hyp=Hyperparameters(tile_visibility=visibility), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
+    tiles = tiled(seed)
+    everything = np.arange(len(tiles.index))
+    reach = 0 if seed is None else round(0.1 * SIDE)
+    seen = set()
+    for epoch in range(4):
+        corners = tiles.corners(everything, epoch)
+        seen.add(corners.tobytes())
+        np.testing.assert_array_equal(tiles.corners(everything[::-1], epoch), corners[::-1])
+        for i, (height, width) in enumerate(SIZES):
+            covered = np.zeros((height, width), bool)
+            for left, top in corners[tiles.image == i]:
+                assert 0 <= left <= max(width - SIDE, 0)
+                assert 0 <= top <= max(height - SIDE, 0)
+                covered[top : top + SIDE, left : left + SIDE] = True
+            edges = [reach if side > SIDE else 0 for side in covered.shape]
+            assert covered[tuple(slice(edge, side - edge) for edge, side in zip(edges, covered.shape))].all()
+    assert len(seen) == (1 if seed is None else 4)
+    np.testing.assert_array_equal(tiles.corners(everything, 1), tiled(seed).corners(everything, 1))
+
+
+@pytest.mark.parametrize("visibility", [0.0, 0.3, 1.0])
+def test_labels_are_what_a_tile_shows(visibility):
+    """Clipped by loops over tiles and boxes; what shows too little of an object is to be ignored."""
+    tiles, images = tiled(visibility=visibility), boxed_index()
+    for epoch in (0, 3):
+        numbers = np.array([5, 0, len(tiles.index) - 1, 5, 7])
+        labels, position = tiles.labels_of(numbers, epoch)
+        for at, (tile, (left, top)) in enumerate(zip(numbers, tiles.corners(numbers, epoch))):
+            rows = []
+            image = int(tiles.image[tile])
+            for row in range(*images.offsets[image : image + 2]):
+                x, y, w, h = images.boxes_xywh_px[row]
+                x1, y1 = max(x - left, 0), max(y - top, 0)
+                x2, y2 = min(x + w - left, SIDE), min(y + h - top, SIDE)
+                if x2 <= x1 or y2 <= y1:
+                    continue
+                shown = (x2 - x1) * (y2 - y1) / (w * h)
+                is_ignored = images.crowd[row] or shown < visibility - 1e-6
+                c = -2 - images.classes[row] if is_ignored else images.classes[row]
+                rows.append([c, (x1 + x2) / 2 / SIDE, (y1 + y2) / 2 / SIDE, (x2 - x1) / SIDE, (y2 - y1) / SIDE])
+            np.testing.assert_allclose(labels[position == at], rows, atol=1e-6)
+
+
+def test_the_grid_has_the_labels_of_tiles_that_stay():
+    tiles = tiled(seed=None)
+    numbers = np.arange(len(tiles.index))
+    for got, want in zip(tiles.labels_of(numbers, 9), tiles.index.labels_of(numbers)):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_pixels_are_parts_of_the_image():
+    tiles, rng = tiled(), np.random.default_rng(0)
+    for tile in (0, 3, len(tiles.index) - 1):
+        height, width = SIZES[int(tiles.image[tile])]
+        image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)
+        ((left, top),) = tiles.corners(np.array([tile]), 2)
+        padded = np.pad(image, ((0, SIDE), (0, SIDE), (0, 0)), constant_values=GRAY)
+        shown = tiles.pixels(image, tile, 2)
+        np.testing.assert_array_equal(shown, padded[top : top + SIDE, left : left + SIDE])
+        assert np.shares_memory(shown, image) == (min(height, width) >= SIDE)
+
+
+def test_tiles_without_objects_are_repeated_less_often():
+    tiles = tiled(visibility=1.0)
+    has_object = np.bincount(tiles.index.image_of_box[~tiles.index.crowd], minlength=len(tiles.index)) > 0
+    assert 0 < has_object.sum() < len(has_object)
+    repeats = tiles.repeats(0.1)
+    assert (repeats[has_object] == 1).all()
+    assert repeats[~has_object].sum() == pytest.approx(0.1 * has_object.sum())
+    assert (tiles.repeats(100.0) == 1).all()
+
+
+def test_tiles_that_show_no_object_are_refused(caplog):
+    index = replace(boxed_index(), crowd=np.ones(160, bool))
+    with refused():
+        TiledIndex(index, SIDE, hyp=Hyperparameters()).repeats(1.0)
+    tiled(visibility=0.9).repeats(1.0)
+    assert "of 1" in caplog.text
+    assert "objects are so large that no tile shows 90 % of them" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["large", 1.5, True, 0, 31, 70_000, [640]])
+def test_a_wrong_tile_is_one_line(tmp_path, value):
+    path = tmp_path / "data.yaml"
+    path.write_text(yaml.safe_dump({"train": "images", "names": ["a"], "tile": value}))
+    with refused():
+        load_dataset_spec(path)
+
+
+def test_a_joined_set_has_the_tiles_of_its_parts(tmp_path):
+    (tmp_path / "part.yaml").write_text("train: images\nnames: [a]\ntile: 640\n")
+    joined = tmp_path / "joined.yaml"
+    joined.write_text("train: [part.yaml]\n")
+    with refused():
+        load_dataset_spec(joined)
+    joined.write_text("train: [part.yaml]\ntile: 640\n")
+    assert load_dataset_spec(joined).tile == 640
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """A YAML with ``tile: 128`` and five images, of which one is smaller than a tile."""
+    sizes_hw = [(300, 420), (400, 200), (90, 100), (128, 512), (260, 260)]
+    return write_tiled_dataset(tmp_path, sizes_hw, tile=128, squares=6, seed=1)
+
+
+def train_loader(data: Path, hyp: Hyperparameters | None = None, **more: object):
+    config = TrainConfig(data=str(data), imgsz=128, batch_size=4, workers=0, **more)
+    spec = load_dataset_spec(data)
+    return build_train_loader(DistributedContext.single(), config, hyp or Hyperparameters(), spec, stride=32)
+
+
+def test_training_batches_show_the_objects_that_their_labels_name(data):
+    """Red squares are where the labels say, in every epoch; another run's seed moves the tiles."""
+    loader = train_loader(data, Hyperparameters(hsv_h=0, hsv_s=0, hsv_v=0, mosaic=0.5))
+    assert len(loader.index) == 5
+    assert len(loader.samples) > 20
+    checked = 0
+    for epoch in (0, 1):
+        for number in range(len(loader)):
+            batch = loader.render(epoch, number)
+            for image, _, cx, cy, w, h in batch.targets.rows.tolist():
+                if min(w, h) * 128 < 8:
+                    continue
+                red, green, _ = batch.images[int(image), :, int(cy * 128), int(cx * 128)].tolist()
+                assert red - green > 100
+                checked += 1
+    assert checked > 100
+    first = loader.render(0, 0)
+    assert (first.images == loader.render(0, 0).images).all()
+    assert not (first.images == loader.render(1, 0).images).all()
+
+
+def test_validation_batches_are_tiles_of_whole_images(data):
+    """Over all ranks each tile comes once, and its labels in pixels of its image are those of the image."""
+    config = TrainConfig(data=str(data), imgsz=64, batch_size=3, workers=0)
+    spec, seen = load_dataset_spec(data), []
+    for rank in range(2):
+        canvases = CanvasRule(64, 32)
+        loader = build_val_loader(DistributedContext.single(), config, spec, canvases, tile=128)
+        tiles = loader.samples.tiles
+        requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
+        for request in requests:
+            assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
+            for sample in loader.samples.samples(request.keys):
+                seen.append(sample.index)
+                image = int(tiles.image[sample.index])
+                assert image % 2 == rank
+                assert sample.original_hw == tuple(loader.index.image_hw[image])
+                rows = sample.labels[sample.labels[:, 0] >= 0]
+                centers = (rows[:, 1:3] * 64 - sample.pad_xy) / sample.gain_xy
+                boxes = loader.index.boxes_xywh_px[slice(*loader.index.offsets[image : image + 2])]
+                low, high = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
+                assert (((centers[:, None] > low) & (centers[:, None] < high)).all(2).any(1)).all()
+    assert sorted(seen) == list(range(len(tiles.index)))
+    assert loader.index.ground_truth().max_det == 100 * np.bincount(tiles.image).max()
+
+
+def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
+    decoded, read = [], decoding.read_source
+    monkeypatch.setattr(
+        decoding, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
+    )
+    for _ in range(2):
+        loader = train_loader(data)
+        loader.render(0, 0)
+        assert len(decoded) == 5
+        path = loader.samples.image_cache.path
+        assert path.parent == Path(os.environ["XDG_CACHE_HOME"], "lockstep")
+        del loader
+    assert path.exists()
+
+
+def test_tiles_are_not_cached_on_the_device(data):
+    with refused():
+        train_loader(data, cache="device", render_on="device")

@@ -1,0 +1,143 @@
+"""``classes:`` and ``ignore:`` in a YAML: merged and renamed classes, and regions to ignore."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.loading.shared_memory import new_pixels
+from data.loading.worker import collate
+from data.samples.augmented import AugmentedImages
+from data.source.dataset_yaml import load_dataset_spec
+from engine.evaluation.metrics import score_detections
+from tests.helpers.messages import refused
+from tests.helpers.tiny import write_dataset
+from utils.boxes import xywh_to_xyxy
+from utils.config.settings import Hyperparameters
+from utils.structures import DetectionTable, SampleKey
+
+NAMES = ["car", "truck", "van", "person"]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """Four images, each with a box of every class."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_dataset(tmp_path / "set", train=4, val=2)
+    rows = "".join(f"{c} {0.2 + 0.2 * c} {0.3 + 0.1 * c} 0.2 {0.2 + 0.1 * c}\n" for c in range(4))
+    for path in (tmp_path / "set" / "labels").rglob("*.txt"):
+        path.write_text(rows)
+    return tmp_path / "set"
+
+
+def index_of(root: Path, split: str = "train", **options) -> DatasetIndex:
+    content = {"train": "images/train", "val": "images/val", "names": NAMES, **options.pop("content", {})}
+    path = root / "mapped.yaml"
+    path.write_text(yaml.safe_dump(content))
+    spec = load_dataset_spec(path).use_classes(options.pop("classes", ()))
+    return load_index(spec, split, IndexSettings(progress=False, **options))
+
+
+MAP = {"classes": {"car": "vehicle", "truck": "vehicle"}, "ignore": ["van"]}
+
+
+def test_classes_are_merged_and_renamed(root):
+    plain, mapped = index_of(root), index_of(root, content=MAP)
+    assert mapped.names == ("vehicle", "person")
+    np.testing.assert_array_equal(mapped.classes.reshape(4, 4), [[0, 0, -1, 1]] * 4)
+    np.testing.assert_array_equal(mapped.crowd, plain.classes == 2)
+    np.testing.assert_array_equal(mapped.boxes_xywh_px, plain.boxes_xywh_px)
+    truth = mapped.ground_truth()
+    np.testing.assert_array_equal(truth.classes.reshape(4, 5), [[0, 0, 0, 1, 1]] * 4)
+    np.testing.assert_array_equal(truth.crowd.reshape(4, 5), [[False, False, True, True, False]] * 4)
+    np.testing.assert_array_equal(truth.offsets, np.arange(5) * 5)
+    assert mapped.report.totals["boxes"] == 12
+    assert mapped.report.totals["crowd"] == 4
+
+
+def test_a_map_and_chosen_classes(root):
+    """An existing class may take others in."""
+    chosen = index_of(root, content=MAP, classes=["person"])
+    assert (chosen.names, chosen.classes.tolist()) == (("person",), [-1, 0] * 4)
+    single = index_of(root, content=MAP, single_cls=True)
+    assert (single.names, single.classes.tolist()) == (("object",), [0, 0, -1, 0] * 4)
+    mapped = index_of(root, content={"classes": {"truck": "car", "van": "car"}})
+    assert (mapped.names, mapped.classes.tolist()) == (("car", "person"), [0, 0, 0, 1] * 4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"classes": {"vam": "car"}},
+        {"classes": ["car"]},
+        {"classes": {"car": None}},
+        {"classes": {"car": "a\nb"}},
+        {"classes": {"car": ""}},
+        {"classes": {"car": "x"}, "ignore": ["car"]},
+        {"ignore": "van"},
+        {"names": [*NAMES, "bus"], "ignore": NAMES},
+        {"ignore": NAMES},
+    ],
+)
+def test_mistakes_are_one_line(root, content):
+    with refused():
+        index_of(root, content=content)
+
+
+def test_regions_move_with_their_image(root):
+    """As the boxes that they are without the map do, through mosaic, perspective and flips. Whatever is seen of a
+    region counts, also where too little of an object would be."""
+    hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
+    indexes = index_of(root), index_of(root, content=MAP)
+    plain, mapped = (AugmentedImages(i, imgsz=64, hyp=hyp, epochs=9) for i in indexes)
+    keys = [SampleKey(n % 4, 0, n, (64, 64)) for n in range(16)]
+    a, b = (collate(samples.samples(keys), new_pixels(16, (64, 64))) for samples in (plain, mapped))
+    a, rows, part = a.targets, a.targets.rows.numpy(), b.shard(5, 9).targets
+    b = b.targets
+    is_van = rows[:, 1] == 2
+    assert is_van.sum() > 10
+    kept = {tuple(row) for row in rows[is_van][:, [0, 2, 3, 4, 5]].tolist()}
+    regions = {tuple(row) for row in b.ignore[:, [0, 2, 3, 4, 5]].tolist()}
+    assert kept < regions
+    assert (b.ignore[:, 1] == -1).all()
+    assert (b.ignore[:, 4:] > 0).all()
+    np.testing.assert_array_equal(b.rows.numpy()[:, 2:], rows[~is_van][:, 2:])
+    assert b.counts == tuple(np.bincount(rows[~is_van][:, 0].astype(int), minlength=16))
+    assert a.ignore is None
+    alone = collate(mapped.samples(keys[5:9]), new_pixels(4, (64, 64))).targets
+    np.testing.assert_array_equal(part.ignore, alone.ignore)
+    np.testing.assert_array_equal(part.rows, alone.rows)
+
+
+def test_detections_in_regions_are_neither_true_nor_false(root):
+    truth = index_of(root, content=MAP).ground_truth()
+    image = np.repeat(np.arange(4), np.diff(truth.offsets))
+    boxes = xywh_to_xyxy(truth.boxes_xywh_px)
+    scores = np.where(truth.crowd, 0.9, 0.8)  # in regions, of both classes, with the highest scores
+    found = DetectionTable(image, boxes, scores, truth.classes)
+    assert score_detections(truth, found, 2).metrics["AP"] == 1
+    known = replace(truth, crowd=np.zeros_like(truth.crowd), boxes_xywh_px=np.where(
+        truth.crowd[:, None], 0.001, truth.boxes_xywh_px))  # fmt: skip
+    assert score_detections(known, found, 2).metrics["AP"] < 0.6
+
+
+def test_a_class_map_is_part_of_the_fingerprint_with_which_a_run_resumes(tmp_path):
+    path = write_dataset(tmp_path / "set", train=4, val=2)
+    content = yaml.safe_load(path.read_text())
+    found = []
+    for more in ({}, {}, {"ignore": ["dark"]}, {"classes": {"light": "x", "dark": "x"}}, {"ignore": ["light"]}):
+        path.write_text(yaml.safe_dump(content | more))
+        index = load_index(
+            load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
+        found.append((index.fingerprint, index.fingerprint_as_used()))
+    assert len({files for files, _ in found}) == 1
+    assert found[0] == found[1]
+    assert len({used for _, used in found}) == 4

@@ -1,0 +1,420 @@
+"""Folders without a YAML, as annotation tools write them, have the boxes of the set that they were made from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.folder import split_of
+from data.source.open import open_data
+from tests.helpers.messages import refused
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import write_dataset
+from train import main as train
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+NAMES = ["light", "dark"]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_dataset(tmp_path / "set", train=4, val=3)
+    for path in [*(tmp_path / "set").glob("*/val/*")]:  # some exports have all images in one folder
+        path.rename(path.with_name(f"v{path.name}"))
+    return tmp_path / "set"
+
+
+def boxes_of(data: Path) -> dict[str, list[tuple]]:
+    """Class and corners of the boxes of each image, by split and stem."""
+    spec, found = load_dataset_spec(data), {}
+    for split in spec.splits:
+        index = load_index(spec, split, IndexSettings(progress=False))
+        truth = index.ground_truth()
+        kinds = [spec.names[kind] for kind in truth.classes]
+        for i, path in enumerate(index.paths):
+            of_image = range(truth.offsets[i], truth.offsets[i + 1])
+            boxes = sorted((kinds[j], *np.round(truth.boxes_xywh_px[j], 3).tolist()) for j in of_image)
+            found[f"{split}/{Path(path).stem}"] = boxes
+    return found
+
+
+def rows_of(source: Path, split: str, image: Path) -> list[tuple[int, float, float, float, float]]:
+    """Class and x, y, width and height in pixels."""
+    height, width = cv2.imread(str(image)).shape[:2]
+    rows = []
+    for row in (source / "labels" / split / f"{image.stem}.txt").read_text().splitlines():
+        kind, cx, cy, w, h = map(float, row.split())
+        rows.append((int(kind), (cx - w / 2) * width, (cy - h / 2) * height, w * width, h * height))
+    return rows
+
+
+SAME = {"train": "train", "val": "val"}
+ROBOFLOW = {"train": "train", "val": "valid"}
+
+
+def copy_set(source: Path, images: Path, labels: Path, suffix: str = "", called: dict[str, str] = SAME) -> list[Path]:
+    """Copies the images of the splits that ``called`` renames, with a label file for each if there is a ``suffix``.
+
+    {} in a folder is the split. Returns the copies.
+    """
+    copies = []
+    for split, name in called.items():
+        places = [Path(str(folder).format(name)) for folder in (images, labels)]
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        for image in sorted((source / "images" / split).iterdir()):
+            copies.append(Path(shutil.copy(image, places[0])))
+            row_file = source / "labels" / split / f"{image.stem}.txt"
+            if suffix == ".txt":
+                shutil.copy(row_file, places[1])
+            elif suffix:
+                (places[1] / f"{image.stem}.xml").write_text(voc(rows_of(source, split, image)))
+    return copies
+
+
+def roboflow_coco(source: Path, folder: Path) -> None:
+    write_coco(source, folder, lambda split: folder / ROBOFLOW[split], "_annotations.coco.json")
+
+
+def coco_2017(source: Path, folder: Path) -> None:
+    write_coco(source, folder, lambda split: folder / f"{split}2017", "../annotations/instances_{split}2017.json")
+
+
+def datumaro_coco(source: Path, folder: Path) -> None:
+    """Datumaro writes JSONs for other tasks, too."""
+    coco_2017(source, folder)
+    for path in sorted((folder / "annotations").iterdir()):
+        content = json.loads(path.read_text())
+        empty = json.dumps({"images": content["images"], "annotations": [], "categories": content["categories"]})
+        for task in ("image_info", "stuff"):
+            path.with_name(path.name.replace("instances", task)).write_text(empty)
+
+
+def write_coco(source: Path, folder: Path, images_of: Callable[[str], Path], name: str) -> None:
+    (folder / "annotations").mkdir(parents=True)
+    for split in ("train", "val"):
+        content = {"images": [], "annotations": [], "categories": [
+            {"id": 0, "name": "shapes", "supercategory": "none"},
+            {"id": 1, "name": "light", "supercategory": "shapes"}, {"id": 2, "name": "dark", "supercategory": "shapes"},
+        ]}  # fmt: skip
+        for number, image in enumerate(copy_set(source, images_of(split), folder, called={split: ""})):
+            content["images"].append({"id": number, "file_name": image.name})
+            for kind, *box in rows_of(source, split, image):
+                entry = {"image_id": number, "category_id": kind + 1, "bbox": box, "id": len(content["annotations"])}
+                content["annotations"].append(entry)
+        (images_of(split) / name.format(split=split)).write_text(json.dumps(content))
+    if name.startswith("_"):
+        (folder / "annotations").rmdir()
+
+
+def roboflow_voc(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "{}", folder / "{}", ".xml", ROBOFLOW)
+
+
+def voc_2012(source: Path, folder: Path) -> None:
+    """One folder of images, with Annotations beside it."""
+    copy_set(source, folder / "images" / "{}", folder / "annotations" / "{}", ".xml")
+
+
+def voc(rows: list[tuple]) -> str:
+    objects = "".join(
+        f"<object><pose>x</pose><name>{NAMES[kind]}</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin>"
+        f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox><part><name>not a class</name></part></object>"
+        for kind, x, y, w, h in rows
+    )
+    return f"<annotation><owner><name>nor this</name></owner>{objects}</annotation>"
+
+
+def darknet(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "{}", folder / "{}", ".txt", ROBOFLOW)
+    for name in ROBOFLOW.values():
+        (folder / name / "_darknet.labels").write_text("light\ndark\n")
+
+
+def label_img(source: Path, folder: Path) -> None:
+    shutil.copytree(source, folder)
+    (folder / "data.yaml").unlink()
+    (folder / "classes.txt").write_text("light\ndark\n")
+
+
+def cvat_yolo(source: Path, folder: Path) -> None:
+    """YOLO 1.1 of CVAT and Datumaro: the splits are lists."""
+    for split, called in {"train": "Train", "val": "Validation"}.items():
+        place = folder / f"obj_{called}_data"
+        rows = [f"data/{place.name}/{path.name}\n" for path in copy_set(source, place, place, ".txt", {split: called})]
+        (folder / f"{called}.txt").write_text("".join(rows))
+    (folder / "obj.names").write_text("light\ndark\n")
+    (folder / "obj.data").write_text("classes = 2\nTrain = data/Train.txt\n")
+
+
+def two_names_of_one_folder(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "validation").symlink_to("valid")
+
+
+def voc_devkit(source: Path, folder: Path) -> None:
+    """All images in one folder, lists of stems, and folders around them; masks are images, too."""
+    base = folder / "VOCdevkit" / "VOC2012"
+    for name in ("ImageSets/Main", "SegmentationClass"):
+        (base / name).mkdir(parents=True)
+    for split in SAME:
+        images = copy_set(source, base / "JPEGImages", base / "Annotations", ".xml", {split: split})
+        (base / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{image.stem}\n" for image in images))
+    shutil.copy(images[0], base / "SegmentationClass")
+
+
+def supervision(source: Path, folder: Path) -> None:
+    """Its data.yaml has the names alone."""
+    ultralytics(source, folder)
+    (folder / "data.yaml").write_text("names:\n- light\n- dark\nnc: 2\n")
+
+
+def ultralytics(source: Path, folder: Path) -> None:
+    """As Roboflow exports for YOLOv8."""
+    copy_set(source, folder / "{}" / "images", folder / "{}" / "labels", ".txt", ROBOFLOW)
+    (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
+
+
+EXPORTS = [
+    roboflow_coco, coco_2017, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, darknet, cvat_yolo, label_img,
+    ultralytics, supervision, two_names_of_one_folder,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.__name__)
+def test_it_has_the_boxes_of_its_source(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    before = {path: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()}
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    assert {path: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()} == before
+    assert set(load_dataset_spec(tmp_path / "export").names) == set(NAMES)
+
+
+def cvat_task(source: Path, folder: Path) -> None:
+    """COCO JSON of a task without subsets."""
+    coco_2017(source, folder)
+    (folder / "images").mkdir()
+    (folder / "train2017").rename(folder / "images" / "default")
+    (folder / "annotations" / "instances_train2017.json").rename(folder / "annotations" / "instances_default.json")
+    (folder / "annotations" / "instances_val2017.json").unlink()
+    shutil.rmtree(folder / "val2017")
+
+
+def label_studio_coco(source: Path, folder: Path) -> None:
+    cvat_task(source, folder)
+    text = (folder / "annotations" / "instances_default.json").read_text()
+    text = text.replace('"file_name": "', r'"file_name": "\/data\/upload\/1\/')
+    (folder / "result.json").write_text(text)
+    shutil.rmtree(folder / "annotations")
+
+
+def label_studio_yolo(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "images", folder / "labels", ".txt", {"train": ""})
+    (folder / "classes.txt").write_text("light\ndark\n")
+    notes = {"categories": [{"id": 0, "name": "light"}, {"id": 1, "name": "dark"}], "info": {"year": 2026}}
+    (folder / "notes.json").write_text(json.dumps(notes, indent=2))
+
+
+def label_studio_yolo_with_empty_lists(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    notes = json.loads((folder / "notes.json").read_text()) | {"images": [], "annotations": []}
+    (folder / "notes.json").write_text(json.dumps(notes, indent=2))
+
+
+def label_studio_yolo_without_classes(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    (folder / "classes.txt").unlink()
+
+
+def labels_beside_images(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "images", folder / "images", ".txt", {"train": ""})
+    (folder / "classes.txt").write_text("light\ndark\n")
+
+
+def capital_suffixes(source: Path, folder: Path) -> None:
+    label_studio_yolo(source, folder)
+    for path in (folder / "labels").iterdir():
+        path.rename(path.with_suffix(".TXT"))
+
+
+ONE_SPLIT = [
+    cvat_task, label_studio_coco, label_studio_yolo, label_studio_yolo_with_empty_lists,
+    label_studio_yolo_without_classes, labels_beside_images, capital_suffixes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("export", ONE_SPLIT, ids=lambda e: e.__name__)
+def test_without_splits_all_images_are_for_training(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    expected = {name: boxes for name, boxes in boxes_of(source / "data.yaml").items() if name.startswith("train")}
+    assert boxes_of(tmp_path / "export") == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "name"), [(".", "export"), (".", "export/"), ("export", "."), ("export/train", "..")]
+)
+def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkeypatch, where, name):
+    roboflow_coco(source, tmp_path / "export")
+    monkeypatch.chdir(tmp_path / where)
+    assert boxes_of(name) == boxes_of(source / "data.yaml")
+    assert load_dataset_spec(name).notes[0].startswith(f"{tmp_path / 'export'}: COCO JSON")
+
+
+def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
+    archive = shutil.make_archive(str(tmp_path / "export"), "zip", source)
+    assert f"--data {archive}: an archive; unpack it" in error_of(capsys, train, "--data", archive)
+
+
+def two_folders_of_a_split(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "Val").mkdir()
+
+
+def two_lists_of_names(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "valid" / "_darknet.labels").write_text("dark\nlight\n")
+
+
+def notes_against_classes(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "train" / "_darknet.labels").unlink()
+    (folder / "classes.txt").write_text("light\ndark\n")
+    categories = [{"id": 0, "name": "dark"}, {"id": 1, "name": "light"}]
+    (folder / "notes.json").write_text(json.dumps({"categories": categories}))
+
+
+def two_formats(source: Path, folder: Path) -> None:
+    """The names of the other format may be in another order."""
+    roboflow_coco(source, folder)
+    (folder / "valid" / "_annotations.coco.json").unlink()
+    shutil.copytree(source / "labels" / "val", folder / "valid", dirs_exist_ok=True)
+
+
+def half_a_json(source: Path, folder: Path) -> None:
+    roboflow_coco(source, folder)
+    path = folder / "valid" / "_annotations.coco.json"
+    path.write_text(path.read_text()[:100])
+
+
+REFUSED = [two_folders_of_a_split, two_lists_of_names, notes_against_classes, two_formats, half_a_json]
+
+
+@pytest.mark.parametrize("export", REFUSED)
+def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    with refused():
+        load_index(load_dataset_spec(tmp_path / "export"), "val", IndexSettings(progress=False))
+
+
+@pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
+@pytest.mark.parametrize("by_yaml", [False, True])
+def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml):
+    """In their place is nothing, not even folders."""
+    folder = tmp_path / "export"
+    export(source, folder)
+    if by_yaml:
+        (folder / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [light, dark]\n")
+    for image in [path for path in folder.rglob("*") if path.suffix == ".png"]:
+        image.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+    with pytest.raises(
+        UserError, match=r"label files? \(first: .*\) and no image: an export without its images; export it"
+    ):
+        load_index(
+            open_data(DataSource(str(folder), ("train",)), DistributedContext.single()),
+            "train",
+            IndexSettings(progress=False),
+        )
+
+
+def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text(path.read_text(), encoding="utf-16")
+    assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
+    for path in (tmp_path / "export").rglob("*.xml"):
+        path.write_text("<annotation></annotation>")
+    with refused():
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(source, tmp_path):
+    copy_set(source, tmp_path / "export", tmp_path / "export", called={"train": ""})
+    (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
+    with refused():
+        load_dataset_spec(tmp_path / "export")
+    (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
+    with refused():
+        load_dataset_spec(tmp_path / "export")
+
+
+def test_a_line_says_what_has_been_found(source, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
+    roboflow_coco(source, tmp_path / "export")
+    with caplog.at_level(logging.INFO, "lockstep"):
+        spec = open_data(DataSource(str(tmp_path / "export"), ("train", "val")), DistributedContext.single())
+    assert f"{tmp_path / 'export'}: COCO JSON; train train, val valid" in caplog.text
+    assert list(spec.splits) == ["train", "val"]
+
+
+def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):
+    label_img(source, tmp_path / "export")
+    (tmp_path / "export" / "classes.txt").unlink()
+    message = "YOLO txt needs the names of the classes: add classes.txt"
+    assert message in error_of(capsys, train, "--data", str(tmp_path / "export"))
+    (tmp_path / "export" / "_annotations.csv").touch()
+    shutil.rmtree(tmp_path / "export" / "labels")
+    line = error_of(capsys, train, "--data", str(tmp_path / "export"))
+    assert "7 images, files of .csv, folders images; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
+    assert f"python -m tools.convert {tmp_path / 'export'} export.json" in line
+    (tmp_path / "empty").mkdir()
+    with refused():
+        load_dataset_spec(tmp_path / "empty")
+
+
+def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    os.mkfifo(tmp_path / "export" / "train" / "pipe.xml")
+    (tmp_path / "export" / "train" / "cut.xml").write_text("<annotation><object><name>glow</name>")
+    assert {*NAMES} <= set(load_dataset_spec(tmp_path / "export").names) <= {*NAMES, "glow"}
+
+
+def test_names_of_splits():
+    names = {"Train": "train", "trainval": "train", "val2017": "val", "validation": "val", "test_2": "test"}
+    assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
+
+
+def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "val.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "classes.txt").write_text("a\n")
+    with refused():
+        load_dataset_spec(tmp_path)
+
+
+def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(300_000)))
+    start = time.process_time()
+    assert len(load_dataset_spec(tmp_path).names) == 300_000
+    with open(tmp_path / "classes.txt", "a") as file:
+        file.write("a7\n")
+    with refused():
+        load_dataset_spec(tmp_path)
+    assert time.process_time() - start < 3

@@ -1,0 +1,630 @@
+"""Label files that exist are found where there is one reading, and those that belong to no image are reported."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.yolo import label_folders
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
+from data.source.staging.stage import stage_dataset
+from tests.helpers.three_formats import voc_text, write_image, yolo_text
+from tools.check.label_checks import scan_dataset, scan_issues
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.logger import get_logger
+
+NUM_IMAGES = 20
+BOX = (0, 10, 8, 30, 32)
+TEXT = yolo_text([BOX], 48, 64)
+OTHER_TEXT = yolo_text([(0, 1, 1, 9, 9)], 48, 64)
+ACCENTED = unicodedata.normalize("NFC", "é")
+
+
+class Folder:
+    """A data set of images 00 to 19 in images/train, whose labels a test places."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.images = "images/train"
+        self.more = ""
+
+    def image(self, name: str) -> None:
+        write_image(self.root / name, 48, 64)
+
+    def label(self, name: str, text: str = TEXT) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def write(self, image: str = "images/train/{}.png", label: str = "labels/train/{}.txt", but: int = -1) -> None:
+        for i in range(NUM_IMAGES):
+            self.image(image.format(f"{i:02}"))
+            if i != but:
+                self.label(label.format(f"{i:02}"))
+
+    def index(self, **options: object) -> DatasetIndex:
+        return load_index(load_dataset_spec(self.yaml()), "train", IndexSettings(progress=False, **options))
+
+    def yaml(self) -> Path:
+        path = self.root / "data.yaml"
+        path.write_text(f"train: {self.images}\nval: {self.images}\nnames: [a]\n{self.more}", encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return Folder(tmp_path / "set")
+
+
+@pytest.fixture
+def lines(caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    with caplog.at_level(logging.INFO, "lockstep"):
+        yield caplog
+
+
+def beside(folder: Folder) -> None:
+    folder.write(label="images/train/{}.txt")
+
+
+def one_beside(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("images/train/03.txt")
+
+
+def below_images(folder: Folder) -> None:
+    folder.root = folder.root / "images" / "mine"
+    folder.images = "train"
+    folder.write(image="train/{}.png", label="train/{}.txt")
+
+
+def below_images_in_labels(folder: Folder) -> None:
+    folder.root = folder.root / "images" / "mine"
+    folder.write()
+
+
+def in_another_images(folder: Folder) -> None:
+    folder.images = "images/train/images"
+    folder.write(image="images/train/images/{}.png", label="labels/train/images/{}.txt")
+
+
+def in_all_images(folder: Folder) -> None:
+    folder.images = "images/train/images"
+    folder.write(image="images/train/images/{}.png", label="labels/train/labels/{}.txt")
+
+
+def capital_folders(folder: Folder) -> None:
+    folder.images = "Images/train"
+    folder.write(image="Images/train/{}.png", label="Labels/train/{}.txt")
+
+
+def capital_suffix(folder: Folder) -> None:
+    folder.write(label="labels/train/{}.TXT")
+
+
+def one_capital_suffix(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/03.Txt")
+
+
+def whole_image_name(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/03.png.txt")
+
+
+def capital_name(folder: Folder) -> None:
+    folder.write(image="images/train/l{}.png", label="labels/train/L{}.txt")
+
+
+def capital_image(folder: Folder) -> None:
+    folder.write(image="images/train/L{}.PNG", label="labels/train/l{}.txt")
+
+
+def decomposed(folder: Folder) -> None:
+    name = unicodedata.normalize("NFD", ACCENTED)
+    folder.write(image=f"images/train/{ACCENTED}{{}}.png", label=f"labels/train/{name}{{}}.txt")
+
+
+def decomposed_image(folder: Folder) -> None:
+    name = unicodedata.normalize("NFD", ACCENTED)
+    folder.write(image=f"images/train/{name}{{}}.png", label=f"labels/train/{ACCENTED}{{}}.txt")
+
+
+def capital_name_in_a_list(folder: Folder) -> None:
+    capital_name(folder)
+    folder.images = "list.txt"
+    (folder.root / "list.txt").write_text("".join(f"images/train/l{i:02}.png\n" for i in range(NUM_IMAGES)))
+
+
+def the_same_twice(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/03.TXT")
+    folder.label("images/train/03.txt")
+
+
+def besides_captions_of_others(folder: Folder) -> None:
+    """The readings of one image do not depend on other folders."""
+    folder.write(but=3)
+    folder.label("labels/train/03.TXT")
+    folder.label("images/train/03.txt", "a photo of a cat\n")
+
+
+def write_voc(folder: Folder, name: str, filename: str = "{}.png") -> None:
+    folder.more = "annotations: voc\n"
+    for i in range(NUM_IMAGES):
+        folder.image(f"images/train/{i:02}.png")
+        text = voc_text([BOX], ["a"], 48, 64)
+        text = text.replace("<annotation>", f"<annotation><filename>{filename.format(f'{i:02}')}</filename>")
+        folder.label(name.format(f"{i:02}"), text)
+
+
+def voc_called_otherwise(folder: Folder) -> None:
+    write_voc(folder, "voc/annotation{}.xml")
+
+
+def voc_with_paths(folder: Folder) -> None:
+    write_voc(folder, "voc/annotation{}.xml", "C:\\me\\{}.PNG")
+
+
+def voc_without_suffix(folder: Folder) -> None:
+    write_voc(folder, "voc/annotation{}.xml", "{}")
+
+
+def voc_of_capitals(folder: Folder) -> None:
+    write_voc(folder, "voc/{}.XML")
+
+
+def voc_in_a_folder_of_the_split(folder: Folder) -> None:
+    write_voc(folder, "voc/train/{}.xml")
+
+
+FOUND = [
+    beside, one_beside, below_images, below_images_in_labels, in_another_images, in_all_images, capital_folders,
+    capital_suffix, one_capital_suffix, whole_image_name, capital_name, capital_image, decomposed, decomposed_image,
+    capital_name_in_a_list, the_same_twice, besides_captions_of_others, voc_called_otherwise, voc_with_paths,
+    voc_without_suffix, voc_of_capitals, voc_in_a_folder_of_the_split,
+]  # fmt: skip
+ALL_FOUND = pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
+
+
+@ALL_FOUND
+def test_the_only_reading_is_taken(folder, make, lines):
+    make(folder)
+    for _ in range(2):  # scanned, and from the cache
+        index = folder.index(max_bad=0.0)
+        assert len(index) == len(index.classes) == NUM_IMAGES
+        np.testing.assert_allclose(index.boxes_xywh_px, [[10, 8, 20, 24]] * NUM_IMAGES, atol=1e-9)
+        assert index.report.problems == 0
+    assert not [record for record in lines.records if record.levelno >= logging.WARNING]
+    is_usual = make in (below_images_in_labels,)
+    assert ("with another name or folder than usual" in lines.text) != is_usual
+    (split,) = scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)
+    assert not scan_issues(split)
+
+
+@ALL_FOUND
+def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
+    make(folder)
+    original = folder.index()
+    place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "images" / "stage"))
+    spec = stage_dataset(place, DistributedContext.single())
+    shutil.rmtree(folder.root)
+    index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
+    assert index.fingerprint == original.fingerprint
+    np.testing.assert_array_equal(index.boxes_xywh_px, original.boxes_xywh_px)
+
+
+def higher(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/03.txt")
+
+
+def deeper(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/more/03.txt")
+
+
+def shortened(folder: Folder) -> None:
+    folder.write(but=3)
+    (folder.root / "images/train/03.png").rename(folder.root / "images/train/03_7436.png")
+    folder.label("labels/train/03.txt")
+
+
+def lengthened(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/frame-03.txt")
+
+
+def padded(folder: Folder) -> None:
+    folder.write(but=3)
+    folder.label("labels/train/0003.txt")
+
+
+def with_another_sign(folder: Folder) -> None:
+    folder.write(image="images/train/img {}.png", label="labels/train/img {}.txt", but=3)
+    folder.label("labels/train/img_03.txt")
+
+
+def flat_labels_of_folders(folder: Folder) -> None:
+    """One image is in a folder, its label is not."""
+    folder.write(but=3)
+    (folder.root / "images/train/sub").mkdir()
+    (folder.root / "images/train/03.png").rename(folder.root / "images/train/sub/03.png")
+    folder.label("labels/train/03.txt")
+
+
+def labels_above_all_images(folder: Folder) -> None:
+    folder.write(image="images/train/sub/{}.png", label="labels/train/sub/{}.txt", but=3)
+    folder.label("labels/train/03.txt")
+
+
+def beside_among_notes(folder: Folder) -> None:
+    """It is too far from its place to be looked for there."""
+    folder.write(but=3)
+    for i in range(300):
+        folder.label(f"images/train/more/note{i}.txt", "a note\n")
+    folder.label("labels/train/more/03.txt")
+
+
+def voc_deeper(folder: Folder) -> None:
+    write_voc(folder, "voc/{}.xml", "unknown.png")
+    (folder.root / "voc" / "more").mkdir()
+    (folder.root / "voc" / "03.xml").rename(folder.root / "voc" / "more" / "03.xml")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        higher, deeper, shortened, lengthened, padded, with_another_sign, flat_labels_of_folders,
+        labels_above_all_images, beside_among_notes, voc_deeper,
+    ],
+    ids=lambda make: make.__name__,
+)  # fmt: skip
+def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make, lines):
+    """The line says how to rename the label file; after that nothing is wrong."""
+    make(folder)
+    index = folder.index()
+    assert len(index) == len(index.classes) == NUM_IMAGES - 1
+    assert (index.report.ledger.lost_images, index.report.ledger.lost_objects) == (1, 1)
+    (line,) = [line for line in index.report.lines if ORPHAN in line]
+    label, advice = line.split(f": {ORPHAN}: belongs to no image; if it is that of ")
+    image, new_name = advice.split(", which is left out, rename it to ")
+    assert f"{label}: belongs to no image" in lines.text
+    (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
+    assert (issue.kind, issue.where) == (ORPHAN, label)
+    with pytest.raises(UserError, match=rf"can't be used \(--max-bad is 0\).*{label}: belongs to no image"):
+        folder.index(max_bad=0.0)
+    assert image not in index.paths
+    (folder.root / new_name).parent.mkdir(exist_ok=True)
+    (folder.root / label).rename(folder.root / new_name)
+    assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
+
+
+def test_no_label_file_fits_and_the_first_is_named(folder):
+    folder.write(image="images/train/{}_7436.jpeg", label="labels/train/{}.txt")
+    text = (
+        "00_7436.txt; 20 label files without an image, first labels/train/00.txt: belongs to no image; if it is that "
+    )
+    with pytest.raises(UserError, match=re.escape(f"{text}of images/train/00_7436.jpeg")):
+        folder.index()
+    spec = load_dataset_spec(folder.yaml())
+    assert len([i for i in scan_issues(scan_dataset(spec, ("train",), workers=1)[0]) if i.kind == ORPHAN]) == 20
+
+
+@pytest.mark.parametrize("label", ["labels/train/{}.txt", "images/train/{}.txt", "voc/{}.xml"])
+@pytest.mark.parametrize("count", [1, 20])
+def test_label_files_of_no_image_are_listed_at_any_share(folder, lines, label, count):
+    text = TEXT
+    if "voc" in label:
+        text = voc_text([BOX], ["a"], 48, 64)
+        write_voc(folder, "voc/{}.xml")
+    else:
+        folder.write()
+    names = [label.format(f"no{i:02}") for i in range(count)]
+    for name in names:
+        folder.label(name, text)
+    index = folder.index(max_bad=0.6)
+    assert len(index) == NUM_IMAGES
+    assert [line.split(f": {ORPHAN}: ")[0] for line in index.report.lines] == names
+    assert index.report.ledger.lost_objects == count
+    assert f"{names[0]}: belongs to no image; rename it like its image, or remove it" in lines.text
+    if count == 20:
+        with pytest.raises(UserError, match="20 of 40 images and 20 of 40 labeled objects can't be used"):
+            folder.index()
+
+
+def test_one_of_a_thousand_is_listed_too(folder, lines):
+    folder.write()
+    (folder.root / "labels/train/x.txt").write_text(TEXT)
+    for i in range(20, 300):
+        os.link(folder.root / "images/train/00.png", folder.root / f"images/train/{i:03}.png")
+        os.link(folder.root / "labels/train/00.txt", folder.root / f"labels/train/{i:03}.txt")
+    assert len(folder.index()) == 300
+    assert f"train: {ORPHAN}: 1, first labels/train/x.txt: belongs to no image" in lines.text
+
+
+def test_files_that_are_no_labels_or_those_of_other_images_are_not_reported(folder, lines):
+    folder.write()
+    for name in ("labels/classes.txt", "labels/train/classes.txt", "images/train/README.txt", "labels/train/notes.txt"):
+        folder.label(name, "a\nb\n")
+    folder.label("labels/train/empty.txt", "")
+    folder.label("labels/val/zz.txt")
+    folder.image("images/val/zz.png")
+    folder.label("labels/other.txt")
+    folder.image("images/other.png")
+    folder.label("images/train/04.txt")  # as in labels
+    (folder.root / "some.txt").write_text("".join(f"images/train/{i:02}.png\n" for i in range(10)))
+    for images in ("images/train", "some.txt", ["images/train", "some.txt"]):
+        folder.images = json.dumps(images)
+        assert len(folder.index(max_bad=0.0).classes) in (10, 20)
+    assert not [record for record in lines.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("places", [("voc", "voc"), ("voc/train", "voc/val")])
+def test_splits_may_share_a_folder_of_labels(folder, places, lines):
+    write_voc(folder, f"{places[0]}/{{}}.xml")
+    folder.image("images/val/x.png")
+    folder.label(f"{places[1]}/x.xml", voc_text([BOX], ["a"], 48, 64))
+    folder.label(f"{places[1]}/y.xml", voc_text([BOX], ["a"], 48, 64))
+    yaml = folder.root / "data.yaml"
+    for value in ("voc", f"{{train: {places[0]}, val: {places[1]}}}"):
+        yaml.write_text(f"train: images/train\nval: images/val\nnames: [a]\nannotations: {value}\n")
+        lines.clear()
+        spec = load_dataset_spec(yaml)
+        indexes = [load_index(spec, split, IndexSettings(progress=False, max_bad=1.0)) for split in ("train", "val")]
+        assert [len(index.classes) for index in indexes] == [NUM_IMAGES, 1]
+        orphans = [line for index in indexes for line in index.report.lines if ORPHAN in line]
+        assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
+
+
+def test_splits_of_lists_count_an_unused_label_file_once(folder):
+    """In a small split it would be a large share, as in the validation lists of cross-validation."""
+    folder.write()
+    folder.label("labels/train/x.txt")
+    folder.image("images/val/0.png")
+    folder.label("labels/val/0.txt")
+    folder.label("labels/val/y.txt")
+    splits = {"train": range(1, NUM_IMAGES), "val": range(1), "test": ()}
+    for split, numbers in splits.items():
+        rows = [f"images/train/{i:02}.png\n" for i in numbers] or ["images/val/0.png\n"]
+        (folder.root / f"{split}.txt").write_text("".join(rows))
+    yaml = folder.root / "data.yaml"
+    yaml.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [a]\n")
+    spec = load_dataset_spec(yaml)
+    indexes = {split: load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)) for split in splits}
+    orphans = {split: [line for line in index.report.lines if ORPHAN in line] for split, index in indexes.items()}
+    assert {split: len(lines) for split, lines in orphans.items()} == {"train": 1, "val": 0, "test": 1}
+    assert orphans["test"][0].startswith("labels/val/y.txt")
+
+
+def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
+    """An image of the same name in another split does not take another's boxes."""
+    content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
+    for number, name in enumerate(("val/0.png", "train/0.png", "train/1.png", "val/2.png")):
+        folder.image(f"images/{name}")
+        content["images"].append({"id": number, "file_name": name})
+        content["annotations"].append(
+            {"id": number, "image_id": number, "category_id": 1, "bbox": [number, 1, 10, 10], "iscrowd": 0}
+        )
+    folder.label("all.json", json.dumps(content))
+    yaml = folder.root / "data.yaml"
+    yaml.write_text("train: images/train\nval: images/val\nannotations: all.json\n")
+    found = {}
+    for split in ("train", "val"):
+        index = load_index(load_dataset_spec(yaml), split, IndexSettings(progress=False, max_bad=0.0))
+        assert index.report.problems == 0
+        found |= {path: int(index.boxes_xywh_px[i, 0]) for i, path in enumerate(index.paths)}
+    assert found == {"images/val/0.png": 0, "images/train/0.png": 1, "images/train/1.png": 2, "images/val/2.png": 3}
+
+
+def test_a_label_that_may_be_of_several_images_leaves_all_of_them_out(folder):
+    folder.write()
+    for name in ("a/x", "b/x"):
+        folder.image(f"images/train/{name}.png")
+    folder.label("labels/train/x.txt")
+    index = folder.index()
+    assert len(index) == NUM_IMAGES
+    assert index.report.ledger.lost_images == 1
+
+
+def test_one_label_beside_many_captions_is_found(folder):
+    folder.write(but=3)
+    for i in range(NUM_IMAGES):
+        folder.label(f"images/train/{i:02}.txt", "a photo of a cat\n")
+    folder.label("images/train/03.txt")
+    assert len(folder.index(max_bad=0.0).classes) == NUM_IMAGES
+
+
+def test_several_readings_leave_the_image_out(folder, lines):
+    folder.write(but=3)
+    folder.label("labels/train/03.TXT")
+    folder.label("images/train/03.txt", OTHER_TEXT)
+    index = folder.index()
+    assert len(index) == NUM_IMAGES - 1
+    text = "images/train/03.png: unusable label file: its labels may be in labels/train/03.TXT or images/train/03.txt"
+    assert index.report.lines[0].startswith(text)
+    assert index.report.ledger.lost_images == 1
+
+
+def test_a_second_label_file_of_an_image_is_reported(folder, lines):
+    folder.write()
+    folder.label("images/train/03.txt", OTHER_TEXT)
+    index = folder.index(max_bad=0.0)
+    assert len(index.classes) == NUM_IMAGES
+    text = f"images/train/03.txt: {SECOND_LABEL}: images/train/03.png has labels/train/03.txt, which is used"
+    assert index.report.lines[0].startswith(text)
+    assert SECOND_LABEL in lines.text
+
+
+@pytest.mark.parametrize("label", ["labels/train/03.txt", "labels/train/03.TXT"])
+def test_images_that_share_a_label_file_are_reported(folder, lines, label):
+    folder.write(but=3)
+    folder.label(label)
+    folder.image("images/train/03.jpg")
+    index = folder.index(max_bad=0.0)
+    assert len(index) == len(index.classes) == NUM_IMAGES + 1
+    assert index.report.lines[0].startswith(f"{label}: {SHARED_LABEL}: used for images/train/03.jpg and images/train/")
+    assert SHARED_LABEL in lines.text
+
+
+@pytest.mark.parametrize(("image", "is_lost"), [("h.heic", True), ("h.gif", True), ("h.png", False)])
+def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
+    folder.write()
+    (folder.root / "images/train" / image).symlink_to("nothing") if image.endswith("png") else (
+        (folder.root / "images/train" / image).write_bytes(b"x")
+    )
+    folder.label("labels/train/h.txt")
+    lines = list(folder.index().report.lines)
+    assert any(f"labels/train/h.txt: {ORPHAN}: its image, images/train/{image}, is not read" in x for x in lines) == (
+        is_lost
+    )
+    assert is_lost or lines == ["images/train/h.png: missing image: a link to nothing"]
+
+
+def test_a_label_file_that_is_a_link_to_nothing_is_no_background(folder):
+    folder.write(but=3)
+    (folder.root / "labels/train/03.txt").symlink_to("gone.txt")
+    index = folder.index()
+    assert len(index) == NUM_IMAGES - 1
+    assert index.report.lines[0].startswith("labels/train/03.txt: unusable label file: a link to nothing")
+
+
+@pytest.mark.parametrize("count", [2, NUM_IMAGES])
+def test_voc_files_that_name_each_others_images_are_reported(folder, lines, count):
+    """Their own names decide; a <filename> of no image is only old."""
+    write_voc(folder, "voc/{}.xml", "old{}.png")
+    for i in range(count):
+        path = folder.root / "voc" / f"{i:02}.xml"
+        path.write_text(path.read_text().replace(f"old{i:02}.png", f"C:\\x\\{(i + 1) % count:02}.JPG"))
+    index = folder.index(max_bad=0.0)
+    assert len(index.classes) == NUM_IMAGES
+    assert index.report.totals[NAMED_OTHERWISE] == count
+    text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
+    warning = f"{count} of 20 label files name another image than they are called like, which decides; first {text}"
+    assert (warning in lines.text) == (count > 2)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_two_voc_files_that_name_one_image(folder, is_same):
+    write_voc(folder, "voc/annotation{}.xml")
+    text = (folder.root / "voc/annotation03.xml").read_text()
+    folder.label("voc/second.xml", text if is_same else text.replace(">30<", ">31<"))
+    index = folder.index()
+    assert len(index) == len(index.classes) == (NUM_IMAGES if is_same else NUM_IMAGES - 1)
+    assert index.report.ledger.lost_images == (0 if is_same else 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [
+        ("images/train/{}.png", "train/labels/{}.txt"),
+        ("train/images/{}.png", "labels/train/{}.txt"),
+        ("images/train/{}.png", "labels/val/{}.txt"),
+        ("pics/{}.png", "a/b/c/{}.TXT"),
+    ],
+)
+def test_the_folder_of_all_label_files_is_named_wherever_it_is(folder, image, label):
+    folder.write(image=image, label=label)
+    folder.images = os.path.dirname(image)
+    there = folder.root / os.path.dirname(label)
+    usual = label_folders(str(folder.root / folder.images))[0]
+    with pytest.raises(UserError, match=rf"; {there} has 20 \.\w+ files: move them to {usual}$"):
+        folder.index()
+
+
+def test_captions_beside_images_are_no_labels(folder, lines):
+    folder.write(but=3)
+    for i in range(NUM_IMAGES):
+        folder.label(f"images/train/{i:02}.txt", "a photo of a cat\n")
+    index = folder.index(max_bad=0.0)
+    assert index.report.totals["backgrounds"] == 1
+    assert index.report.problems == 0
+
+
+def test_the_advice_does_not_lead_out_of_the_set_or_to_the_same_folder(folder):
+    folder.root = folder.root / "images" / "mine"
+    folder.images = "pics"
+    folder.write(image="pics/{}.png", label="annotations/{}.txt")
+    with pytest.raises(UserError, match=rf"has 20 .txt files: move them to {folder.root}/pics$"):
+        folder.index()
+    for path in (folder.root / "annotations").iterdir():
+        path.write_text("cat 5 5 20 20\n")
+        path.rename(folder.root / "pics" / path.name)
+    with pytest.raises(UserError, match=r"has 20 .txt files: they have no row of YOLO txt \(first: 00.txt\)$"):
+        folder.index()
+
+
+def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
+    """A later copy forgets what has been mended."""
+    folder.write(but=3)
+    spare = [folder.label("labels/train/no.txt"), folder.label("labels/03.txt"), folder.label("labels/train/05.TXT")]
+    spare[2].write_text(OTHER_TEXT)
+    (folder.root / "images/train/h.heic").write_bytes(b"x")
+    original = folder.index(max_bad=1.0)
+    place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
+    copy = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
+    assert copy.fingerprint == original.fingerprint
+    assert copy.report.ledger == original.report.ledger
+    assert list(copy.report.lines) == list(original.report.lines)
+    spare[1].rename(folder.root / "labels/train/03.TXT")
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
+    assert len(again) == len(again.classes) == NUM_IMAGES
+    (folder.root / "labels/train/03.TXT").unlink()
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
+    assert (len(again), len(again.classes)) == (NUM_IMAGES, NUM_IMAGES - 1)
+
+
+@pytest.mark.parametrize(
+    ("images", "folders"),
+    [
+        ("/s/images/train", ["/s/labels/train", "/s/images/train"]),
+        ("/s/train/images", ["/s/train/labels", "/s/train/images"]),
+        ("/s/train", ["/s/train"]),
+        ("/s/images/a/images", ["/s/images/a/labels", "/s/images/a/images"]),
+        ("/s/Images", ["/s/Images", "/s/labels"]),
+    ],
+)
+def test_the_usual_folder_of_labels_comes_first(images, folders):
+    assert label_folders(images)[: len(folders)] == folders
+
+
+def test_a_listing_names_what_it_takes(folder):
+    one_capital_suffix(folder)
+    listing = list_split(load_dataset_spec(folder.yaml()), "train")
+    assert listing.taken == {"images/train/03.png": "labels/train/03.Txt"}
+    assert listing.labels[3].name == "labels/train/03.Txt"
+
+
+def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeypatch):
+    """Half of the images without labels: the number of folders that are read does not depend on it."""
+    folder.write()
+    for path in sorted((folder.root / "labels/train").iterdir())[::2]:
+        path.unlink()
+    calls: list[str] = []
+    scandir: Callable = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: calls.append(str(path)) or scandir(path))
+    assert len(list_split(load_dataset_spec(folder.yaml()), "train").images) == NUM_IMAGES
+    assert len(calls) < 10

@@ -1,0 +1,234 @@
+"""Data sets behind symbolic links have the images and labels of the same set without links, in every command's reader.
+
+The set is ``store/users/u/proj``, and its images are outside of it. It is opened by way of the link ``homes/u``, so the
+names of images relative to it begin with ``..``; where the kernel would follow these, there are other files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.loading.build import build_val_loader
+from data.render.letterbox import CanvasRule
+from data.source.dataset_spec import DataSource
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.staging.stage import stage_dataset
+from tests.helpers.three_formats import write_three_formats
+from tests.helpers.tiny import write_dataset
+from tools.check.label_checks import scan_dataset, scan_issues
+from tools.shard import write_set
+from utils.config.settings import ValConfig
+from utils.distributed.context import DistributedContext
+from utils.files.folders import describe_location, find_location
+
+NAMES = ("cat", "dog")
+OBJECTS = {"a.png": [(0, 4, 6, 24, 30)], "sub/b.png": [(1, 10, 10, 30, 40), (0, 0, 0, 20, 20)]}
+
+
+@pytest.fixture
+def proj(tmp_path) -> Path:
+    """The folder of the data set, named by way of a link; ``ext/images/train`` has its images and labels."""
+    real = tmp_path / "store" / "users" / "u" / "proj"
+    real.mkdir(parents=True)
+    (tmp_path / "homes").mkdir()
+    (tmp_path / "homes" / "u").symlink_to(real.parent)
+    write_three_formats(tmp_path / "ext", NAMES, dict.fromkeys(OBJECTS, (48, 64)), OBJECTS)
+    decoy = tmp_path / "store" / "ext"  # where the kernel would look for ../../../ext of homes/u/proj
+    shutil.copytree(tmp_path / "ext", decoy)
+    for image in decoy.rglob("*.png"):
+        image.write_bytes(b"another image")
+    return tmp_path / "homes" / "u" / "proj"
+
+
+def by_folder(proj: Path) -> dict[str, object]:
+    return {"train": str(ext(proj) / "images/train")}
+
+
+def by_list(proj: Path) -> dict[str, object]:
+    (proj / "list.txt").write_text("".join(f"{ext(proj)}/images/train/{name}\n" for name in OBJECTS))
+    return {"train": "list.txt"}
+
+
+def by_coco(proj: Path) -> dict[str, object]:
+    return by_folder(proj) | {"annotations": str(ext(proj) / "instances.json")}
+
+
+def by_voc(proj: Path) -> dict[str, object]:
+    return by_folder(proj) | {"annotations": str(ext(proj) / "voc")}
+
+
+def joined(proj: Path) -> dict[str, object]:
+    part = ext(proj) / "part.yaml"
+    part.write_text(yaml.safe_dump({"train": "images/train", "val": "images/train", "names": list(NAMES)}))
+    return {"train": [str(part)]}
+
+
+def ext(proj: Path) -> Path:
+    return proj.parents[2] / "ext"
+
+
+WAYS = pytest.mark.parametrize("way", [by_folder, by_list, by_coco, by_voc, joined], ids=lambda way: way.__name__)
+
+
+def described(proj: Path, way: Callable[[Path], dict[str, object]], **more: object) -> Path:
+    path = proj / "data.yaml"
+    content = way(proj)
+    path.write_text(yaml.safe_dump(content | {"val": content["train"], "names": list(NAMES)} | more))
+    return path
+
+
+def boxes_of(index: DatasetIndex) -> dict[str, list[list[float]]]:
+    """Class, center and size of the boxes by the images' file names."""
+    return {os.path.basename(path): index.labels(i).tolist() for i, path in enumerate(index.paths)}
+
+
+def assert_right(index: DatasetIndex) -> None:
+    corners = {"a.png": [[0, 14, 18, 20, 24]], "b.png": [[1, 20, 25, 20, 30], [0, 10, 10, 20, 20]]}
+    found = {name: [[c, x * 64, y * 48, w * 64, h * 48] for c, x, y, w, h in b] for name, b in boxes_of(index).items()}
+    assert found.keys() == corners.keys()
+    for name, boxes in corners.items():
+        np.testing.assert_allclose(found[name], boxes, atol=1e-4)
+
+
+@WAYS
+def test_images_outside_of_a_set_below_a_linked_folder(proj, way):
+    spec = load_dataset_spec(described(proj, way))
+    for _ in range(2):  # scanned, and from the cache
+        index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.0))
+        assert_right(index)
+        assert all(Path(index.path(i)).is_relative_to(ext(proj)) for i in range(len(index)))
+        assert not index.report.problems
+    (split,) = scan_dataset(spec, ("train",), workers=1)
+    assert not scan_issues(split)
+
+
+@pytest.mark.parametrize("way", [by_folder, by_list, by_coco, by_voc], ids=lambda way: way.__name__)
+def test_they_are_staged(proj, tmp_path, way):
+    source = described(proj, way)
+    original = load_index(load_dataset_spec(source), "train", IndexSettings(progress=False))
+    place = DataSource(str(source), ("train",), stage=str(tmp_path / "stage"))
+    spec = stage_dataset(place, DistributedContext.single())
+    shutil.rmtree(ext(proj))
+    index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
+    assert_right(index)
+    assert index.fingerprint == original.fingerprint
+
+
+@WAYS
+def test_they_are_written_as_shards(proj, tmp_path, way):
+    write_set(load_dataset_spec(described(proj, way)), tmp_path / "out", 10**9)
+    shutil.rmtree(ext(proj))
+    assert_right(load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(progress=False)))
+
+
+def test_their_tiles_are_read(proj):
+    spec = load_dataset_spec(described(proj, by_folder, tile=32))
+    config = ValConfig(weights="none.pt", data=str(proj / "data.yaml"), imgsz=32, batch_size=1, workers=0)
+    loader = build_val_loader(DistributedContext.single(), config, spec, CanvasRule(32, 32), tile=32)
+    assert sum(len(batch.indices) for batch in loader) > len(OBJECTS)
+
+
+def test_the_stage_may_not_be_in_the_data_set_behind_a_link(proj, tmp_path):
+    source = described(proj, by_folder)
+    (tmp_path / "place").symlink_to(ext(proj) / "images" / "train")
+    with pytest.raises(Exception, match="is inside the data set"):
+        stage_dataset(DataSource(str(source), ("train",), stage=str(tmp_path / "place")), DistributedContext.single())
+
+
+@pytest.mark.parametrize("labels", ["beside the link", "beside its target"])
+@pytest.mark.parametrize("entry", ["../images/train", "images/train", "../pics", "list.txt"])
+def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
+    source = write_dataset(tmp_path / "store", train=4, val=2)
+    expected = boxes_of(load_index(load_dataset_spec(source), "train", IndexSettings(progress=False)))
+    root = tmp_path / "set" / "sub"
+    root.mkdir(parents=True)
+    base = root.parent if entry.startswith("..") else root
+    (base / "images").symlink_to(tmp_path / "store" / "images")
+    (base / "pics").symlink_to(tmp_path / "store" / "images" / "train")
+    (root / "list.txt").write_text("".join(f"images/train/00{i}.png\n" for i in range(4)))
+    if labels == "beside the link" and entry != "../pics":
+        shutil.move(tmp_path / "store" / "labels", base / "labels")
+    (root / "data.yaml").write_text(f"train: {entry}\nnames: [light, dark]\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert boxes_of(index) == expected
+    assert not index.report.totals.get("missing label file")
+
+
+def write_views(root: Path, *names: str) -> None:
+    """Folders of images that are links to one, each with labels of its own: a box of another size."""
+    write_three_formats(root, ("a",), {"x.png": (20, 40), "y.png": (20, 40)}, {})
+    shutil.move(root / "images" / "train", root / "pics")
+    shutil.rmtree(root / "images")
+    for number, name in enumerate(names, 1):
+        (root / name / "labels").mkdir(parents=True)
+        (root / name / "images").symlink_to(root / "pics")
+        for stem in "xy":
+            (root / name / "labels" / f"{stem}.txt").write_text(f"0 0.5 0.5 0.{number} 0.{number}\n")
+    (root / "data.yaml").write_text("train: .\nnames: [a]\n")
+
+
+def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
+    write_views(tmp_path / "set", "left", "right")
+    index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", IndexSettings(progress=False))
+    assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
+    assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
+    assert not index.report.problems
+
+
+def test_another_name_of_a_folder_adds_no_images(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "left")
+    (root / "again").symlink_to("left")
+    (root / "left" / "deep").mkdir()
+    (root / "left" / "deep" / "loop").symlink_to("../..")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert list(index.paths) == ["again/images/x.png", "again/images/y.png"]
+    (root / "data.yaml").write_text("train: .\nannotations: all.json\n")
+    images = [{"id": i, "file_name": name} for i, name in enumerate(("x.png", "left/images/y.png"))]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 8, 8]} for i in range(2)]
+    (root / "all.json").write_text(
+        json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]})
+    )
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert len(index) == len(index.classes) == 2
+
+
+def test_links_that_all_lead_to_each_other_end(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "v")
+    for i in range(12):
+        (root / f"d{i}").mkdir()
+        for j in range(12):
+            (root / f"d{i}" / f"to{j}").symlink_to(root / f"d{j}")
+        shutil.copy(root / "pics" / "x.png", root / f"d{i}")
+        (root / f"d{i}" / "x.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert len(index) == 2 + 12
+
+
+def test_a_run_below_a_link_finds_its_moved_data(tmp_path):
+    home = tmp_path / "home"
+    (home / "set").mkdir(parents=True)
+    (home / "set" / "data.yaml").write_text("names: [a]")
+    (home / "runs").mkdir()
+    (home / "elsewhere" / "deep").mkdir(parents=True)
+    (home / "runs" / "exp").symlink_to(home / "elsewhere" / "deep")
+    stored = describe_location(home / "set" / "data.yaml", str(home / "set"), home / "runs" / "exp")
+    home.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "runs" / "exp").unlink()
+    (tmp_path / "moved" / "runs" / "exp").symlink_to(tmp_path / "moved" / "elsewhere" / "deep")
+    moved = tmp_path / "moved"
+    assert find_location(stored, moved / "runs" / "exp" / "last.pt") == (
+        str(moved / "set" / "data.yaml"), str(moved / "set")
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""A scanned split: where its boxes are in the label files, and what is wrong with its files, boxes and classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.index.index import SMALL_PX, Scan, median_side, remedy_for_small_boxes
+from data.index.index_settings import IndexSettings
+from data.index.load import scan_for_check
+from data.labels.findings import UNKNOWN_CLASS
+from data.source.dataset_spec import IGNORED, DatasetSpec
+from engine.evaluation.issues import Box, CheckedSplit, Issue, learned_names
+from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
+
+SAME_IOU = 0.9  # boxes that overlap by more are about the same object
+MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
+MOST_PAIRS = 2  # of a box with earlier ones of its class, or of other classes
+TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
+SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
+MIN_RATIO, MIN_DEVIATIONS = 2.0, 4.0  # of a class's frequency in two splits: how different, how significant
+
+
+def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
+    """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
+    scanned = []
+    for split in splits:
+        index, scans = scan_for_check(spec, split, IndexSettings(workers=workers))
+        scanned.append(CheckedSplit(split, index, scans))
+    return scanned
+
+
+def scan_issues(split: CheckedSplit) -> list[Issue]:
+    """The findings of the scan, by kind."""
+    issues = [issue for part in split.parts for issue in _issues_of(split, part)]
+    return sorted(issues, key=lambda issue: issue.kind)
+
+
+def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
+    if part.source is None:
+        lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
+        return [Issue(kind, text, split.name, (), split.relative(part, where)) for where, kind, text in lines]
+
+    issues = []
+    for found in part.findings:
+        where, images, boxes = split.relative(part, found.where), (), ()
+        if found.image >= 0:
+            images = (split.relative(part, part.source.images[found.image].name),)
+        if found.xyxy_px and np.isfinite(found.xyxy_px).all():
+            name = found.text.partition(" is not ")[0].strip("'")  # of an unknown class
+            if found.kind != UNKNOWN_CLASS:
+                name = learned_names(part)[found.class_id] or part.index.names[found.class_id]
+            number = split.index.names.index(name) if name in split.index.names else IGNORED
+            boxes = (Box(name, number, found.xyxy_px, where=where),)
+        issues.append(Issue(found.kind, found.text, split.name, images, where, boxes))
+    return issues
+
+
+def box_pairs(split: CheckedSplit) -> list[Issue]:
+    """Pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions. A box is
+    paired with a few earlier ones of its class, and of other classes: all pairs of n copies would be n * n / 2."""
+    index = split.index
+    rows = np.flatnonzero(~index.crowd & ~index.repeated)
+    image = index.image_of_box[rows]
+    classes = index.classes[rows]
+    xywh = index.boxes_xywh_px[rows]
+    same_class = _overlapping(xywh, image * len(index.names) + classes, classes, differing=False)
+    other_class = _overlapping(xywh, image, classes, differing=True)
+    in_pairs = np.unique(np.concatenate([*same_class[:2], *other_class[:2]]))
+    boxes = {number: split.box(int(rows[number])) for number in in_pairs.tolist()}
+    issues = []
+    for kind, pairs in ((DOUBLED, same_class), (TWO_CLASSES, other_class)):
+        for first, second, iou in zip(*(array.tolist() for array in pairs)):
+            earlier, later = boxes[first], boxes[second]
+            place = earlier.where or f"box {earlier.number}"
+            what = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
+            text = f"{later.class_name}, IoU {iou:.2f} with {what}"
+            issues.append(split.issue_of(kind, text, int(image[second]), (earlier, later)))
+    return sorted(issues, key=lambda issue: (issue.kind, issue.images, *(box.number for box in issue.boxes)))
+
+
+def _overlapping(
+    xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray, *, differing: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of boxes (n, 4) with an IoU above `SAME_IOU`: the number of the earlier box (p,), that of the later one,
+    and their IoU. Each box has at most `MOST_PAIRS` earlier partners.
+
+    Args:
+        groups: (n,), the boxes of which are compared with each other.
+        classes: (n,).
+        differing: compare only boxes of different classes.
+    """
+    position, size = _along_longer_side(xywh, groups)
+    order = np.lexsort((position, groups))  # all partners of a box are near it in this order
+    position, size, group, kind = position[order], size[order], groups[order], classes[order]
+    x, y, w, h = xywh[order].T
+    run = np.cumsum(np.diff(kind, prepend=kind[:1]) != 0)  # boxes of one class that follow each other
+    partners = np.zeros(len(order), np.int64)  # of each box, so far
+    found = [(order[:0], order[:0], position[:0])]
+    for direction in (-1, 1):
+        next_run = np.searchsorted(run, run, side="right") if direction > 0 else np.searchsorted(run, run) - 1
+        box = np.flatnonzero(partners < MOST_PAIRS)
+        other = box.copy()
+        while box.size:
+            other += direction
+            inside = (other >= 0) & (other < len(order))
+            box, other = box[inside], other[inside]
+            if differing:
+                other = np.where(kind[other] == kind[box], next_run[other], other)
+                inside = (other >= 0) & (other < len(order))
+                box, other = box[inside], other[inside]
+            near = (group[other] == group[box]) & (np.abs(position[other] - position[box]) <= MAX_SHIFT * size[box])
+            box, other = box[near], other[near]
+            width = np.minimum(x[box] + w[box], x[other] + w[other]) - np.maximum(x[box], x[other])
+            height = np.minimum(y[box] + h[box], y[other] + h[other]) - np.maximum(y[box], y[other])
+            overlap = np.maximum(width, 0) * np.maximum(height, 0)
+            iou = overlap / (w[box] * h[box] + w[other] * h[other] - overlap)
+            is_pair = (iou > SAME_IOU) & (order[other] < order[box])
+            found.append((order[other[is_pair]], order[box[is_pair]], iou[is_pair]))
+            partners[box[is_pair]] += 1
+            unpaired = partners[box] < MOST_PAIRS
+            box, other = box[unpaired], other[unpaired]
+    earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*found))
+    return earlier, later, iou
+
+
+def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Left edges and widths of boxes (n, 4), or top edges and heights where the boxes of a group, (n,), are spread more
+    in that direction: rows of a table all begin at the same x."""
+    if not len(xywh):
+        return xywh[:, 0], xywh[:, 2]
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    corners, sizes = xywh[order, :2], xywh[order, 2:]
+    extent = np.maximum.reduceat(corners, starts) - np.minimum.reduceat(corners, starts)
+    spread = extent / np.maximum.reduceat(sizes, starts)
+    along_y = (spread[:, 1] > spread[:, 0])[group]
+    return np.where(along_y, xywh[:, 1], xywh[:, 0]), np.where(along_y, xywh[:, 3], xywh[:, 2])
+
+
+def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
+    """Boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
+    issues, all_sizes = [], []
+    for split in splits:
+        sizes, rows = split.index.sides_at(imgsz), np.flatnonzero(~split.index.crowd)
+        all_sizes.append(np.sqrt(sizes.prod(1)))
+        for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
+            w, h = sizes[i]
+            issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
+    median = median_side(np.concatenate(all_sizes))
+    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile):
+        text = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
+        issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
+    return issues
+
+
+def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
+    """Classes without a box, and classes whose frequency differs between the training split and another one.
+
+    The frequency is the fraction of images with an object of the class, since objects of one image are not independent.
+    It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
+    """
+    names = splits[0].index.names
+    boxes = np.array([s.index.boxes_per_class(len(names)) for s in splits])
+    images = np.array([s.index.images_per_class(len(names)) for s in splits])
+    issues = [
+        Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {', '.join(s.name for s in splits)}")
+        for c in np.flatnonzero(boxes.sum(0) == 0)
+    ]
+    train = next((i for i, s in enumerate(splits) if s.name == "train"), None)
+    if train is None:
+        return issues
+    for i, split in enumerate(splits):
+        if i == train:
+            continue
+        for c in np.flatnonzero(boxes.sum(0)).tolist():
+            text = f"'{names[c]}': {boxes[train, c]:,} boxes in {images[train, c]:,} of {len(splits[train].index):,} "
+            text += f"images of train, {boxes[i, c]:,} in {images[i, c]:,} of {len(split.index):,} of {split.name}"
+            if boxes[train, c] == 0 and boxes[i, c]:
+                issues.append(Issue(NOT_TRAINED, text, split.name))
+            elif _differ(images[train, c], len(splits[train].index), images[i, c], len(split.index)):
+                issues.append(Issue(IMBALANCE, text, split.name))
+    return issues
+
+
+def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:
+    if not total_a or not total_b:
+        return False
+    a, b = count_a / total_a, count_b / total_b
+    pooled = (count_a + count_b) / (total_a + total_b)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / total_a + 1 / total_b))
+    return max(a, b) > MIN_RATIO * min(a, b) and abs(a - b) > MIN_DEVIATIONS * deviation
