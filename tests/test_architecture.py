@@ -38,7 +38,8 @@ SOURCES = {**MODULES, **API, **LAUNCHERS, **{name: ROOT / f"{name}.py" for name 
 # Modules that may import the packages of an extra, besides those of every installation.
 OF_EXTRA = {
     "convert": ("tools.convert",),
-    "export": ("engine.export", "engine.inference.runtimes"),
+    "export": ("engine.formats",),
+    "ncnn": ("engine.formats",),
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.image_io.channels",),

@@ -16,8 +16,8 @@ from engine.inference.frames import FileProblem, Frame, open_source
 from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
+from engine.inference.open_model import is_exported, open_model
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
-from engine.inference.runtimes.open import is_exported, open_model
 from engine.inference.settings import Canvases, DetectionSettings, Pipeline
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
