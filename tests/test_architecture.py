@@ -43,6 +43,7 @@ OF_EXTRA = {
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.image_io.channels",),
+    "track": ("engine.inference.object_tracks",),
     "trackers": ("engine.hooks.trackers",),
 }
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}

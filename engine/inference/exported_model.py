@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,7 @@ from utils.machine.limits import explanation
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
+MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
@@ -60,7 +62,7 @@ class ExportedModel(InferenceModel):
         reopen: Callable[[], InferenceModel],
     ) -> None:
         """``reopen`` opens the file again, from any working folder. Raises UserError for a file that is not a detector
-        of images, or takes no canvas of its own stride."""
+        of images, takes no canvas of its own stride, or far larger images than any detector."""
         super().__init__()
         self._reopen = reopen
         self._run = session.run
@@ -77,6 +79,12 @@ class ExportedModel(InferenceModel):
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
+        values = (self.batch or 1) * metadata.channels * math.prod(shape)
+        if values > MAX_INPUT_VALUES:
+            raise UserError(
+                f"{path}: refused: its input has {values:,} values ({self.batch or 1} x {metadata.channels} x "
+                f"{shape[0]} x {shape[1]}), more than any detector needs"
+            )
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:

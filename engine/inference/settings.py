@@ -23,6 +23,7 @@ from models.postprocess.detections import DETECTION_IOU, SHOWN, PostprocessSetti
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.config.other_programs import python_hint
 from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
 from utils.files.schema import suggestion
@@ -52,7 +53,8 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
-                hint = suggestion(name, known) or "; results have save() and show(), stream() yields them one by one"
+                written = python_hint("argument", name) or "results have save() and show()"
+                hint = suggestion(name, known) or f"; {written}"
                 raise UserError(f"{name}={value!r}: unknown{hint}")
         changes = {name: value for name, value in keywords.items() if name in known and value is not None}
         changes["imgsz"] = changes.get("imgsz") or self.imgsz

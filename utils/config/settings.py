@@ -23,6 +23,7 @@ _IMGSZ = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
+OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 _TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
@@ -36,7 +37,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "cls_pw skip_zero_grads seed deterministic",
     "validation": "fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
-    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
+    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det track",
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
@@ -347,8 +348,14 @@ class DetectConfig(_DetectionsConfig):
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
+    track: str | None = setting(
+        None,
+        choices=OBJECT_TRACKERS,
+        bare="bytetrack",
+        help="give objects of videos and ordered images ids; by default bytetrack",
+    )
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    save_txt: bool = setting(False, help="write labels in YOLO txt format")
+    save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection")

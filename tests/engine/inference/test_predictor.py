@@ -49,7 +49,6 @@ def rows(results: list[Results]) -> list[list[list[float]]]:
     ("name", "hint"),
     [
         ("predict", r"call it, model\(images\)"),
-        ("track", "objects are not tracked"),
         ("train", r"write lockstep.train\(DATA"),
         ("to", r'lockstep.load\(FILE, device="0"\)'),
         ("conf", r"model\(images, conf=0.4\)"),
