@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +13,7 @@ from torch import Tensor
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import Session
 from engine.formats.registry import format_of, load_format
+from engine.formats.runtimes import check_input_size
 from engine.inference.model import InferenceModel
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
@@ -24,7 +24,6 @@ from utils.machine.limits import explanation
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
-MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
@@ -79,12 +78,7 @@ class ExportedModel(InferenceModel):
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
-        values = (self.batch or 1) * metadata.channels * math.prod(shape)
-        if values > MAX_INPUT_VALUES:
-            raise UserError(
-                f"{path}: refused: its input has {values:,} values ({self.batch or 1} x {metadata.channels} x "
-                f"{shape[0]} x {shape[1]}), more than any detector needs"
-            )
+        check_input_size(path, (self.batch or 1, metadata.channels, *shape))
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
