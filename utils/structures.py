@@ -62,7 +62,7 @@ def ignored_class(classes: np.ndarray) -> np.ndarray:
 class SampleKey(NamedTuple):
     """Identifies a training sample: with the data set, the seed and the hyper-parameters it determines every pixel."""
 
-    index: int  # image in the data set
+    index: int  # type: ignore[assignment]  # image in the data set; hides tuple.index, which nobody calls
     epoch: int
     position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
