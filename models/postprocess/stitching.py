@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from models.postprocess.detections import PostprocessSettings
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MOST_DETECTIONS
 from utils.structures import DetectionTable
@@ -33,17 +34,13 @@ CROSS_VIEW_IOU = 0.7  # NMS threshold for boxes of an end-to-end head, which nee
 Pair = tuple[int, int]  # indices of two boxes
 
 
-def stitch_views(
-    detections: DetectionTable, windows: np.ndarray, *, iou_thres: float | None, max_det: int, agnostic: bool = False
-) -> DetectionTable:
+def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: PostprocessSettings) -> DetectionTable:
     """Joins the detections of an image's views to those of the image, the best first.
 
     Args:
         detections: N detections in canvas pixels, sorted by view; ``image_index`` is the view.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        iou_thres: NMS threshold for the joined boxes; None: `CROSS_VIEW_IOU`.
-        max_det: the largest number of detections to return.
-        agnostic: whether boxes of different classes suppress each other, too.
+        settings: those of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
 
     The ``image_index`` of the result has no meaning.
     """
@@ -69,8 +66,9 @@ def stitch_views(
     kept = np.flatnonzero(sees_all | ~is_part_only)
     ranked = joined.take(kept[np.argsort(-joined.scores[kept], kind="stable")])
 
-    group = torch.from_numpy(np.zeros_like(ranked.classes) if agnostic else ranked.classes)
-    threshold = CROSS_VIEW_IOU if iou_thres is None else iou_thres
+    group = torch.from_numpy(np.zeros_like(ranked.classes) if settings.agnostic else ranked.classes)
+    threshold = CROSS_VIEW_IOU if settings.iou_thres is None else settings.iou_thres
+    max_det = settings.max_det
     keep = nms_keep(torch.from_numpy(ranked.boxes_xyxy_px), group, int(group.max()) + 1, threshold, max_det)
     return ranked.take(np.flatnonzero(keep.numpy())[:max_det])
 
@@ -82,14 +80,12 @@ class TileStitcher:
     Attributes:
         image: int64 (N,), the image of each of N tiles, ascending.
         windows: float32 (N, 4), xyxy pixels of the tile's image.
-        iou_thres: see `stitch_views`.
-        max_det: the largest number of detections of an image, per tile.
+        settings: see `stitch_views`; ``max_det`` is the largest number of detections of an image, per tile.
     """
 
     image: np.ndarray
     windows: np.ndarray
-    iou_thres: float | None
-    max_det: int
+    settings: PostprocessSettings
 
     def __call__(self, detections: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
         """Joins detections of tiles.
@@ -110,8 +106,8 @@ class TileStitcher:
             first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
             views = by_tile.take(slice(*np.searchsorted(by_tile.image_index, [first, end])))
             views = replace(views, image_index=views.image_index - first)
-            max_det = min(self.max_det * (end - first), MOST_DETECTIONS)
-            joined = stitch_views(views, self.windows[first:end], iou_thres=self.iou_thres, max_det=max_det)
+            max_det = min(self.settings.max_det * (end - first), MOST_DETECTIONS)
+            joined = stitch_views(views, self.windows[first:end], replace(self.settings, max_det=max_det))
             tables.append(replace(joined, image_index=np.full_like(joined.image_index, image)))
         return DetectionTable.concatenate(tables), images
 

@@ -299,6 +299,17 @@ def _columns(header: Iterable[str]) -> dict[str, str]:
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
 
 
+def other_columns(files: Iterable[Path]) -> str:
+    """A message about the first CSV of ``files``, whose columns are not those of `read_csv`; "" if there is none."""
+    for file in files:
+        if file.suffix.lower() == ".csv":
+            with open_regular(file) as opened:
+                header = _header(decode_loosely(opened.read(_HEAD)))
+            expected = "filename, class, xmin, ymin, xmax, ymax, and a row per object"
+            return f"{file}: begins with {header[:100]!r}; a CSV is read if it has a header with {expected}"
+    return ""
+
+
 def _delimiter(text: str) -> str:
     return max(",;\t", key=_header(text).count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -498,6 +499,7 @@ UNREAD = {
     "label-studio.json": ([{"annotations": [{"result": [{"value": {"rectanglelabels": ["a"]}}]}]}], "Label Studio"),
     "via.json": ({"_via_img_metadata": {}}, "VGG Image Annotator"),
     "supervisely.json": ({"objects": [{"classTitle": "a"}]}, "Supervisely"),
+    "v7.json": ({"version": "2.0", "schema_ref": "https://x/darwin_json/2.0/schema.json", "annotations": []}, "V7"),
     "datumaro.json": ({"dm_format_version": "1.0", "items": []}, "Datumaro"),
 }
 
@@ -611,6 +613,17 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+@pytest.mark.parametrize(
+    "text", ['image_id,width,height,bbox,source\none,64,48,"[4, 6, 26, 34]",x\n', "one.png,4,6,30,40,cat\n"]
+)
+def test_a_csv_with_other_columns_is_named_with_what_it_needs(text, images):
+    """Kaggle's, and rows without a header."""
+    (images / "train.csv").write_text(text)
+    expected = f"train.csv: begins with {text.splitlines()[0]!r}; a CSV is read if it has a header with filename, class"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        convert(images, images.parent / "out.json")
 
 
 def test_cvat_in_gb2312_is_read(images, tmp_path):
