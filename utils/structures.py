@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 TARGET_BUCKET = 16
-MAX_DET = 100  # COCO's
+MAX_SCORED_DETECTIONS = 100  # COCO's
 GRAY = 114  # uint8 value of the padding around images
 
 
@@ -219,7 +219,7 @@ class GroundTruth(LabelArrays):
     image_hw: np.ndarray  # int32 (N, 2)
     image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else as `image_ids_of` the file stems
     category_ids: tuple[int, ...]  # id written to COCO JSON for each 0-based class
-    max_det: int = MAX_DET  # detections of a class in an image that are scored, the best ones
+    max_det: int = MAX_SCORED_DETECTIONS  # detections of a class in an image that are scored, the best ones
 
     @property
     def num_images(self) -> int:
