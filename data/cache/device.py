@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,49 +25,98 @@ BROADCAST_BYTES = 2**28
 def open_device_cache(
     index: DatasetIndex, layout: PyramidLayout, ctx: DistributedContext, decoding: Decoding
 ) -> Tensor:
-    """Source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
+    """Returns the source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
     processes of its node. Raises UserError: there is not enough memory, or an image cannot be decoded.
     """
-    nbytes = layout.pixels * index.pixels.nbytes
-    free = {"cuda": lambda: torch.cuda.mem_get_info(ctx.device)[0], "cpu": available_memory}.get(ctx.device.type)
-    if free is not None and nbytes > MAX_FRACTION * (available := free()):
-        raise UserError(
-            f"--cache device: needs {format_bytes(nbytes)}, but may use only {MAX_FRACTION:.0%} of the "
-            f"{format_bytes(available)} free on {ctx.device}; use --cache ram"
-        )
+    num_bytes = layout.pixels * index.pixels.nbytes
+    _check_memory(ctx, num_bytes)
     if ctx.is_main:
         images = counted(len(index), "image")
-        get_logger().info("--cache device: %s, %s on %s", images, format_bytes(nbytes), ctx.device)
+        get_logger().info("--cache device: %s, %s on %s", images, format_bytes(num_bytes), ctx.device)
     shape = (layout.pixels, index.pixels.channels)
     cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
-    # One node uses the default group, whose backend is the fastest; several nodes use one group each.
-    several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
-    group = node_group(ctx) if several_nodes else None
-    ranks = group.ranks if group else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
-    shards = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
-    failure: UserError | None = None
-
-    def decode(i: int) -> None:
-        image = decoding.read(index, i, layout.source_hw)
-        cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
-
-    try:
-        for _ in decoding.each(decode, range(*shards[ranks.index(ctx.rank)]), "caching images (device)"):
-            pass
-    except UserError as error:
-        failure = error
-    failed = max_over_ranks(ctx, int(failure is not None))
-    if failure is not None:
-        raise failure
-    if failed:
-        raise UserError("--cache device: another process could not decode its part of the images")
-    if len(ranks) > 1:
-        at_once = BROADCAST_BYTES // index.pixels.nbytes
-        for sender, (first, last) in zip(ranks, shards):
-            for piece in cache[int(layout.starts[first]) : int(layout.starts[last])].split(at_once):
-                dist.broadcast(piece.view(torch.uint8), src=sender, group=group.handle if group else None)
+    sharing = _Sharing.of(ctx, len(index))
+    _decode_shard(cache, index, layout, decoding, ctx, sharing)
+    _broadcast_shards(cache, layout, sharing, piece_rows=BROADCAST_BYTES // index.pixels.nbytes)
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
     return cache
+
+
+def _check_memory(ctx: DistributedContext, num_bytes: int) -> None:
+    """Raises UserError if the cache would take too much of the device's memory."""
+    if ctx.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(ctx.device)
+    elif ctx.device.type == "cpu":
+        free = available_memory()
+    else:
+        return
+    if num_bytes > MAX_FRACTION * free:
+        raise UserError(
+            f"--cache device: needs {format_bytes(num_bytes)}, but may use only {MAX_FRACTION:.0%} of the "
+            f"{format_bytes(free)} free on {ctx.device}; use --cache ram"
+        )
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """How the processes of a node divide the images."""
+
+    shards: dict[int, range]  # images that a process decodes, by its rank in the run
+    group: dist.ProcessGroup | None  # that receives them; None: the default group
+
+    @staticmethod
+    def of(ctx: DistributedContext, images: int) -> _Sharing:
+        ranks: tuple[int, ...] = (ctx.rank,)
+        group = None
+        if ctx.is_distributed and ctx.local_world_size < ctx.world_size:  # several nodes use one group each
+            node = node_group(ctx)
+            ranks = node.ranks
+            group = node.handle
+        elif ctx.is_distributed:  # one node uses the default group, whose backend is the fastest
+            ranks = tuple(range(ctx.world_size))
+        bounds = [shard_bounds(images, number, len(ranks)) for number in range(len(ranks))]
+        return _Sharing({rank: range(*shard) for rank, shard in zip(ranks, bounds)}, group)
+
+
+def _decode_shard(
+    cache: Tensor,
+    index: DatasetIndex,
+    layout: PyramidLayout,
+    decoding: Decoding,
+    ctx: DistributedContext,
+    sharing: _Sharing,
+) -> None:
+    """Decodes this process's images into ``cache``. Raises UserError on all processes if one fails."""
+
+    def decode(image: int) -> None:
+        pixels = layout.flat(decoding.read(index, image, layout.source_hw))
+        cache[_rows(layout, range(image, image + 1))] = torch.from_numpy(pixels)
+
+    failure: UserError | None = None
+    try:
+        for _ in decoding.each(decode, sharing.shards[ctx.rank], "caching images (device)"):
+            pass
+    except UserError as error:
+        failure = error
+    has_failed = max_over_ranks(ctx, int(failure is not None))
+    if failure is not None:
+        raise failure
+    if has_failed:
+        raise UserError("--cache device: another process could not decode its part of the images")
+
+
+def _broadcast_shards(cache: Tensor, layout: PyramidLayout, sharing: _Sharing, *, piece_rows: int) -> None:
+    """Sends each process's images to the others of its node, ``piece_rows`` at a time."""
+    if len(sharing.shards) == 1:
+        return
+    for rank, images in sharing.shards.items():
+        for piece in cache[_rows(layout, images)].split(piece_rows):
+            dist.broadcast(piece.view(torch.uint8), src=rank, group=sharing.group)
+
+
+def _rows(layout: PyramidLayout, images: range) -> slice:
+    """Returns the rows of the cache that hold consecutive images."""
+    return slice(int(layout.starts[images.start]), int(layout.starts[images.stop]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,7 +125,7 @@ class DatasetIndex(LabelArrays):
         """The classes that no image labels: each image has a region in which they are ignored."""
         named = self.crowd & (self.classes >= 0)
         regions = np.bincount(self.classes[named], minlength=len(self.names))
-        is_ignored = (self.boxes_of_classes(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
@@ -153,6 +154,13 @@ class DatasetIndex(LabelArrays):
             category_ids=self.category_ids or tuple(range(len(self.names))),
             max_det=MAX_SCORED_DETECTIONS * max(tiles, default=1),
         )
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
+    """The arrays, by name, of an index with the images of several, in this order."""
+    arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
+    counts = np.concatenate([np.diff(index.offsets) for index in indexes])
+    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
 
 
 class Scan(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.index import DatasetIndex, Scan
-from data.index.views import IndexSettings
+from data.index.index_settings import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,

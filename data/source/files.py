@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
+from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
@@ -100,7 +101,7 @@ def _find_images(spec: DatasetSpec, split: str, folders: Folders) -> _FoundImage
     suffixes = image_suffixes(spec.pixels)
     found = _FoundImages()
     for entry in source.images:
-        if entry.suffix == SHARDS:
+        if is_shard_path(entry):
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
@@ -151,7 +152,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:
     """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
     images = spec.split(split).images
-    found = [path for path in images if path.suffix == SHARDS]
+    found = [path for path in images if is_shard_path(path)]
     if found and len(images) > 1:
         raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
     return found[0] if found else None

@@ -11,16 +11,16 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
-from utils.config.settings import validates_after
+from utils.config.settings import Hyperparameters, TrainConfig, validates_after
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
@@ -114,55 +114,57 @@ class TrainState(Protocol):
     scaler: torch.amp.GradScaler
 
 
-class StoredConfig(TypedDict):
-    """`TrainConfig`, of which these are read by name."""
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How long a run has trained, and on what."""
 
-    epochs: int
-    batch_size: int
-
-
-class StoredData(TypedDict):
-    """Where the data set is (`utils.files.folders.describe_location`), and its fingerprint."""
-
-    fingerprint: str
-
-
-class StoredRun(TypedDict):
-    """Also world_size and device."""
-
-    seconds: float
-    epoch_batches: int
+    world_size: int | None = None  # None: not known
+    device: str | None = None  # its type; None: not known
+    seconds: float  # in all its processes
+    epoch_batches: Count  # micro-batches of an epoch on each rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
-    """What all checkpoints of a run have in common."""
+    """What describes a run in all of its checkpoints."""
 
     model_spec: dict[str, Any]
     names: list[str]  # of the classes
     imgsz: int = 0
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
-    config: StoredConfig
-    hyp: dict[str, Any]  # of `Hyperparameters`
-    data: StoredData
+    config: TrainConfig
+    hyp: Hyperparameters
+    data: dict[str, str]  # location (`utils.files.folders.describe_location`) and fingerprint of the data set
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the images and labels; "" if the checkpoint does not say."""
+        return self.data.get("fingerprint", "")
+
+    def content(self) -> dict[str, Any]:
+        """Returns plain data and tensors, as checkpoint files hold them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(RunDescription):
-    """A checkpoint from which a run can resume. When it is read its tensors are on the CPU, when it is written they are
-    those of the run."""
+    """What a checkpoint file stores: the description and the state of a run, which can resume from it.
+
+    Tensors are on the CPU after `read`; in a checkpoint that is to be written they are those of the run.
+    """
 
     progress: Progress
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
-    run: StoredRun
+    run: RunStatus
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # states by `Hook.state_key`
@@ -181,16 +183,19 @@ class Checkpoint(RunDescription):
             )
         known = {f.name for f in fields(cls)} - {"path"}
         values = {key: value for key, value in content.items() if key in known}
+        for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
+            if name in values:  # a setting of another version of this program is no damage
+                values[name] = build(settings, values[name], f"{path}: {name}")
         checkpoint = build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
         states = {_FORMER_HOOK_KEYS.get(key, key): state for key, state in checkpoint.hooks.items()}
         return replace(checkpoint, hooks=states)
 
     def content(self) -> dict[str, Any]:
-        """The content of the checkpoint file."""
-        stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
-        if stored["rank_buffers"] is None:
-            del stored["rank_buffers"]
-        return stored | {"progress": asdict(self.progress)}
+        content = super().content()
+        del content["path"]
+        if self.rank_buffers is None:
+            del content["rank_buffers"]
+        return content
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
         """Loads the state of a run. Raises UserError when it does not fit."""

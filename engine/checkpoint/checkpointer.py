@@ -14,6 +14,7 @@ from engine.checkpoint.checkpoint import (
     Checkpoint,
     Progress,
     RunDescription,
+    RunStatus,
     TrainState,
     gather_rank_buffers,
     put_means,
@@ -38,8 +39,8 @@ def copied(value: Any) -> Any:
 
 
 class Checkpointer(BackgroundWriter):
-    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes. ``period``: also keeps
-    epochN.pt every so many epochs; 0: never."""
+    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes. ``period``: keeps epochN.pt
+    every ``period`` epochs; 0: never."""
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
         super().__init__(self._write_checkpoint)
@@ -48,22 +49,21 @@ class Checkpointer(BackgroundWriter):
 
     def set_epochs(self, epochs: int) -> None:
         """Stores another number of epochs."""
-        description = self.description
-        self.description = replace(description, config=description.config | {"epochs": epochs})
+        config = replace(self.description.config, epochs=epochs)
+        self.description = replace(self.description, config=config)
 
     def save(
         self,
         state: TrainState,
         progress: Progress,
         *,
-        run: dict[str, Any] | None = None,
+        run: RunStatus,
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
         hooks: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
-        best.pt and epochN.pt if they are due. ``run``: seconds and epoch_batches of `StoredRun`. Raises the error of an
-        earlier write (`check`)."""
+        best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`)."""
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         buffers = None if progress.buffers_averaged or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
@@ -78,7 +78,7 @@ class Checkpointer(BackgroundWriter):
             progress=progress,
             optimizer=state.optimizer.state_dict(),
             scaler=state.scaler.state_dict(),
-            run={"world_size": self.ctx.world_size, "device": self.ctx.device.type, **(run or {})},
+            run=run,
             metrics=metrics or {},
             rank_buffers=buffers,
             hooks=hooks or {},

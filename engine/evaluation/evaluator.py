@@ -20,17 +20,11 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import (
-    SELECTIONS,
-    SHOWN,
-    ValidationSettings,
-    iou_of_selections,
-    select_for_validation,
-)
+from models.postprocess.detections import PLAIN, SCORED, SELECTIONS, SHOWN, ValidationSettings, select_for_validation
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, to_float
+from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, LossOutput, to_float
 
 if TYPE_CHECKING:
     from data.loading.loader import ValidationLoader
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
 
 Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
+TIMES = ("inference", "nms", "wait", "total")  # seconds of a rank
 
 
 class PhaseTimer:
@@ -64,12 +59,61 @@ class PhaseTimer:
 
     def seconds(self) -> dict[str, float]:
         """Totals so far; waits for the device."""
-        on_gpu, totals = self._device.type == "cuda", defaultdict[str, float](float)
-        if on_gpu:
+        has_events = self._device.type == "cuda"
+        totals: dict[str, float] = defaultdict(float)
+        if has_events:
             torch.cuda.synchronize(self._device)
         for name, start, end in self._phases:
-            totals[name] += start.elapsed_time(end) / 1000 if on_gpu else end - start
+            totals[name] += start.elapsed_time(end) / 1000 if has_events else end - start
         return totals
+
+
+class _Shard:
+    """What one rank detects in its batches."""
+
+    def __init__(self) -> None:
+        self.is_complete = True
+        self.tables: dict[str, list[DetectionTable]] = defaultdict(list)  # by the names of `SELECTIONS`
+        self._visited = [np.zeros(0, np.int64)]  # indices of images, or of tiles, of each batch
+        self._first_images: list[int] = []  # of each batch with a loss, whose order they give over all ranks
+        self._loss_sums: list[Tensor] = []  # (2 + P,) total, normalizer and parts
+
+    def add(self, batch: Batch, selections: Mapping[str, Detections], loss: LossOutput | None) -> None:
+        """Adds a batch. ``selections``: detections on the host, by the names of `SELECTIONS`."""
+        self._visited.append(batch.indices.numpy())
+        for name, detections in selections.items():
+            self.tables[name].append(_to_table(detections, batch))
+        if loss is not None:
+            self._first_images.append(int(batch.indices[0]))
+            scalars = torch.stack([loss.total.float(), loss.normalizer.float()])
+            self._loss_sums.append(torch.cat([scalars, loss.parts.float()]))
+
+    def arrays(self, *, num_losses: int, stitch: Mapping[str, Stitch] | None) -> dict[str, np.ndarray]:
+        """Returns arrays that can be concatenated over ranks.
+
+        Args:
+            num_losses: number of parts of the loss.
+            stitch: see `Evaluator`.
+        """
+        tables = {name: DetectionTable.concatenate(self.tables[name]) for name in SELECTIONS}
+        visited = np.concatenate(self._visited)
+        if stitch is not None and self.is_complete:
+            tiles = visited
+            for name, join_tiles in stitch.items():
+                tables[name], visited = join_tiles(tables[name], tiles)
+        loss_sums = np.zeros((0, 2 + num_losses))
+        if self._loss_sums:
+            loss_sums = torch.stack(self._loss_sums).double().cpu().numpy()
+        arrays = {
+            "visited": visited,
+            "is_complete": np.array([self.is_complete]),
+            "first_images": np.array(self._first_images, dtype=np.int64),
+            "loss_sums": loss_sums,
+        }
+        for name, table in tables.items():
+            for column in DetectionTable.__slots__:
+                arrays[f"{name}/{column}"] = getattr(table, column)
+        return arrays
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,80 +157,79 @@ class Evaluator:
         model = unwrap(model)
         with eval_mode(model.fuse(one_to_one=None) if self.fuses else model) as bare:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
-        if gathered is None or not all(shard["complete"].all() for shard in gathered):
+        if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
             return None
         arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
-        images = self.ground_truth.num_images
-        visits = np.bincount(arrays["seen"], minlength=images)
-        if visits.size != images or not (visits == 1).all():
-            raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
-        self.detections, self.shown, plain = (_table_of(arrays, name) for name in SELECTIONS)
+        self._check_visits(arrays["visited"])
+        self.detections = _table_of(arrays, SCORED)
+        self.shown = _table_of(arrays, SHOWN)
+        plain = _table_of(arrays, PLAIN)
         result = score_detections(self.ground_truth, self.detections, self.num_classes, shown=self.shown, plain=plain)
-        inference, nms, wait, total = arrays["seconds"].T
-        milliseconds = {"inference": inference.sum(), "nms": nms.sum(), "total": total.max()}
-        result.extras.update({f"ms/{name}": float(s / max(images, 1) * 1000) for name, s in milliseconds.items()})
-        result.extras["data_wait"] = float(wait.sum() / max(total.sum(), 1e-9))
+        result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
-            total, normalizer, *parts = arrays["loss_sums"][np.argsort(arrays["loss_batch"])].sum(0).tolist()
-            losses = zip(("total", *self.criterion.names), (total, *parts))
-            result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in losses})
+            in_order = np.argsort(arrays["first_images"])
+            result.extras.update(self._losses(arrays["loss_sums"][in_order]))
         return result
+
+    def _check_visits(self, visited: np.ndarray) -> None:
+        """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
+        images = self.ground_truth.num_images
+        counts = np.bincount(visited, minlength=images)
+        if counts.size != images or not (counts == 1).all():
+            raise RuntimeError(f"expected each of {images} images exactly once, got counts {counts.tolist()}")
+
+    def _times(self, seconds: np.ndarray) -> dict[str, float]:
+        """Returns the times among ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""
+        inference, nms, wait, total = seconds.T
+        per_image = 1000 / max(self.ground_truth.num_images, 1)
+        return {
+            "ms/inference": float(inference.sum() * per_image),
+            "ms/nms": float(nms.sum() * per_image),
+            "ms/total": float(total.max() * per_image),
+            "data_wait": float(wait.sum() / max(total.sum(), 1e-9)),
+        }
+
+    def _losses(self, loss_sums: np.ndarray) -> dict[str, float]:
+        """Returns the losses among ``result.extras``. ``loss_sums``: (batches, 2 + P), see `_Shard`."""
+        total, normalizer, *parts = loss_sums.sum(0).tolist()
+        sums = dict(zip(self.criterion.names, parts))
+        return {f"val/{name}": value / max(normalizer, 1.0) for name, value in {"total": total, **sums}.items()}
 
     @torch.no_grad()
     def _run_shard(
         self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
     ) -> dict[str, np.ndarray]:
+        """Runs the model on this rank's batches. Returns the arrays of `_Shard`, and ``seconds`` (1, 4)."""
         timer = PhaseTimer(self.ctx.device)
+        shard = _Shard()
         channels_last = is_channels_last(model)
-        tables = defaultdict[str, list[DetectionTable]](list)
-        seen: list[np.ndarray] = []
-        first_image: list[int] = []
-        losses: list[Tensor] = []
-        complete = True
         started = time.perf_counter()
         batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
         for batch in batches:
             if should_stop():
-                complete = False
+                shard.is_complete = False
                 break
             if batch.images.shape[0] == 0:
                 continue
-            seen.append(batch.indices.numpy())
             images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
             with (
                 timer.phase("inference"),
                 torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
             ):
-                raw = [level.float() for level in _in_parts(model, images)]
+                raw = [level.float() for level in _forward_in_chunks(model, images)]
                 teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
             batches.prefetch(1)  # before NMS, for which the host waits
             with timer.phase("nms"):
-                selected = self.postprocess(model, raw)
-            selected = {name: Detections(*(t.cpu() for t in found)) for name, found in selected.items()}
-            if self.criterion is not None:
-                first_image.append(int(batch.indices[0]))
-                output = self.criterion(raw, batch.targets, teacher_maps)
-                sums = torch.stack([output.total.float(), output.normalizer.float()])
-                losses.append(torch.cat([sums, output.parts.float()]))
-            for name, detections in selected.items():
-                tables[name].append(_to_table(detections, batch))
-            self.preview = self.preview or (batch, selected[SHOWN])
+                selections = self.postprocess(model, raw)
+            selections = {name: _to_host(detections) for name, detections in selections.items()}
+            loss = self.criterion(raw, batch.targets, teacher_maps) if self.criterion else None
+            shard.add(batch, selections, loss)
+            if self.preview is None:
+                self.preview = (batch, selections[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
-        found = {name: DetectionTable.concatenate(tables[name]) for name in SELECTIONS}
-        visited = np.concatenate([np.zeros(0, np.int64), *seen])
-        if self.stitch is not None and complete:
-            tiles = visited
-            for name, stitch in self.stitch.items():
-                found[name], visited = stitch(found[name], tiles)
-        parts = 2 + len(getattr(self.criterion, "names", ()))
-        return {
-            **{f"{name}/{part}": getattr(found[name], part) for name in found for part in DetectionTable.__slots__},
-            "seen": visited,
-            "complete": np.array([complete]),
-            "loss_batch": np.array(first_image, dtype=np.int64),
-            "loss_sums": torch.stack(losses).double().cpu().numpy() if losses else np.zeros((0, parts)),
-            "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),
-        }
+        num_losses = len(self.criterion.names) if self.criterion else 0
+        arrays = shard.arrays(num_losses=num_losses, stitch=self.stitch)
+        return arrays | {"seconds": np.array([[seconds.get(name, 0.0) for name in TIMES]])}
 
 
 def training_evaluator(
@@ -212,8 +255,8 @@ def stitchers_of(
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    ious = iou_of_selections(nms_iou, settings)
-    return {name: TileStitcher(tiles.image, tiles.windows, ious[name], settings.max_det) for name in ious}
+    selections = settings.selections(nms_iou)
+    return {name: TileStitcher(tiles.image, tiles.windows, selection) for name, selection in selections.items()}
 
 
 def is_channels_last(model: nn.Module) -> bool:
@@ -224,17 +267,22 @@ def is_channels_last(model: nn.Module) -> bool:
     )
 
 
-def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """``model(images)``; on a CPU a few images at a time, so that a layer's output is still in the cache when the next
-    layer reads it."""
-    parts = [model(part) for part in images.split(IMAGES_IN_CACHE if images.device.type == "cpu" else len(images))]
-    return parts[0] if len(parts) == 1 else [torch.cat(levels) for levels in zip(*parts)]
+def _forward_in_chunks(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Returns ``model(images)``; on a CPU a few images at a time, so that a layer's output is still in the cache when
+    the next layer reads it."""
+    chunk = IMAGES_IN_CACHE if images.device.type == "cpu" else len(images)
+    outputs = [model(some) for some in images.split(chunk)]
+    return outputs[0] if len(outputs) == 1 else [torch.cat(levels) for levels in zip(*outputs)]
+
+
+def _to_host(detections: Detections) -> Detections:
+    return Detections(*(values.cpu() for values in detections))
 
 
 def _table_of(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
-    """The table ``name`` of a rank's or all ranks' arrays, by image."""
-    found = DetectionTable(*(arrays[f"{name}/{part}"] for part in DetectionTable.__slots__))
-    return found.take(np.argsort(found.image_index, kind="stable"))
+    """Returns the table ``name`` of a rank's or all ranks' arrays, sorted by image."""
+    table = DetectionTable(*(arrays[f"{name}/{column}"] for column in DetectionTable.__slots__))
+    return table.take(np.argsort(table.image_index, kind="stable"))
 
 
 def _to_table(detections: Detections, batch: Batch) -> DetectionTable:

@@ -133,7 +133,7 @@ class RemoteValidation(Hook):
         scored = {name: getattr(trainer.progress, name) for name in OF_RESULTS}
         result = {"progress": asdict(pending.progress) | scored, "metrics": pending.epoch.metrics}
         if pending.epoch.is_best:
-            content = weights_part({**vars(checkpointer.description), "ema": pending.ema, **result})
+            content = weights_part({**checkpointer.description.content(), "ema": pending.ema, **result})
             checkpointer.submit({checkpointer.best: content})
         if checkpointer.period and number % checkpointer.period == 0:
             checkpointer.finish()  # so that the file is there

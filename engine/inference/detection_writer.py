@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,15 @@ def safe_name(text: str) -> str:
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
 
 
+def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the row and the pixels, a view, of each box (N, 4) that is not empty, rounded outward to whole pixels."""
+    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
+        if crop.size:
+            yield row, crop
+
+
 def write_crops(
     folder: Path,
     stem: str,
@@ -151,16 +160,13 @@ def write_crops(
     class_names: Sequence[str],
     before_writing: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels.
+    """Writes the pixels of boxes (N, 4), as `crop_images` yields them, to FOLDER/CLASS/STEM_ROW.jpg.
     ``before_writing`` is called with the path of each file."""
-    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
-    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
-        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
-        if crop.size:
-            path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            before_writing(path)
-            write_image(path, crop)
+    for row, crop in crop_images(image, boxes_xyxy_px):
+        path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before_writing(path)
+        write_image(path, crop)
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
@@ -173,14 +179,33 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
     write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
 
 
+def mot_lines(found: DetectionTable, tracks: np.ndarray, frame: int) -> str:
+    """Returns the detections of a frame as lines of a MOT Challenge file: frame, id, left, top, width, height, score
+    and three times -1. ``tracks``: ids (N,). ``frame``: from 0 here, from 1 there."""
+    numbers = np.full(len(tracks), frame + 1)
+    boxes = xyxy_to_xywh(found.boxes_xyxy_px)
+    rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, found.scores[:, None]], 1)
+    form = "{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{:.3f},{:.6f},-1,-1,-1\n"
+    return "".join(form.format(*row) for row in rows.tolist())
+
+
 def coco_rows(
-    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
+    found: DetectionTable,
+    names: Sequence[str],
+    ids: Sequence[int],
+    source: str,
+    label: str,
+    frame: int | None,
+    tracks: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
-    ``ids``, by class, as those of the categories."""
+    ``ids``, by class, as those of the categories; ``tracks``: ids (N,) of tracks, which the rows have as track_id."""
     boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
     common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
-    return [
+    rows = [
         {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
         for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
     ]
+    for row, track in zip(rows, () if tracks is None else tracks.tolist()):
+        row["track_id"] = track
+    return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
@@ -15,16 +14,15 @@ from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.paths import normal_path
-from utils.files.schema import build
 from utils.logger import get_logger
 from utils.program import resume_flag
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
-_OF_THE_PROCESS = ("resume", "spawn", "eval_ranks")
+_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
-_FIXED = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
+_FIXED_SETTINGS = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
 
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
@@ -44,27 +42,29 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
         )
 
 
-def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, given: Collection[str]) -> int:
-    """The number of epochs of a run that resumes with ``config``: as many as fit into a ``--time`` that is given to a
-    run whose epochs are done."""
+def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> int:
+    """Returns the number of epochs of a run that resumes with ``config``. ``--time`` for a run whose epochs are done
+    gives it as many as fit."""
     done = checkpoint.progress.epoch
-    if "time" not in given or not config.time or not done or done < config.epochs:
+    gets_time = "time" in explicit_flags and config.time > 0
+    if not gets_time or not done or done < config.epochs:
         return config.epochs
-    return epochs_in_time(done, checkpoint.run["seconds"], config.time * 3600)
+    return epochs_in_time(done, checkpoint.run.seconds, config.time * 3600)
 
 
-def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, given: Collection[str]) -> None:
-    """Raises UserError, with what continues the run, if it has ended. ``config``: with which it is to resume."""
-    progress, path = checkpoint.progress, checkpoint.path
+def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
+    """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
+    progress = checkpoint.progress
+    path = checkpoint.path
     resume = resume_flag(path)
     done = progress.epoch
     if done >= config.epochs:
         if config.time:
-            hours = checkpoint.run["seconds"] / 3600
+            hours = checkpoint.run.seconds / 3600
             ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
             more = f"{resume} --time HOURS (of the whole run) or --epochs N"
         else:
-            is_fewer = "epochs" in given and config.epochs < done
+            is_fewer = "epochs" in explicit_flags and config.epochs < done
             ended = (
                 f"--epochs {config.epochs}: {done} are done already" if is_fewer else f"all epochs are done ({done})"
             )
@@ -78,57 +78,80 @@ def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, given: Colle
         )
 
 
-def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> None:
-    """Raises UserError when the data set ``source`` has other classes than the run, or has them in another order."""
+def check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> None:
+    """Raises UserError when the data set ``source``, with classes ``names``, has other classes than the run, or has
+    them in another order."""
     path = checkpoint.path
-    if what := class_difference(checkpoint.names, now):
+    difference = class_difference(checkpoint.names, names)
+    if difference:
         raise UserError(
-            f"{path}: the run and {source} do not have the same classes ({what}); for other classes start a new run "
-            f"with --weights {shlex.quote(str(path))}"
+            f"{path}: the run and {source} do not have the same classes ({difference}); for other classes start a new "
+            f"run with --weights {shlex.quote(str(path))}"
         )
 
 
 def resumed_config(
-    stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path
+    stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]
 ) -> tuple[TrainConfig, list[str]]:
-    """The stored settings, overridden by those that the command line gives, and a line for each that changed."""
-    base = build(TrainConfig, stored, f"{path}: config")
-    changes: dict[str, Any] = {name: getattr(current, name) for name in _OF_THE_PROCESS}
-    kept, added = [] if "hyp" in given else base.override, current.override
-    changes["override"] = kept if kept[len(kept) - len(added) :] == added else [*kept, *added]  # a restart repeats them
-    lines = []
-    for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
-        old, new = getattr(base, name), getattr(current, name)
-        is_same_data = name == "data" and normal_path(old) == normal_path(new)
-        if old == new or is_same_data or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
+    """Returns the stored settings with those of the command line, and a message for each that changes.
+
+    Raises UserError for a setting that a run cannot change.
+    """
+    changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
+    changes["override"] = _joined_overrides(stored, current, explicit_flags)
+    messages = []
+    for name in sorted(set(explicit_flags) - changes.keys()):
+        old = getattr(stored, name)
+        new = getattr(current, name)
+        if _means_the_same(name, old, new):
             continue
-        if name in _FIXED:
+        if name in _FIXED_SETTINGS:
             raise UserError(
                 f"--{name.replace('_', '-')} {new}: the run being resumed has {old!r}; start a new run with --weights"
             )
         changes[name] = new
-        lines.append(f"resume: {name} {old!r} -> {new!r}")
-    if "epochs" in given and "time" not in given and base.time:
+        messages.append(f"resume: {name} {old!r} -> {new!r}")
+    if "epochs" in explicit_flags and "time" not in explicit_flags and stored.time:
         changes["time"] = 0.0
-        lines.append(f"resume: time {base.time!r} -> 0.0, as --epochs is given")
-    return dataclasses.replace(base, **changes), lines
+        messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
+    return dataclasses.replace(stored, **changes), messages
+
+
+def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
+    """Returns all ``--set`` of the run: another recipe (``--hyp``) drops the stored ones."""
+    kept = [] if "hyp" in explicit_flags else stored.override
+    added = current.override
+    is_repeated = kept[len(kept) - len(added) :] == added  # torchrun restarts with the same command
+    return kept if is_repeated else [*kept, *added]
+
+
+def _means_the_same(name: str, old: Any, new: Any) -> bool:
+    """Whether a setting of the command line leaves that of the run as it is."""
+    if name == "data" and normal_path(old) == normal_path(new):
+        return True
+    if name == "batch_size" and new == FIND_BATCH_SIZE:  # found when the run began
+        return True
+    return old == new
 
 
 def resumed_hyperparameters(
-    stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path, *, pretrained: bool
+    stored: Hyperparameters, current: TrainConfig, explicit_flags: Collection[str], *, pretrained: bool
 ) -> tuple[Hyperparameters, list[str]]:
-    """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and lines for
-    the log, such as those that changed. ``pretrained``: as in `read_recipe`."""
-    before = build(Hyperparameters, stored, f"{path}: hyp")
-    lines: list[str] = []
-    base = before
-    if "hyp" in given:
-        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=current.keep_old, lines=lines)
-    hyp = with_overrides(base, current.override if "override" in given else ())
+    """Returns the checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and
+    messages, such as those that changed. ``pretrained``: see `read_recipe`."""
+    messages: list[str] = []
+    base = stored
+    if "hyp" in explicit_flags:
+        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=current.keep_old, lines=messages)
+    hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
     if hyp.lr_mult is None:  # chosen when the run began
-        hyp = dataclasses.replace(hyp, lr_mult=before.lr_mult)
-    changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
-    return hyp, [*lines, *(f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new)]
+        hyp = dataclasses.replace(hyp, lr_mult=stored.lr_mult)
+    for field in dataclasses.fields(hyp):
+        old = getattr(stored, field.name)
+        new = getattr(hyp, field.name)
+        if old != new:
+            messages.append(f"resume: {field.name} {old!r} -> {new!r}")
+    return hyp, messages
 
 
 def restore_run(
@@ -146,9 +169,9 @@ def restore_run(
     """
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, lines = resumed_position(checkpoint, config, epoch_batches, fingerprint)
-    for line in lines:
-        get_logger().info("%s", line)
+    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
+    for message in messages:
+        get_logger().info("%s", message)
     if not config.image_weights:
         progress.class_weights = []
     return progress
@@ -157,37 +180,44 @@ def restore_run(
 def resumed_position(
     checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: str
 ) -> tuple[Progress, list[str]]:
-    """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
+    """Returns the position at which a run continues, and a message for each reason why it is not the checkpoint's.
 
     Another global batch keeps the position among the epoch's images, rounded down to a step, or after its last step;
     another number of images begins the epoch anew. The schedule is a function of the step among all steps, so steps are
     counted again.
     """
-    progress, plan = checkpoint.progress, step_plan(config, epoch_batches)
-    where = dataclasses.replace(progress)
-    lines = []
-    same_data = checkpoint.data["fingerprint"] == fingerprint
-    epoch_batches_before = checkpoint.run["epoch_batches"]
-    same_batches = epoch_batches_before == epoch_batches
-    if not same_data:
-        lines.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if same_batches and checkpoint.config["batch_size"] == config.batch_size:
-        if where.batch < epoch_batches:
-            where.batch -= where.batch % plan.accumulate
-    elif same_data and progress.has_trained(epoch_batches_before):
-        where.batch = epoch_batches
-    elif where.batch:
-        images = where.batch * checkpoint.config["batch_size"]
-        where.begin_epoch()
-        if same_data:
-            where.batch = min(images // config.batch_size, epoch_batches) // plan.accumulate * plan.accumulate
-        if where.batch:
-            lines.append(f"resume: continues at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
-        else:
-            lines.append(f"resume: begins epoch {where.epoch + 1} again")
-    where.step = where.epoch * epoch_batches + where.batch
-    where.updates = where.epoch * plan.steps + -(-where.batch // plan.accumulate)
-    if checkpoint.config["epochs"] != config.epochs or where.updates != progress.updates:
-        done, epochs = where.updates / plan.total, counted(config.epochs, "epoch")
-        lines.append(f"resume: the learning rate continues from its value after {done:.0%} of {epochs}")
-    return where, lines
+    plan = step_plan(config, epoch_batches)
+    stored = checkpoint.progress
+    stored_epoch_batches = checkpoint.run.epoch_batches
+    stored_batch_size = checkpoint.config.batch_size
+    is_same_data = checkpoint.fingerprint == fingerprint
+    is_same_cut = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
+    position = dataclasses.replace(stored)
+    messages = []
+    if not is_same_data:
+        messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
+    if is_same_cut:
+        if position.batch < epoch_batches:  # --nominal-batch may have changed
+            position.batch -= position.batch % plan.accumulate
+    elif is_same_data and stored.has_trained(stored_epoch_batches):
+        position.batch = epoch_batches
+    elif stored.batch:
+        position.begin_epoch()
+        if is_same_data:
+            batches = min(stored.batch * stored_batch_size // config.batch_size, epoch_batches)
+            position.batch = batches - batches % plan.accumulate
+        messages.append(f"resume: {_described_start(position, epoch_batches)}")
+    position.step = position.epoch * epoch_batches + position.batch
+    position.updates = position.epoch * plan.steps + -(-position.batch // plan.accumulate)
+    if checkpoint.config.epochs != config.epochs or position.updates != stored.updates:
+        share = position.updates / plan.total
+        epochs = counted(config.epochs, "epoch")
+        messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
+    return position, messages
+
+
+def _described_start(position: Progress, epoch_batches: int) -> str:
+    epoch = position.epoch + 1
+    if position.batch:
+        return f"continues at batch {position.batch} of the {epoch_batches} of epoch {epoch}"
+    return f"begins epoch {epoch} again"

@@ -203,7 +203,7 @@ def blank_batch(images: int, side: int, labels: np.ndarray, device: torch.device
     shape = (images, side, side, pixels.channels)
     return Batch(
         images=torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2),
-        targets=Targets.of([labels] * images).to(device, non_blocking=False),
+        targets=Targets.from_labels([labels] * images).to(device, non_blocking=False),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
         letterbox=torch.zeros((images, 4), dtype=torch.float64),

@@ -20,7 +20,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
-from engine.export.run import try_formats
+from engine.export.trial import try_formats
 from engine.hooks.callbacks import load_callbacks
 from engine.hooks.hook import Hook
 from engine.hooks.plots import Plots
@@ -300,7 +300,7 @@ def build_criterion(
     classes count alike."""
     config, weights = settings.config, None
     if config.cls_pw and train is not None:
-        weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)
+        weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
         by_weight = weights.argsort(descending=True, stable=True).tolist()
         shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
         get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
@@ -346,7 +346,7 @@ def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.config.get("optimizer") == config.optimizer:
+    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 
@@ -384,16 +384,15 @@ def describe_run(
     spec, model = data.spec, start.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     location = describe_location(spec.source, root, run.folder)
-    config = asdict(run.config)
-    config["optimizer"] = optimizer_name  # a longer run must not choose another when it resumes
-    if config["data"] != "demo":
-        config["data"] = location["source"]  # valid from any working folder
+    config = replace(run.config, optimizer=optimizer_name)  # a longer run must not choose another when it resumes
+    if config.data != "demo":
+        config = replace(config, data=location["source"])  # valid from any working folder
     return RunDescription(
         model_spec=model.spec,
         names=list(model.names),
         imgsz=run.config.imgsz,
         bits=spec.pixels.bits,
-        hyp=asdict(run.hyp),
+        hyp=run.hyp,
         config=config,
         data=location | {"fingerprint": fingerprint},
         val_images=sorted(spec.held_out),

@@ -120,7 +120,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
         stored = Path(known.get("path", ""))
         if not known:
             raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
-        if named == checkpoint.config.get("teacher") or not config.teacher:
+        if named == checkpoint.config.teacher or not config.teacher:
             if not stored.is_file():
                 raise UserError(f"{stored}: no such file, the teacher of this run; name where it is: --teacher PATH")
             named = str(stored)

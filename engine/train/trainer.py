@@ -9,7 +9,7 @@ from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
@@ -43,7 +43,7 @@ class Trainer:
         self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
         self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
         self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
-        earlier_s = run.checkpoint.run["seconds"] if run.checkpoint else 0.0
+        earlier_s = run.checkpoint.run.seconds if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
         self._follow_plan(plan)
 
@@ -156,9 +156,20 @@ class Trainer:
 
     def save(self, epoch: Epoch | None = None) -> None:
         """Saves the state of the run, which is that at the end of ``epoch`` if it is given."""
-        run = {"seconds": self.seconds(), "epoch_batches": len(self.loader)}
-        scores = {"is_best": epoch.is_best, "metrics": epoch.metrics} if epoch else {}
-        self.checkpointer.save(self.step, self.progress, run=run, hooks=self.hooks.state_dict(), **scores)
+        status = RunStatus(
+            world_size=self.ctx.world_size,
+            device=self.ctx.device.type,
+            seconds=self.seconds(),
+            epoch_batches=len(self.loader),
+        )
+        self.checkpointer.save(
+            self.step,
+            self.progress,
+            run=status,
+            is_best=epoch is not None and epoch.is_best,
+            metrics=epoch.metrics if epoch is not None else {},
+            hooks=self.hooks.state_dict(),
+        )
         self.hooks.saved()
 
     def seconds(self) -> float:

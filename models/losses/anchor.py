@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one
+from models.assigners.candidates import MIN_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import NO_OBJECT, Criterion, IgnoredCells, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -103,7 +103,7 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int) -> list[Level
     def by_target(columns: Sequence[Tensor]) -> Tensor:  # (1, M, T)
         return torch.cat([c.view(num_targets, size) for c, size in zip(columns, sizes)], 1)[None]
 
-    overlap = by_target([pairs.overlap.clamp(min=LEAST_OVERLAP) for pairs in levels])
+    overlap = by_target([pairs.overlap.clamp(min=MIN_OVERLAP) for pairs in levels])
     metric = by_target([pairs.score for pairs in levels]).pow(0.5) * overlap.pow(6.0)
     metric *= by_target([pairs.valid for pairs in levels])
     num_outputs = sum(pairs.objectness.shape[0] for pairs in levels)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +17,21 @@ from torch import Tensor
 from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, is_module
 from utils.errors import UserError
-from utils.files.checkpoint_file import FORMAT, VERSION, checkpoint_in, is_safetensors, read_safetensors
+from utils.files.checkpoint_file import (
+    FORMAT,
+    VERSION,
+    CheckpointContent,
+    checkpoint_in,
+    is_safetensors,
+    read_safetensors,
+)
 from utils.files.schema import check
 from utils.files.torch_file import Record
 from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
-METADATA_KEY = "lockstep"  # in a safetensors file of ours: `_Metadata` as JSON
+METADATA_KEY = "lockstep"  # in a safetensors file of ours: the `MODEL_KEYS` of a checkpoint as JSON
+MODEL_KEYS = ("model_spec", "names", "imgsz")  # of a checkpoint: what rebuilds the detector
 FOUR_LEVEL_IMAGE_SIZE = 1280  # pixels, at which public models with a fourth level are trained
 MAX_IMAGE_SIZE = 2**14
 
@@ -60,14 +68,6 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items() if not name.endswith(COUNTERS)}
 
 
-class _Metadata(TypedDict):
-    """In a safetensors file of ours: what rebuilds the detector."""
-
-    model_spec: dict[str, Any]
-    names: list[str]
-    imgsz: int
-
-
 def read_weights(path: str | Path) -> StoredWeights:
     """The weights in a checkpoint, ours or foreign; no code in it is run. Raises UserError for other files."""
     path = Path(path)
@@ -83,10 +83,16 @@ def _read_own(file: ForeignFile) -> StoredWeights:
     content = checkpoint_in(file)
     path = file.path
     weights = content.get("ema") or content.get("model")  # best.pt has EMA weights alone
-    missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)] + ["weights"] * (not weights)
+    missing = _missing_keys(content)
+    if not weights:
+        missing.append("weights")
     if missing:
         raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
     return StoredWeights(path, _as_float32(to_public_names(weights)), tuple(content["names"]), content)
+
+
+def _missing_keys(content: Mapping[str, Any]) -> list[str]:
+    return [key for key in MODEL_KEYS if not content.get(key)]
 
 
 def _read_safetensors(path: Path) -> StoredWeights:
@@ -94,15 +100,18 @@ def _read_safetensors(path: Path) -> StoredWeights:
     imgsz, tensors = usual_image_size(tensors), to_public_names(_as_float32(tensors))
     if METADATA_KEY not in metadata:
         return StoredWeights(path, tensors, None, _foreign_content(None, imgsz))
-    where = f"{path}: damaged checkpoint: {METADATA_KEY}"
+    prefix = f"{path}: damaged checkpoint: {METADATA_KEY}"
     try:
         content = json.loads(metadata[METADATA_KEY])
     except (ValueError, RecursionError):
-        raise UserError(f"{where}: not JSON") from None
-    version = check(check(content, dict, where).get("version", 0), int, f"{where}: version")
+        raise UserError(f"{prefix}: not JSON") from None
+    version = check(check(content, dict, prefix).get("version", 0), int, f"{prefix}: version")
     if version > VERSION:
         raise UserError(f"{path}: written by a newer version (format {version}); update this program")
-    content = check(content, _Metadata, where)
+    content = check(content, CheckpointContent, prefix)
+    missing = _missing_keys(content)
+    if missing:
+        raise UserError(f"{prefix}: has no {', '.join(missing)}")
     return StoredWeights(path, tensors, tuple(content["names"]), {**content, "format": FORMAT})
 
 

@@ -385,8 +385,8 @@ def checkpoints(case: Case) -> str:
 def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint, flags = Checkpoint.read(path), TrainConfig()
-    config, _ = resumed_config(checkpoint.config, flags, (), path)
-    resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
+    config, _ = resumed_config(checkpoint.config, flags, ())
+    resumed_hyperparameters(checkpoint.hyp, flags, (), pretrained=False)
     resumed_position(checkpoint, replace(config, batch_size=4), 1, "")
 
 

@@ -33,7 +33,7 @@ def make_odd(kind: str, *args: str) -> None:
 
     take, score = TrainStep.__call__, Evaluator.run
 
-    def step(self, batches, images, updates, *rest) -> None:
+    def step(self, batches, images, updates, **options) -> None:
         here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
         if kind == "log":
             seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
@@ -51,7 +51,7 @@ def make_odd(kind: str, *args: str) -> None:
             raise RuntimeError("built to fail")
         elif here:
             raise UserError("built to refuse")
-        take(self, batches, images, updates, *rest)
+        take(self, batches, images, updates, **options)
 
     def run(self, model, loader, **options):
         def slowly():

@@ -41,8 +41,8 @@ def label_issues(
         if max_det > MAX_DETECTIONS:
             # All detections tell of labels; val.py scores fewer.
             class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
-            shown = shown.best_of_images(MAX_DETECTIONS)
-            result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
+            shown = shown.top_per_image(MAX_DETECTIONS)
+            result = score_detections(truth, table.top_per_image(MAX_DETECTIONS), classes, shown=shown)
         issues += find_label_errors(split, table, class_metrics, least_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence

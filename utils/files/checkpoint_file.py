@@ -30,8 +30,9 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-class Stored(TypedDict, total=False):
-    """What a checkpoint may hold, among other things."""
+class CheckpointContent(TypedDict, total=False):
+    """Types that every reader of a checkpoint may rely on. Files of weights alone have only some of these keys; to
+    resume, `engine.checkpoint.checkpoint.Checkpoint` checks all."""
 
     version: int
     program: str
@@ -72,7 +73,7 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     file.check_sums()
     if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    content = check(_with_tensors(file), Stored, f"{path}: damaged checkpoint")
+    content = check(_with_tensors(file), CheckpointContent, f"{path}: damaged checkpoint")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content

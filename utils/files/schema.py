@@ -151,7 +151,7 @@ def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> An
     if kind is Any or (is_optional and value is None):
         return value
     if dataclasses.is_dataclass(kind):
-        return build(kind, value, where)
+        return value if isinstance(value, kind) else build(kind, value, where)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
     value = _converted(value, plain_type)
     is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,21 +14,30 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
+from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.schema import build
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
 DESCRIPTION = RunDescription(
-    model_spec={}, names=["a", "b"], config={"epochs": 3, "batch_size": 4}, hyp={}, data={"fingerprint": "x"}
+    model_spec={},
+    names=["a", "b"],
+    config=TrainConfig(epochs=3, batch_size=4),
+    hyp=Hyperparameters(),
+    data={"fingerprint": "x"},
 )
+
+
+STATUS = RunStatus(epoch_batches=4, seconds=1.0)
 
 
 def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
@@ -43,7 +53,7 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
 def save(folder: Path, state: SimpleNamespace, **changes) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
     options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
-    options["run"] = {"epoch_batches": 4, "seconds": 1.0}
+    options["run"] = STATUS
     checkpointer.save(state, **{**options, **changes})
     checkpointer.finish()
     return checkpointer
@@ -76,6 +86,36 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], content["model"]["0.weight"])
 
 
+def test_what_is_read_is_what_was_described(tmp_path):
+    save(tmp_path, parts(), hooks={"a": {"b": 1}})
+    checkpoint = Checkpoint.read(tmp_path / "last.pt")
+    assert {name: getattr(checkpoint, name) for name in vars(DESCRIPTION)} == vars(DESCRIPTION)
+    assert (checkpoint.run, checkpoint.hooks, checkpoint.fingerprint) == (STATUS, {"a": {"b": 1}}, "x")
+    stored = read_checkpoint(tmp_path / "last.pt")
+    content = checkpoint.content()
+    assert content.keys() == stored.keys() - {"format", "version", "program"}
+    for name in ("config", "hyp", "run", "progress"):
+        assert type(stored[name]) is dict  # plain data, which later programs can read
+        assert content[name] == stored[name]
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("config", {"nonsense": 1}, "last.pt: config: unknown key 'nonsense'"),
+        ("hyp", {"lr0": "x"}, "last.pt: hyp: lr0: must be a number"),
+        ("run", {"seconds": None}, "last.pt: damaged checkpoint: run: seconds: must be a number, got None"),
+        ("data", {"fingerprint": 3}, "last.pt: damaged checkpoint: data: fingerprint: must be text, got 3"),
+    ],
+)
+def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, message):
+    save(tmp_path, parts())
+    content = read_checkpoint(tmp_path / "last.pt")
+    write_checkpoint(content | {part: content[part] | changes}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=message):
+        Checkpoint.read(tmp_path / "last.pt")
+
+
 def test_a_hook_state_under_the_former_name_is_found(tmp_path):
     states = {"RemoteValidation": {"row": {}}, "other": {"a": 1}}
     save(tmp_path, parts(), hooks=states)
@@ -93,7 +133,7 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
 def test_other_ranks_write_nothing(tmp_path):
     ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
     checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
-    checkpointer.save(parts(), Progress(), is_best=True)
+    checkpointer.save(parts(), Progress(), run=STATUS, is_best=True)
     checkpointer.finish()
     assert not list(tmp_path.iterdir())
 
@@ -242,7 +282,7 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     name = next(n for n in tensors if n.endswith("num_batches_tracked"))
     content = {"model_spec": model.spec, "names": ["a", "b"], "imgsz": 64, "model": {**tensors, name: torch.zeros(8)}}
     state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
-    run = {"config": DESCRIPTION.config, "run": {"epoch_batches": 4, "seconds": 1.0}}
+    run = {"config": asdict(DESCRIPTION.config), "run": asdict(STATUS)}
     write_checkpoint(content | state | run, tmp_path / "last.pt")
     with refused():
         Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, SimpleNamespace(model=model))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress
+from engine.checkpoint.checkpoint import Checkpoint, Progress, RunStatus
 from engine.run.folder import note_launch, run_of_launch
 from engine.run.plan import plan_run
 from engine.run.resume import (
@@ -18,15 +18,15 @@ from engine.run.resume import (
     resumed_position,
 )
 from tests.helpers.messages import refused
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
-    "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
-    "config": {"batch_size": 8, "epochs": 10},
-    "run": {"epoch_batches": 10, "seconds": 1.0, "world_size": 2, "device": "cpu"},
+    "model_spec": {}, "names": [], "hyp": Hyperparameters(), "data": {"fingerprint": "x"},
+    "config": TrainConfig(batch_size=8, epochs=10),
+    "run": RunStatus(epoch_batches=10, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
 }  # fmt: skip
 
@@ -86,7 +86,8 @@ def test_the_position_is_said_in_words():
 
 def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
     for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
-        write_checkpoint(STORED | {"progress": {"epoch": epoch}}, tmp_path / name)
+        checkpoint = Checkpoint(**STORED | {"progress": Progress(epoch=epoch)})
+        write_checkpoint(checkpoint.content(), tmp_path / name)
     check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
     with refused():
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
@@ -112,7 +113,7 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
 )  # fmt: skip
 def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, message):
     progress = Progress(epoch=epoch, best_epoch=3, best_fitness=0.5)
-    run = STORED["run"] | {"seconds": 7200.0}
+    run = dataclasses.replace(STORED["run"], seconds=7200.0)
     checkpoint = Checkpoint(**STORED | {"progress": progress, "run": run, "path": Path("some runs/exp/last.pt")})
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
     if message is None:
@@ -124,7 +125,9 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
     progress = Progress(epoch=10)
-    checkpoint = Checkpoint(**STORED | {"progress": progress, "run": STORED["run"] | {"seconds": 3600.0}})
+    checkpoint = Checkpoint(
+        **STORED | {"progress": progress, "run": dataclasses.replace(STORED["run"], seconds=3600.0)}
+    )
 
     def epochs(hours: float, *given: str, stored: int = 10) -> int:
         return resumed_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
@@ -137,21 +140,20 @@ def test_a_longer_time_continues_a_run_whose_epochs_are_done():
 
 
 def test_epochs_replace_a_time():
-    stored = {"batch_size": 8, "epochs": 10, "time": 1.5}
-    config, lines = resumed_config(stored, TrainConfig(epochs=20), {"epochs"}, "last.pt")
+    stored = TrainConfig(batch_size=8, epochs=10, time=1.5)
+    config, lines = resumed_config(stored, TrainConfig(epochs=20), {"epochs"})
     assert (config.epochs, config.time) == (20, 0)
     assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
-    config, _ = resumed_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"}, "last.pt")
+    config, _ = resumed_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"})
     assert (config.epochs, config.time) == (20, 3)
 
 
 @pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
 def test_what_a_run_cannot_change_is_refused(name, old, new):
     before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
-    stored = dataclasses.asdict(before)
-    assert resumed_config(stored, before, {name}, "x.pt") == (before, [])
+    assert resumed_config(before, before, {name}) == (before, [])
     with refused():
-        resumed_config(stored, now, {name}, "x.pt")
+        resumed_config(before, now, {name})
 
 
 def test_changed_images_restart_the_epoch():
@@ -162,19 +164,19 @@ def test_changed_images_restart_the_epoch():
 
 
 def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():
-    stored = {"close_mosaic": 10, "scale": 0.5, "close_scale": 0}
+    stored = Hyperparameters(close_mosaic=10, scale=0.5, close_scale=0)
     config = TrainConfig(override=["close_scale=null"])
-    hyp, lines = resumed_hyperparameters(stored, config, (), "last.pt", pretrained=False)
+    hyp, lines = resumed_hyperparameters(stored, config, (), pretrained=False)
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, 0, [])
-    hyp, lines = resumed_hyperparameters(stored, config, ("override",), "last.pt", pretrained=False)
+    hyp, lines = resumed_hyperparameters(stored, config, ("override",), pretrained=False)
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, None, ["resume: close_scale 0 -> None"])
-    hyp, lines = resumed_hyperparameters(stored | {"close_scale": None}, config, (), "last.pt", pretrained=False)
+    hyp, lines = resumed_hyperparameters(dataclasses.replace(stored, close_scale=None), config, (), pretrained=False)
     assert (hyp.close_scale, lines) == (None, [])
 
 
 def test_a_resumed_run_keeps_the_rate_that_was_chosen_when_it_began():
     for config, given in ((TrainConfig(hyp="finetune"), "hyp"), (TrainConfig(override=["lr_mult=null"]), "override")):
-        hyp, lines = resumed_hyperparameters({"lr_mult": 0.0625}, config, (given,), "last.pt", pretrained=True)
+        hyp, lines = resumed_hyperparameters(Hyperparameters(lr_mult=0.0625), config, (given,), pretrained=True)
         assert (hyp.lr_mult, lines) == (0.0625, [])
 
 
@@ -185,7 +187,7 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     with ExitStack() as stack:
         plan = plan_run(DistributedContext.single(), config, ("hyp",), stack)
     assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
-    _, lines = resumed_hyperparameters({"mosaic": 1.0}, config, ("hyp",), "last.pt", pretrained=False)
+    _, lines = resumed_hyperparameters(Hyperparameters(mosaic=1.0), config, ("hyp",), pretrained=False)
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 
 

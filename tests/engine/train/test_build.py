@@ -103,7 +103,7 @@ def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(
     far_too_large = [[300.0] * 6] * 3
     write_model(folder / "tiny.yaml", {**TINY_ANCHOR_MODEL, "anchors": far_too_large})
     with built("--cls-pw", "0.5") as trainer:
-        counts = trainer.loader.index.boxes_of_classes(2)
+        counts = trainer.loader.index.boxes_per_class(2)
         torch.testing.assert_close(trainer.step.criterion.class_weights, class_weights(counts, 0.5))
         assert torch.equal(trainer.step.criterion.anchors, trainer.step.model.head.anchors)
         sides = trainer.step.criterion.anchors * torch.tensor(trainer.step.model.strides).view(3, 1, 1)

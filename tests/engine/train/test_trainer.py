@@ -187,7 +187,7 @@ def test_each_epoch_is_saved_with_its_scores():
     assert [parts["is_best"] for *_, parts in saved] == [False, True, False]
     assert [parts["metrics"]["AP"] for *_, parts in saved] == [0.1, 0.2, 0.3]
     assert saved[0][2]["hooks"] == {"scores": {"seen": 1}}
-    assert saved[0][2]["run"]["epoch_batches"] == BATCHES
+    assert saved[0][2]["run"].epoch_batches == BATCHES
 
 
 def test_a_pending_epoch_is_saved_without_scores():

@@ -47,10 +47,10 @@ from utils.entrypoint import run_main
 
 take = TrainStep.__call__
 
-def step(self, batches, images, updates, *rest):
+def step(self, batches, images, updates, **options):
     if updates == 2:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-    take(self, batches, images, updates, *rest)
+    take(self, batches, images, updates, **options)
 
 TrainStep.__call__ = step
 run_main(train.main)
