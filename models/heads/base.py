@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -114,12 +114,21 @@ class DetectionHead(nn.Module):
             for first, second in zip(self._layers(""), self._layers(ONE_TO_ONE)):
                 second.load_state_dict(first.state_dict())
 
-    def build_loss(self, hyp: Hyperparameters, *, teacher: Teacher | None = None, **options: Any) -> Criterion:
-        """The loss, on the head's device. Anchors are copied: build it when they are final. ``options``: other fields
-        of `LossSettings`."""
+    def build_loss(
+        self,
+        hyp: Hyperparameters,
+        *,
+        teacher: Teacher | None = None,
+        label_smoothing: float = 0.0,
+        class_weights: Tensor | None = None,
+    ) -> Criterion:
+        """Builds the loss, on the head's device. Anchors are copied: call it when they are final. ``class_weights``:
+        as in `LossSettings`."""
         from models.losses.base import DualAssignmentLoss, LossSettings
 
-        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, **options)
+        settings = LossSettings(
+            tuple(self.strides), self.num_classes, hyp, label_smoothing=label_smoothing, class_weights=class_weights
+        )
         if teacher is not None:
             settings = replace(settings, taught=teacher.taught, unlabeled_only=teacher.unlabeled_only)
         loss = self.branch_loss(settings)

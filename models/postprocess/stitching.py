@@ -21,7 +21,7 @@ import torch
 
 from models.postprocess.detections import PostprocessSettings
 from models.postprocess.nms import nms_keep
-from utils.config.settings import MOST_DETECTIONS
+from utils.config.settings import MAX_CANDIDATES
 from utils.structures import DetectionTable
 
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
@@ -98,7 +98,7 @@ class TileStitcher:
             first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
             views = found.take(slice(*np.searchsorted(found.image_index, [first, end])))
             views = replace(views, image_index=views.image_index - first)
-            max_det = min(self.settings.max_det * (end - first), MOST_DETECTIONS)
+            max_det = min(self.settings.max_det * (end - first), MAX_CANDIDATES)
             joined = stitch_views(views, self.windows[first:end], replace(self.settings, max_det=max_det))
             tables.append(replace(joined, image_index=np.full_like(joined.image_index, image)))
         return DetectionTable.concatenate(tables), images

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import Annotations, Box, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
@@ -74,7 +74,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
         into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
+def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[AnnotatedBox]:
     if isinstance(objects, list):
         rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
@@ -93,7 +93,7 @@ def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
         x, y, w, h = (number(value, where) for value in box)
         is_known = isinstance(category, int) and 0 <= category < len(texts)
         boxes.append(
-            Box(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
+            AnnotatedBox(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
         )
     return boxes
 
