@@ -184,6 +184,7 @@ def test_every_imported_package_is_required():
     product = {*LAYERS, *SCRIPTS, "lockstep", "launch"}
     needed, wrong = requirements(), []
     del needed["dev"]
+    del needed["clients"]
     places = [(places, {*needed[extra]}) for extra, places in OF_EXTRA.items()]
     assert {*needed} == {"", *OF_EXTRA}
     assert all(any(name.startswith(prefix) for name in SOURCES) for prefixes, _ in places for prefix in prefixes)

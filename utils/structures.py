@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 TARGET_BUCKET = 16
-MAX_DET = 100  # COCO's
+MAX_SCORED_DETECTIONS = 100  # COCO's
 GRAY = 114  # uint8 value of the padding around images
 
 
@@ -62,7 +62,7 @@ def ignored_class(classes: np.ndarray) -> np.ndarray:
 class SampleKey(NamedTuple):
     """Identifies a training sample: with the data set, the seed and the hyper-parameters it determines every pixel."""
 
-    index: int  # image in the data set
+    index: int  # type: ignore[assignment]  # image in the data set; hides tuple.index, which nobody calls
     epoch: int
     position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
@@ -238,7 +238,7 @@ class GroundTruth(LabelArrays):
     image_hw: np.ndarray  # int32 (N, 2)
     image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else derived from file stems (`image_ids_of`)
     category_ids: tuple[int, ...]  # id written to COCO JSON for each 0-based class
-    max_det: int = MAX_DET  # detections per class and image that are scored, highest scores first
+    max_det: int = MAX_SCORED_DETECTIONS  # detections per class and image that are scored, highest scores first
 
     @property
     def num_images(self) -> int:

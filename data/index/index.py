@@ -23,7 +23,7 @@ from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import FlatStrings, image_ids_of
-from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
+from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 7  # increase it when the arrays or their meaning change
 # The type, and the shape of a row, of arrays with a row per box, and of all arrays.
@@ -142,6 +142,7 @@ class DatasetIndex(LabelArrays):
         rows = np.repeat(np.arange(len(copies)), copies)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
         sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
+        tiles = [len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes]
         return GroundTruth(
             offsets=np.r_[0, np.cumsum(copies)][self.offsets],
             boxes_xywh_px=self.boxes_xywh_px[rows],
@@ -151,7 +152,7 @@ class DatasetIndex(LabelArrays):
             image_hw=self.image_hw,
             image_ids=ids,
             category_ids=self.category_ids or tuple(range(len(self.names))),
-            max_det=MAX_DET * max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1),
+            max_det=MAX_SCORED_DETECTIONS * max(tiles, default=1),
         )
 
 

@@ -123,7 +123,7 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         classes=typed_classes(config.classes),
         agnostic=config.agnostic_nms,
         amp=config.amp,
-        tiles=Tiles.of(config, model.tile) or False,
+        tiles=Tiles.from_config(config, model.tile) or False,
     )
     if config.conf_thres is None:
         conf = predictor.settings.conf

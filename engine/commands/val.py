@@ -115,7 +115,7 @@ def score(
     """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data. ``index``: of the split
     ``config.task``, if it is open already."""
     canvases = canvases_of(config, model)
-    if tiles := Tiles.of(config, model.tile or spec.tile):
+    if tiles := Tiles.from_config(config, model.tile or spec.tile):
         tiles.check(model.stride, model.input_hw)
     in_loader = tiles is not None and tiles.scaled  # as in training
     loader = build_val_loader(

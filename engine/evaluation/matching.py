@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
         return Pairs(*(column[rows] for column in self))
 
 
-class Assignment(NamedTuple):
+class CocoAssignment(NamedTuple):
     """COCO's matches of the N detections that overlap an object."""
 
     overlapping: np.ndarray  # int64 (N,) rows of these detections, ascending
@@ -65,7 +65,7 @@ class Matches(NamedTuple):
     ranked: Ranked
     objects: Objects
     ignored: np.ndarray  # bool (M, A) objects that do not count: crowd, or out of the area range
-    assignment: Assignment
+    assignment: CocoAssignment
     num_classes: int
 
     @property
@@ -138,7 +138,7 @@ def sort_by_class(matches: Matches) -> Outcomes:
     return Outcomes(offsets, *(v[order] for v in (ranked.scores, ranked.classes, true_positive, false_positive)))
 
 
-def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
+def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> CocoAssignment:
     """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
 
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
@@ -178,7 +178,7 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
         ignored[detection[starts]] = np.logical_or.reduceat(
             chosen & target_ignored[candidate][:, :, None], starts, axis=0
         )
-    return Assignment(overlapping, matched, ignored, matched_target)
+    return CocoAssignment(overlapping, matched, ignored, matched_target)
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:

@@ -16,8 +16,8 @@ from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, log_misses, 
 from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
-MAX_DETECTIONS = 300  # rows of the end2end layout, by convention
-MIN_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
+END2END_ROWS = 300  # rows of the end2end layout, by convention
+END2END_MIN_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
 MAX_COORDINATE = 1e30  # coordinate
@@ -60,21 +60,21 @@ class EndToEnd(_Export):
     def forward(self, images: Tensor) -> Tensor:
         boxes, scores = self.boxes_and_scores(images)
         if self.nms_iou is None:
-            rows = torch.cat(best_pairs(boxes, scores, MAX_DETECTIONS), -1)
+            rows = torch.cat(best_pairs(boxes, scores, END2END_ROWS), -1)
             return torch.where(rows[..., 4:5] > 0, rows, 0.0)
         low, high = boxes.split(2, -1)
         boxes = torch.cat((low, torch.maximum(low, high)), -1)  # swapped sides: a box without area
         boxes, found, classes = best_pairs(boxes, scores, CANDIDATES)
-        candidates = found[..., 0] > MIN_SCORE
+        candidates = found[..., 0] > END2END_MIN_SCORE
         keep = kept_pairs(boxes, classes[..., 0], candidates, self.nms_iou)
-        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(MAX_DETECTIONS)
+        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(END2END_ROWS)
         pairs = torch.cat((boxes, found, classes), -1)
         rows = pairs.gather(1, order[..., None].expand(-1, -1, 6))
         if self.box_voting:
             rows = voted_rows(rows, order, pairs, self.nms_iou)
         rows = torch.where(ranked[..., None] > 0, rows, 0.0)
         if self.box_voting:  # scores have changed
-            order = rows[..., 4].topk(MAX_DETECTIONS).indices
+            order = rows[..., 4].topk(END2END_ROWS).indices
             rows = rows.gather(1, order[..., None].expand(-1, -1, 6))
         return rows
 

@@ -22,7 +22,7 @@ LABEL_LEGEND = (
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
 MOST_LABEL_ERRORS = 60
-MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
+MAX_DRAWN_LABELS, MAX_DRAWN_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
 class DrawnDetections(NamedTuple):
@@ -58,7 +58,7 @@ class Galleries:
         """The labels of an image, in ``rows`` of the index, without ``but``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
         boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
-        return outlines(boxes[:MOST_LABELS], "correct")
+        return outlines(boxes[:MAX_DRAWN_LABELS], "correct")
 
     def _label_error(self, issue: Issue, album: Album) -> Card:
         name, suggestion = issue.images[0], issue.suggestion
@@ -86,7 +86,7 @@ class Galleries:
         i = self._number[issue.split, issue.images[0]]
         rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
-        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
+        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MAX_DRAWN_DETECTIONS]
         texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
         drawn = [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
         suggestion = issue.suggestion

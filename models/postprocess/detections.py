@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
-from utils.config.settings import MOST_DETECTIONS
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError
 from utils.structures import Detections
 
@@ -22,8 +22,6 @@ DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in Y
 DEFAULT_CONFIDENCE = 0.25  # threshold of detection where no better one is known
 # The names of what a validation selects from the same boxes, see `select_for_validation`.
 SELECTIONS = SCORED, SHOWN, PLAIN = "scored", "shown", "plain"
-MAX_DETECTIONS = 300  # an image, unless the user sets another number
-MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
 _VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 

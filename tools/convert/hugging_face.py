@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import Annotations, Box, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
@@ -17,7 +17,7 @@ from utils.machine.packages import require_package
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-MAX_AMPLIFICATION = 100  # bytes of images per byte of the file: BMP files may be compressed that well
+MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file: BMP files may be compressed that well
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
 
 
@@ -31,7 +31,7 @@ def read_parquet(file: Path, into: Annotations) -> None:
 
     try:
         table = parquet.ParquetFile(file)
-        allowance = MAX_AMPLIFICATION * file.stat().st_size
+        allowance = MAX_UNPACKED_RATIO * file.stat().st_size
         if _declared_bytes(table.metadata) > allowance:
             raise _too_large(file)
         names = _names(table.schema_arrow.metadata or {}, file)
@@ -61,7 +61,7 @@ def _declared_bytes(metadata: FileMetaData) -> int:
 
 
 def _too_large(file: Path) -> UserError:
-    return UserError(f"{file}: refused: its images have more than {MAX_AMPLIFICATION} times the bytes of the file")
+    return UserError(f"{file}: refused: its images have more than {MAX_UNPACKED_RATIO} times the bytes of the file")
 
 
 def read_image_folder(file: Path, into: Annotations) -> None:
@@ -74,7 +74,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
         into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
+def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[AnnotatedBox]:
     if isinstance(objects, list):
         rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
@@ -93,7 +93,7 @@ def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
         x, y, w, h = (number(value, where) for value in box)
         is_known = isinstance(category, int) and 0 <= category < len(texts)
         boxes.append(
-            Box(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
+            AnnotatedBox(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
         )
     return boxes
 

@@ -15,7 +15,8 @@ from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_
 FIND_BATCH_SIZE = -1  # as --batch-size
 ALL_RANKS = -1  # as --sync-bn
 MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
-MOST_DETECTIONS = 30_000  # an image; NMS examines no more candidates
+MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
+MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MOST_THREADS = 4096
 _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
@@ -176,7 +177,7 @@ class _DetectionsConfig(_RunConfig):
     trust: bool = setting(False, help=_TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
+    max_det: int = setting(MAX_DETECTIONS, low=1, high=MAX_CANDIDATES, help="maximum number of detections per image")
     amp: str = setting("off", choices=_AMP, help="autocast type")
     tile: int | None = setting(
         None, low=0, help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"

@@ -29,7 +29,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.stop_signals import StopSignals
 
-FIRST = ["Checkpoints", "NonFiniteSteps", "Results", "ProgressBar"]
+FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
 
 def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, monkeypatch):
     closed = []
-    monkeypatch.setattr(build.Results, "close", lambda hook: closed.append(type(hook).__name__))
+    monkeypatch.setattr(build.EpochResults, "close", lambda hook: closed.append(type(hook).__name__))
 
     def break_in_a_run() -> None:
         with built() as trainer:
@@ -82,7 +82,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
 
     with refused():
         break_in_a_run()
-    assert closed == ["Results"]
+    assert closed == ["EpochResults"]
     assert not (folder / "runs" / "exp").exists()
 
 
