@@ -14,12 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from utils.config.pixels import PixelFormat
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.files.schema import Bounds, build, check, suggestion
 from utils.logger import get_logger, log_when_configured
+from utils.pixels import PixelFormat
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
