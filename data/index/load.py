@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from data.source.files import Listing, shards_of, unread_files
+from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import counted, listed
@@ -100,6 +102,8 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -
     if listing.taken:
         image, label = next(iter(listing.taken.items()))
         count = counted(len(listing.taken), "label file")
+        if look_alike(Path(label).stem, Path(image).stem):
+            label, image = ascii(label), ascii(image)
         get_logger().info("%s: %s with another name or folder than usual, first %s of %s", split, count, label, image)
     if listing.hidden:
         text = "%s: %s left out, which symbolic links show under another name with the same labels"

@@ -335,6 +335,11 @@ class LabelsPerSplit:
         unlisted = [images[i].name for i in own if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
         if not listed:
+            for number, (reason, has_name) in without_image.items():
+                if has_name:
+                    entry = file.images[number]
+                    text = f"{name}: image {entry.image_id}: {one_line(entry.file_name)[:200]} {reason}"
+                    raise UserError(f"{text}; write file names with their folders")
             first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
             raise UserError(
                 f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "

@@ -7,7 +7,8 @@ import re
 from data.labels.voc import is_voc
 from utils.files.encoding import decode_loosely
 
-_ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]*[,;\s][^\S\n]*[-+.\deE]+){4,}\s*(\n|$)")  # of YOLO txt, or with commas
+_BETWEEN = r"(?:[^\S\n]*[,;][^\S\n]*|[^\S\n]+)"  # fields
+_ROW = re.compile(rf"\s*\d+(\.0*)?({_BETWEEN}[-+.\deE]+){{4,}}\s*(\n|$)")  # of YOLO txt, or with commas
 _OBJECTS_IN_JSON = re.compile(r'"(shapes|annotations|objects|regions)"\s*:\s*\[\s*\{')  # of LabelMe, V7, Supervisely
 
 

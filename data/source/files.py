@@ -45,7 +45,10 @@ class Listing:
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets."""
+    """Lists the files of a split.
+
+    Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets.
+    """
     source = spec.split(split)
     if source.parts:
         raise UserError(
@@ -150,7 +153,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:
-    """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
+    """Returns the index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
     images = spec.split(split).images
     found = [path for path in images if is_shard_path(path)]
     if found and len(images) > 1:
@@ -159,7 +162,7 @@ def shards_of(spec: DatasetSpec, split: str) -> Path | None:
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:
-    """What `unread_summary` takes."""
+    """Returns what `unread_summary` takes."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
 
 

@@ -113,7 +113,7 @@ class LabelSearch:
         self._list_shared()
         is_labeled = any(file is not None and file.stamp for file in self._files)
         for group in groups:
-            self._list_unread(group, most=len(self._images) if is_labeled else 1)
+            self._list_unread(group, most=len(self._images) if is_labeled else _SAMPLED)
         if is_labeled:
             for i in self._doubtful:
                 self._files[i] = None
@@ -389,24 +389,22 @@ class LabelSearch:
                     pending.append((os.path.join(place, name), os.path.join(mirrored, name)))
 
     def _list_unread(self, group: _Group, most: int) -> None:
-        """Reports up to ``most`` files with labels that are called like images without labels and that are not read,
-        since they have another format or suffix. These images are left out."""
+        """Reports files with labels that are called like images without labels and that are not read, since they have
+        another format or suffix. These images are left out. ``most``: files per folder that are opened."""
         unlabeled = {self._image_stem(i): i for i in group.missing if self._is_unlabeled(i) and i not in self._doubtful}
         places = dict.fromkeys((group.places[0], group.folder))
         for place in places if unlabeled else ():
             unused = self._folders.besides(place).keys() - self._used.get(place, set())
-            for name in sorted(name for name in unused if not is_image_name(name)):
-                i = unlabeled.get(self._stem_of_unread(name))
-                kind = "" if i is None or most == 0 else format_of_labels(_head(os.path.join(place, name)))
-                if not kind:
+            names = sorted(name for name in unused if not is_image_name(name))
+            named = [name for name in names if self._stem_of_unread(name) in unlabeled]
+            for name in named[:most]:
+                i = unlabeled[self._stem_of_unread(name)]
+                kind = format_of_labels(_head(os.path.join(place, name)))
+                if not kind or i in self._doubtful:
                     continue
-                most -= 1
                 self._doubtful.add(i)
-                text = (
-                    f"seems to have the labels of {self._images[i].name}, which is left out ({kind}; labels are read "
-                )
-                text += f"from {self._files[i].name}, which may be empty)"
-                del unlabeled[self._image_stem(i)]
+                text = f"seems to have the labels of {self._images[i].name}, which is left out ({kind}; labels are "
+                text += f"read from {self._files[i].name}, which may be empty)"
                 self._findings.append(Finding(self._full_name(place, name), UNREAD_LABELS, text, lost_images=1))
 
     def _stem_of_unread(self, name: str) -> str:

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 
-from data import demo
+from data.source import demo
 from utils.boxes import iou
 from utils.structures import DetectionTable
 

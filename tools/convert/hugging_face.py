@@ -17,7 +17,7 @@ from utils.machine.packages import require_package
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-MAX_AMPLIFICATION = 100  # bytes of images per byte of the file: BMP files may be compressed that well
+MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file: BMP files may be compressed that well
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
 
 
@@ -31,7 +31,7 @@ def read_parquet(file: Path, into: Annotations) -> None:
 
     try:
         table = parquet.ParquetFile(file)
-        allowance = MAX_AMPLIFICATION * file.stat().st_size
+        allowance = MAX_UNPACKED_RATIO * file.stat().st_size
         if _declared_bytes(table.metadata) > allowance:
             raise _too_large(file)
         names = _names(table.schema_arrow.metadata or {}, file)
@@ -61,7 +61,7 @@ def _declared_bytes(metadata: FileMetaData) -> int:
 
 
 def _too_large(file: Path) -> UserError:
-    return UserError(f"{file}: refused: its images have more than {MAX_AMPLIFICATION} times the bytes of the file")
+    return UserError(f"{file}: refused: its images have more than {MAX_UNPACKED_RATIO} times the bytes of the file")
 
 
 def read_image_folder(file: Path, into: Annotations) -> None:

@@ -108,6 +108,11 @@ def test_folders_tell_images_of_one_name_apart(root):
     assert list(index.paths) == ["images/a/1.png", "images/c/2.png"]
     line = "image 0: annotated image not in the split: 1.png fits 2 of the split's images, such as images/a/1.png and"
     assert any(line in each for each in index.report.lines)
+    data = write_coco(root, ["1.png"])
+    with pytest.raises(
+        UserError, match=r"image 0: 1.png fits 2 of the split's images, .*; write file names with their"
+    ):
+        load_index(load_dataset_spec(data), "train", IndexSettings(progress=False))
 
 
 def test_a_message_shows_a_name_of_each_side(root, tmp_path):

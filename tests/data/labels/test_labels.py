@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from pathlib import Path
 
 import cv2
@@ -28,6 +29,7 @@ from data.labels.findings import (
     UNKNOWN_CLASS,
 )
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
+from data.labels.other_formats import format_of_labels
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
@@ -491,3 +493,12 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
     source = Source(str(data.image("train/0")), 128, 160)
     assert _render(source, source.whole(), 160).max() > 200
+
+
+@pytest.mark.parametrize(
+    "text", ["1" + (" " * 800 + "1") * 4 + "x", "1" + ", 1" * 1300 + "x", '{"shapes":' + "[" * 4000]
+)
+def test_files_are_recognized_in_linear_time(text):
+    began = time.perf_counter()
+    assert format_of_labels(text.encode()) == ""
+    assert time.perf_counter() - began < 0.5

@@ -219,6 +219,12 @@ def test_the_only_reading_is_taken(folder, make, lines):
     assert not scan_issues(split)
 
 
+def test_names_that_look_alike_are_told_apart(folder, lines):
+    decomposed(folder)
+    folder.index()
+    assert r"first 'labels/train/e\u030100.txt' of 'images/train/\xe900.png'" in lines.text
+
+
 @ALL_FOUND
 def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     make(folder)
