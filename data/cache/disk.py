@@ -28,7 +28,6 @@ from data.cache.decoding import Decoding, cache_path, check_space, discard, remo
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.source.staging.file_exchange import exchange_items
-from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
@@ -38,6 +37,7 @@ from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
+from utils.pixels import PixelFormat
 from utils.strings import format_bytes
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
 from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
-from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
@@ -41,6 +40,7 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted, image_ids_of, listed
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from utils.config.pixels import MOST_CHANNELS, PixelFormat
 from utils.errors import UserError, one_line
 from utils.files.schema import Bounds, Fraction, build, check
+from utils.pixels import MOST_CHANNELS, PixelFormat
 from utils.structures import GRAY
 
 KEY = "lockstep"

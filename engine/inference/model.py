@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
 from models.postprocess.detections import DEFAULT_CONFIDENCE
-from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
+from utils.pixels import PixelFormat
 
 
 class InferenceModel(nn.Module):
