@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         run = _start(sys.argv[1:] if argv is None else list(argv), signals)
     if run is not None and run.config.export:  # outside the block: here a signal ends the process, as in export.py
-        from engine.export.run import export_best
+        from engine.commands.export import export_best
 
         export_best(run.folder / "best.pt", run.config)
 

@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.loaded import LoadedSplit, refuse, source_name
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import ORPHAN
+from data.labels.findings import ORPHAN, UNREAD_LABELS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, class_names, what_exists
 from data.source.files import Listing, list_split
@@ -110,6 +110,9 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
                 what = f"{folder} has {counted(len(found), f'{suffix} file')}" if of_images else str(found[0])
                 entry = f"{{{split}: {relative_name(folder if of_images else found[0], spec.root)}}}"
                 return f"; {what}: {advice.format(remedy=_remedy(found[0], image, spec.root), entry=entry)}"
+    for finding in listing.findings:
+        if finding.kind == UNREAD_LABELS:
+            return f"; {finding.where} {finding.text}"
     return what_exists(label)
 
 

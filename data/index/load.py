@@ -15,7 +15,7 @@ from data.index.joined import joined
 from data.index.loaded import LoadedSplit, refuse, source_name
 from data.index.selection import as_used
 from data.index.sharded import from_shards
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
@@ -104,7 +104,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -
     if listing.hidden:
         text = "%s: %s left out, which symbolic links show under another name with the same labels"
         get_logger().info(text, split, counted(listing.hidden, "image"))
-    for kind in (ORPHAN, SECOND_LABEL, SHARED_LABEL):
+    for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         found = [finding for finding in listing.findings if finding.kind == kind]
         if found and kind not in said:
             first = found[0]

@@ -51,6 +51,8 @@ class Ids:
     def why_not(self, value: Any) -> str:
         """Why ``value`` refers to no entry, in words that follow the key."""
         shown = _shown(value)
+        if not self._ids:
+            return f"{shown} is of an empty list: {self._owner} ids are missing"
         are_numbers = not any(isinstance(each, str) for each in self._ids)
         are_text = not any(isinstance(each, int) for each in self._ids)
         if isinstance(value, str) and are_numbers:

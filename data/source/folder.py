@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,14 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
-from utils.strings import counted
+from utils.strings import counted, listed
 
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_LABEL_FOLDERS = ("labels", "annotations")
 _COCO = re.compile(r'"categories"\s*:\s*\[')
+_FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 
 
@@ -68,7 +70,24 @@ def read_folder(folder: Path) -> FolderContent:
         raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
     values |= {split: str(path) for split, path in splits.items()} | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
+    if unused := _unused_folders(folder, splits.values()):
+        places += f"; called like no split, and not used: {listed(unused, 5)}"
     return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
+
+
+def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
+    """The folders with images, relative to ``folder``, next to those of splits that are called like these."""
+    found: list[str] = []
+    for base in (folder, folder / "images"):
+        if not base.is_dir() or not any(base in path.parents for path in used if path.is_dir()):
+            continue
+        for path in sorted(base.iterdir()):
+            is_used = any(path == each or path in each.parents or each in path.parents for each in used)
+            if is_used or not path.is_dir() or path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
+                continue
+            if any(file.suffix.lower() in IMAGE_SUFFIXES for file in _images_in(path).iterdir()):
+                found.append(str(path.relative_to(folder)))
+    return found
 
 
 def _own_yaml(folder: Path) -> Path | None:
@@ -157,15 +176,16 @@ def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
         nearby = sorted(images.parent.glob("*.json"))
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
-        words = re.split(r"[_.]", path.stem)
-        of_splits.setdefault(next(filter(None, map(split_of, words)), ""), []).append(path)
-    without_boxes = None  # such as image_info_test2017.json
-    for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
-        text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and _COCO_IMAGES.search(text):
-            if '"bbox"' in text:
-                return path
-            without_boxes = without_boxes or path
+        of_splits.setdefault(_split_in(path), []).append(path)
+    without_boxes: Path | None = None  # such as image_info_test2017.json
+    for paths in (nearby, of_splits.get(split, []), of_splits.get("", [])):
+        texts = {path: read_text(path, most=1 << 32) for path in paths}
+        of_images = [path for path in paths if _is_coco(texts[path])]
+        with_boxes = [path for path in of_images if '"bbox"' in texts[path]]
+        if with_boxes:
+            _check_one_has_all(with_boxes, texts, split)
+            return with_boxes[0]
+        without_boxes = without_boxes or next(iter(of_images), None)
     return without_boxes
 
 
@@ -178,8 +198,30 @@ def _voc_folder(folder: Path, images: Path) -> Path | None:
         folder / "annotations" / images.name,
         folder / "annotations",
         folder / "Annotations",
+        images.parent / "labels",  # FiftyOne's
+        folder / "labels" / images.name,
     )
     return next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+
+
+def _split_in(path: Path) -> str:
+    """The split that a part of a file's name is called after, as in instances_val2017.json; "" if none is."""
+    return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
+
+
+def _is_coco(text: str) -> bool:
+    return _COCO.search(text) is not None and _COCO_IMAGES.search(text) is not None
+
+
+def _check_one_has_all(paths: list[Path], texts: Mapping[Path, str], split: str) -> None:
+    """Raises UserError if another of the COCO JSONs of a split than the first names further images."""
+    first = paths[0]
+    others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
+    names = set(_FILE_NAME.findall(texts[first])) if others else set()
+    for path in others:
+        if not names.issuperset(_FILE_NAME.findall(texts[path])):
+            text = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
+            raise UserError(f"{path}: {text}")
 
 
 def _is_voc(path: Path) -> bool:

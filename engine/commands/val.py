@@ -17,11 +17,11 @@ from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
-from engine.inference.runtimes.open import is_exported, open_model
+from engine.inference.open_model import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import ValidationSettings, iou_of_selections, select_for_validation
+from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.coco_classes import coco_category_ids
@@ -135,12 +135,13 @@ def score(
             scored,
             select,
             tiles=tiles,
-            stride=model.stride,
-            imgsz=canvases.imgsz,
-            input_hw=model.input_hw,
-            batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            iou_thres=iou_of_selections(model.nms_iou, settings),
-            max_det=config.max_det,
+            view_input=ViewInput(
+                stride=model.stride,
+                imgsz=canvases.imgsz,
+                only_hw=model.input_hw,
+                batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
+            ),
+            selections=settings.selections(model.nms_iou),
         )
         postprocess = TiledDetector.stitch
     evaluator = Evaluator(

@@ -62,6 +62,12 @@ FLOAT16 = Tolerance(least_iou=0.9, missing=0.05, box=0.01, score=0.01, on_averag
 INT8 = Tolerance(least_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True, ap=0.015, f1=0.02)
 
 
+def tolerance_of(config: ExportConfig) -> Tolerance:
+    if config.int8:
+        return INT8
+    return FLOAT16 if config.half else FLOAT32
+
+
 @dataclass(frozen=True)
 class Parity:
     """How an exported model differs from its checkpoint."""

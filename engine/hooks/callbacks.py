@@ -93,9 +93,15 @@ class UserCallbacks(Hook):
         self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
-        run, ctx = trainer.run, trainer.ctx
-        model, stop = trainer.step.ema.module, partial(trainer.control.request, Action.STOP)
-        self._state = RunState(run.folder, run.settings.by_name(), ctx.rank, ctx.world_size, ctx.is_main, model, stop)
+        self._state = RunState(
+            folder=trainer.run.folder,
+            settings=trainer.run.settings.by_name(),
+            rank=trainer.ctx.rank,
+            world_size=trainer.ctx.world_size,
+            is_main=trainer.ctx.is_main,
+            model=trainer.step.ema.module,
+            stop=partial(trainer.control.request, Action.STOP),
+        )
         self._call("on_start", trainer)
 
     def after_step(self, trainer: Training) -> None:

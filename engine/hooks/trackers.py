@@ -3,6 +3,7 @@ hold up the run. Their vendor telemetry is off, unless the user's environment tu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
 from utils.errors import UserError, first_line
+from utils.files.folders import cache_folder
 from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
@@ -247,6 +249,9 @@ def open_services(names: Sequence[str]) -> list[Tracking]:
     for name in names:
         for variable, value in QUIET[name].items():
             os.environ.setdefault(variable, value)
+        if name == "wandb":
+            with contextlib.suppress(UserError):  # there is no home folder
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # of its own log files
         require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         for package in ("sqlalchemy", "alembic"):

@@ -179,14 +179,33 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
     write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
 
 
+def mot_lines(found: DetectionTable, tracks: np.ndarray, frame: int) -> str:
+    """Returns the detections of a frame as lines of a MOT Challenge file: frame, id, left, top, width, height, score
+    and three times -1. ``tracks``: ids (N,). ``frame``: from 0 here, from 1 there."""
+    numbers = np.full(len(tracks), frame + 1)
+    boxes = xyxy_to_xywh(found.boxes_xyxy_px)
+    rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, found.scores[:, None]], 1)
+    form = "{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{:.3f},{:.6f},-1,-1,-1\n"
+    return "".join(form.format(*row) for row in rows.tolist())
+
+
 def coco_rows(
-    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
+    found: DetectionTable,
+    names: Sequence[str],
+    ids: Sequence[int],
+    source: str,
+    label: str,
+    frame: int | None,
+    tracks: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
-    ``ids``, by class, as those of the categories."""
+    ``ids``, by class, as those of the categories; ``tracks``: ids (N,) of tracks, which the rows have as track_id."""
     boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
     common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
-    return [
+    rows = [
         {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
         for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
     ]
+    for row, track in zip(rows, () if tracks is None else tracks.tolist()):
+        row["track_id"] = track
+    return rows

@@ -25,7 +25,7 @@ class InferenceModel(nn.Module):
     """A detector for inference. Several threads may call one model."""
 
     path: Path  # of its file or folder
-    format: str  # "checkpoint", "onnx", "openvino", "torchscript" or "pt2"
+    format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
     names: tuple[str, ...]  # of the classes
     pixels: PixelFormat  # of the images
     stride: int  # canvas sides must be multiples of it

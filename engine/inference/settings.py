@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +19,16 @@ from torch import Tensor
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import DETECTION_IOU, SHOWN, detection_iou, select_detections
+from models.postprocess.detections import DETECTION_IOU, SHOWN, PostprocessSettings, detection_iou, select_detections
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.config.other_programs import python_hint
 from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
 from utils.files.schema import suggestion
 from utils.logger import get_logger
 from utils.structures import Detections, DetectionTable
-
-if TYPE_CHECKING:
-    from models.postprocess.tiling import TiledDetector
 
 BATCH_SIZE = 16  # on GPUs
 
@@ -55,7 +53,8 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
-                hint = suggestion(name, known) or "; results have save() and show(), stream() yields them one by one"
+                written = python_hint("argument", name) or "results have save() and show()"
+                hint = suggestion(name, known) or f"; {written}"
                 raise UserError(f"{name}={value!r}: unknown{hint}")
         given = {name: value for name, value in keywords.items() if name in known and value is not None}
         return replace(self, **given | {"imgsz": given.get("imgsz") or self.imgsz})
@@ -97,6 +96,19 @@ class DetectionSettings:
             iou=iou,
             max_det=max_det,
             classes=classes,
+        )
+
+    @property
+    def postprocess(self) -> PostprocessSettings:
+        """How detections are selected with settings that are `fitted`."""
+        return PostprocessSettings(
+            conf_thres=self.conf,
+            iou_thres=self.iou,
+            max_det=self.max_det,
+            agnostic=self.agnostic,
+            multi_label=False,
+            classes=self.classes or None,
+            box_voting=self.box_voting,
         )
 
 
@@ -214,13 +226,13 @@ class Pipeline:
             self.model,
             lambda model, raw: {SHOWN: _select(model, raw, settings)},
             tiles=self.tiles,
-            stride=self.model.stride,
-            imgsz=settings.imgsz,
-            input_hw=self.model.input_hw,
-            batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
-            iou_thres={SHOWN: settings.iou},
-            max_det=settings.max_det,
-            agnostic=settings.agnostic,
+            view_input=ViewInput(
+                stride=self.model.stride,
+                imgsz=settings.imgsz,
+                only_hw=self.model.input_hw,
+                batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
+            ),
+            selections={SHOWN: settings.postprocess},
         )
 
     def _now(self) -> float:
@@ -233,17 +245,7 @@ class Pipeline:
 def _select(model: InferenceModel, raw: list[Tensor], settings: DetectionSettings) -> Detections:
     """The detections in the model's raw outputs, float32."""
     boxes, scores = model.decode(raw)
-    return select_detections(
-        boxes,
-        scores,
-        conf_thres=settings.conf,
-        iou_thres=settings.iou,
-        max_det=settings.max_det,
-        agnostic=settings.agnostic,
-        multi_label=False,
-        classes=settings.classes or None,
-        box_voting=settings.box_voting,
-    )
+    return select_detections(boxes, scores, settings.postprocess)
 
 
 def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:

@@ -23,7 +23,7 @@ from engine.inference.results import Boxes, DataFrame, ResultList, Results, labe
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.machine.limits import require_package
+from utils.machine.packages import require_package
 from utils.strings import counted
 
 SAVE_DIR = "runs/detect/exp"

@@ -52,10 +52,15 @@ class RunControl:
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.is_stopped = False  # whether the ranks have agreed to stop
         self.exit_code = 0  # of the signal that stopped them; 0: none did
-        self._ctx, self._watchdog, self._signals = ctx, watchdog, watchdog.signals
-        self._wants_save = self._wants_stop = False  # requests of this rank
-        self._failure = ""
-        self._polled_at, self._validation_stopped = 0.0, False
+        self._ctx = ctx
+        self._watchdog = watchdog
+        self._signals = watchdog.signals
+        # Requests of this rank:
+        self._wants_save = False
+        self._wants_stop = False
+        self._failure = ""  # message of a hook of this rank that has failed
+        self._polled_at = 0.0
+        self._validation_stopped = False
 
     @contextmanager
     def training(self, folder: Path) -> Iterator[None]:
@@ -73,18 +78,27 @@ class RunControl:
         self._wants_save |= action is Action.SAVE
         self._wants_stop |= action is Action.STOP
 
-    def fail(self, line: str) -> None:
+    def fail(self, message: str) -> None:
         """Stops the run, which then ends with this error (`finish`)."""
-        self._failure, self._wants_stop = line, True
+        self._failure = message
+        self._wants_stop = True
 
     def flags(self) -> StepFlags:
-        """What this rank requests with the step that begins."""
-        save, self._wants_save = self._wants_save, False
-        return StepFlags(save, self._signals.stop or self._wants_stop, self._signals.interrupt)
+        """Returns what this rank requests with the step that begins."""
+        flags = StepFlags(
+            save=self._wants_save, stop=self._signals.stop or self._wants_stop, interrupt=self._signals.interrupt
+        )
+        self._wants_save = False  # a save is requested once, a stop until the run ends
+        return flags
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
-        """What to do after a step, with the flags and the action of all ranks. ``read_newest``: reads the flags of the
-        steps that have not been read yet, before a save."""
+        """Returns what to do after a step.
+
+        Args:
+            flags: of all ranks, read after this step.
+            action: of the hooks, which is that of all ranks.
+            read_newest: reads the flags of the steps that have not been read yet; called before a save.
+        """
         self._watchdog.beat()
         if not any(flags) and action is Action.CONTINUE:
             return action
@@ -100,46 +114,56 @@ class RunControl:
         return self._stop(0) if max_over_ranks(self._ctx, int(self._wants_stop)) else Action.CONTINUE
 
     def stops_validation(self) -> bool:
-        """Whether a signal has reached this rank or, as of the last poll, another; before each batch of validation."""
+        """Whether a signal has reached this rank or, as of the last poll, another. Called before each batch of a
+        validation."""
         self._watchdog.beat()
-        local, store, now = self.has_signal, self._ctx.store, time.monotonic()
-        if store is not None and local:
+        store = self._ctx.store
+        now = time.monotonic()
+        is_stopped = self.has_signal
+        if store is not None and is_stopped:
             store.set(STOP_KEY, "")
         elif store is not None and now - self._polled_at >= POLL_EVERY_S:
             self._polled_at = now
-            local = store.check([STOP_KEY])
-        self._validation_stopped = local
-        return local
+            is_stopped = store.check([STOP_KEY])
+        self._validation_stopped = is_stopped
+        return is_stopped
 
     def after_validation(self) -> Action:
+        """Returns `Action.STOP` if `stops_validation` has ended the validation on any rank."""
         code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
         return self._stop(code) if code else Action.CONTINUE
 
-    def finish(self, where: str, last: Path) -> None:
-        """After the last step, with how far the run has come, in words, and the checkpoint to resume from. Returns if
-        all epochs are done, or if a request has stopped the run.
+    def finish(self, position: str, last: Path) -> None:
+        """Logs and raises how the run has ended. Returns if all epochs are done, or if a request has stopped the run.
+
+        Args:
+            position: how far the run has come, in words.
+            last: the checkpoint to resume from.
 
         Raises Stopped if a signal to any rank has stopped it, and UserError if a hook has failed; on the other ranks
         `PeerFailure`.
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
-            log.info("stopped by a signal after %s; continue with: %s", where, resume_flag(last))
+            log.info("stopped by a signal after %s; continue with: %s", position, resume_flag(last))
             raise Stopped(self.exit_code)
         if has_failed:
             raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
         if self.is_stopped:
-            log.info("ended by a callback after %s; continue with: %s", where, resume_flag(last))
+            log.info("ended by a callback after %s; continue with: %s", position, resume_flag(last))
 
     def end_interrupted(self, error: Exception, last: Path) -> NoReturn:
-        """After an ``error`` in a step during which a signal has come. A signal to all processes also ends the compiler
-        that ``--compile`` has started and the like, for which libraries raise: that is no failure of the run. The state
-        may be that of half a step, so nothing is saved. Raises Stopped."""
+        """Ends a run after an ``error`` in a step during which a signal has come. Raises Stopped.
+
+        A signal to all processes also ends the compiler that ``--compile`` has started and the like, for which
+        libraries raise: that is no failure of the run. The state may be that of half a step, so nothing is saved.
+        """
         checkpoint = f"continue with: {resume_flag(last)}" if last.exists() else "there is no checkpoint yet"
         log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
 
     def _stop(self, exit_code: int) -> Action:
-        self.exit_code, self.is_stopped = exit_code, True
+        self.exit_code = exit_code
+        self.is_stopped = True
         self._watchdog.stop_agreed()
         return Action.STOP

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -30,22 +30,28 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
-    """The number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and adds
-    gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
+    """Returns the number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and
+    adds gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
 
     Raises UserError for a number that does not fit this run.
     """
-    wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
-    if not config.virtual_ranks and (world == 1 or config.pipeline > 1 or not config.deterministic):
+    processes = ctx.world_size
+    by_processes = config.deterministic and processes > 1 and config.pipeline <= 1
+    if not config.virtual_ranks and not by_processes:
         return 0
-    if wanted & (wanted - 1) or wanted % world:
-        fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
-        raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
-    if wanted > config.batch_size != FIND_BATCH_SIZE:
-        raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
+    count = config.virtual_ranks or processes
+    is_power_of_two = count & (count - 1) == 0
+    if not is_power_of_two or count % processes:
+        if not config.virtual_ranks:
+            raise UserError(f"--deterministic on {processes} processes: use 2, 4, 8, ...")
+        raise UserError(
+            f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
+        )
+    if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
+        raise UserError(f"--virtual-ranks {count}: more than the images of a batch ({config.batch_size})")
     if config.sync_bn:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    return wanted
+    return count
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
@@ -64,7 +70,8 @@ def freeze_unused(model: nn.Module, example: Tensor) -> None:
 
 
 def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, static: bool = False) -> nn.Module:
-    """``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else itself.
+    """Returns ``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else
+    itself.
 
     All trainable parameters have gradients (`freeze_unused`). BatchNorm buffers stay local during training
     (`average_buffers` averages them). ``static``: the graph is the same in every step and always sends its gradients,
@@ -75,15 +82,17 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
             convert_sync_bn(model, sync_bn_group(ctx, sync_bn))
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
-        names = ("forward_sync_buffers", "broadcast_buffers")  # the second before torch 2.15
-        no_broadcast = next(name for name in names if name in inspect.signature(ddp.__init__).parameters)
+        options = inspect.signature(ddp.__init__).parameters
+        syncs_buffers = "forward_sync_buffers"
+        if syncs_buffers not in options:  # before torch 2.15
+            syncs_buffers = "broadcast_buffers"
         return ddp(
             model,
             device_ids=ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mebibytes(model),
             static_graph=static,
-            **{no_broadcast: False},
+            **{syncs_buffers: False},
         )
     if len(ctx.devices) > 1:
         count = len(ctx.devices)
@@ -105,35 +114,39 @@ class DataParallel(nn.DataParallel):
         self._threads: list[ThreadPoolExecutor] = []  # one per device
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Sequence[Any]) -> list[Any]:
-        device = inputs[0][0].device.type
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        # What belongs to the caller's thread, and must be set in the others:
+        device_type = inputs[0][0].device.type
+        has_gradients = torch.is_grad_enabled()
+        has_autocast = torch.is_autocast_enabled(device_type)
+        autocast_dtype = torch.get_autocast_dtype(device_type)
+        streams = {args[0].device: torch.cuda.current_stream(args[0].device) for args in inputs if args[0].is_cuda}
 
         def run(replica: nn.Module, args: Sequence[Any], options: dict[str, Any]) -> Any:
-            is_training, is_on, dtype = modes
-            of_device, of_stream = nullcontext(), nullcontext()
-            if args[0].is_cuda:
-                of_device, of_stream = torch.cuda.device(args[0].device), torch.cuda.stream(streams[args[0].device])
-            of_precision = torch.autocast(device, dtype, enabled=is_on)
-            with of_device, of_stream, of_precision, torch.set_grad_enabled(is_training):
+            with ExitStack() as stack:
+                if args[0].is_cuda:
+                    stack.enter_context(torch.cuda.device(args[0].device))
+                    stack.enter_context(torch.cuda.stream(streams[args[0].device]))
+                stack.enter_context(torch.autocast(device_type, autocast_dtype, enabled=has_autocast))
+                stack.enter_context(torch.set_grad_enabled(has_gradients))
                 return replica(*args, **options)
 
-        streams = {args[0].device: torch.cuda.current_stream(args[0].device) for args in inputs if args[0].is_cuda}
-        self._threads += [ThreadPoolExecutor(1) for _ in range(len(replicas) - len(self._threads))]
+        while len(self._threads) < len(replicas):
+            self._threads.append(ThreadPoolExecutor(1))
         calls = zip(self._threads, replicas, inputs, kwargs)
-        running = [thread.submit(run, replica, args, options) for thread, replica, args, options in calls]
-        return [future.result() for future in running]
+        futures = [thread.submit(run, replica, args, options) for thread, replica, args, options in calls]
+        return [future.result() for future in futures]
 
 
 def bucket_mebibytes(model: nn.Module) -> float:
-    """The bucket size of DDP: a quarter of the gradients, so that three are sent before backward ends, within bounds.
+    """Returns DDP's bucket size: within bounds a quarter of the gradients, so that three are sent before backward ends.
     DDP's default of 25 MiB holds all of a small model (measured: benchmarks/LOG.md)."""
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)
 
 
 class Strategy:
-    """Which part of a step this process computes, and how the parts become one step. This one: a process computes its
-    shard of the batch, and DDP, if it wraps the model, adds the gradients.
+    """Plain data parallelism: a process computes its shard of the batch, and DDP, if it wraps the model, adds the
+    gradients. Subclasses change which part of a step a process computes, and how the parts become one step.
 
     Attributes:
         model: on its device, wrapped for it.
@@ -142,7 +155,9 @@ class Strategy:
     """
 
     def __init__(self, ctx: DistributedContext, model: nn.Module, autocast: Autocast) -> None:
-        self.ctx, self.model, self.autocast = ctx, model, autocast
+        self.ctx = ctx
+        self.model = model
+        self.autocast = autocast
         self.ddp_divides_by = ctx.world_size if self._is_ddp else 1
 
     @property
@@ -155,7 +170,7 @@ class Strategy:
         Args:
             batches: this process's micro-batches; any may be empty.
             counts: images of each micro-batch over all ranks.
-            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
+            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and a total ().
 
         Returns the sums over all ranks, and the total of this rank.
         """
@@ -163,18 +178,18 @@ class Strategy:
         return all_reduce_sum(self.ctx, sums), total
 
     def forward(self, images: Tensor) -> list[Tensor] | None:
-        """The raw maps of a micro-batch; None if another process computes them, and the loss."""
+        """Returns the raw maps of a micro-batch; None if another process computes them, and the loss."""
         with self.autocast():
             return self.model(images)
 
     def without_gradient_sync(self) -> AbstractContextManager[None]:
-        """While active, gradients are accumulated locally."""
+        """Returns a context in which DDP does not send gradients: they are accumulated locally."""
         return self.model.no_sync() if self._is_ddp else nullcontext()
 
 
 @torch.no_grad()
 def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
-    """``tensor`` summed over all ranks, in place."""
+    """Sums ``tensor`` over all ranks in place, and returns it."""
     if ctx.is_distributed:
         dist.all_reduce(tensor)
     return tensor

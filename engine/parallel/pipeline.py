@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -48,20 +48,22 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
             "with torchrun or --spawn, or use --pipeline 1"
         )
     names = ("virtual_ranks", "sync_bn", "compile", "teacher", "keep_old")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
-    given += ["--batch-size -1"] * (config.batch_size == FIND_BATCH_SIZE)
-    if given:
-        raise UserError(f"--pipeline 2 does not work with {', '.join(given)}; leave out one or the other")
+    excluded = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    if config.batch_size == FIND_BATCH_SIZE:
+        excluded.append("--batch-size -1")
+    if excluded:
+        raise UserError(f"--pipeline 2 does not work with {', '.join(excluded)}; leave out one or the other")
 
 
 def build_stage(
     ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
 ) -> Stage:
-    return (FirstStage if ctx.rank % STAGES == 0 else LastStage)(ctx, model, autocast, parameters)
+    stage = FirstStage if ctx.rank % STAGES == 0 else LastStage
+    return stage(ctx, model, autocast, parameters)
 
 
 class Stage(Strategy):
-    """What a process computes of each step. All processes make one."""
+    """The part of the model that a process computes. All processes make one."""
 
     def __init__(
         self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
@@ -73,18 +75,21 @@ class Stage(Strategy):
         self._side = 2 * model.stride
         self._cut, self._examples = _cut(model, self._side, autocast)
         self._taken = model.taken_from_before(self._cut)
-        halves = [_norms(model.model[: self._cut]), _norms(model.model[self._cut :])]
-        self._norms, others = halves if ctx.rank % STAGES == 0 else halves[::-1]
-        self._statistics, self._of_peer = _statistics([*halves[0], *halves[1]]), _statistics(others)
+        first_norms = _trained_norms(model.model[: self._cut])
+        last_norms = _trained_norms(model.model[self._cut :])
+        is_first = ctx.rank % STAGES == 0
+        self._norms = first_norms if is_first else last_norms
+        self._peer_statistics = _statistics(last_norms if is_first else first_norms)
+        self._statistics = _statistics([*first_norms, *last_norms])
         self._begin([])
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
-        """The mean over the copies of the model is left in the batch norms' statistics, too. ``batches`` are also those
-        of the peer."""
+        """As `Strategy.run`; also leaves the mean over the copies of the model in the batch norms' statistics.
+        ``batches`` are also those of the peer."""
         self._begin([tuple(batch.images.shape) for batch in batches])
         sums, total = accumulate(batches)
         self._end()
-        for statistic in self._of_peer:
+        for statistic in self._peer_statistics:
             statistic.zero_()
         statistics = flatten(self._statistics)
         vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, sums, statistics))
@@ -93,25 +98,24 @@ class Stage(Strategy):
         return sums, total
 
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
-        """Called before a step over images of these shapes."""
+        """Prepares a step over images of these shapes."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Called after its last `forward`."""
+        """Ends a step, after its last `forward`."""
         raise NotImplementedError
 
     def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
-        """Room for what the second process takes from the first for images of this shape."""
-        count, _, *size = shape
-        return [
-            torch.empty(
-                (count, like.shape[1], *(side * cells // self._side for side, cells in zip(size, like.shape[2:]))),
-                dtype=like.dtype,
-                device=like.device,
-                memory_format=dense_format(like),
+        """Returns uninitialized maps, for what the second process takes from the first for images of this shape."""
+        images, _, height, width = shape
+        maps = []
+        for example in self._examples:
+            _, channels, rows, columns = example.shape  # of an image of `_side` pixels
+            size = (images, channels, height * rows // self._side, width * columns // self._side)
+            maps.append(
+                torch.empty(size, dtype=example.dtype, device=example.device, memory_format=dense_format(example))
             )
-            for like in self._examples
-        ]
+        return maps
 
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> list[dist.Work]:
         """Starts to send or receive maps. Both processes start all of their messages in the same order, as NCCL
@@ -121,23 +125,32 @@ class Stage(Strategy):
         return dist.batch_isend_irecv(operations) if operations else []
 
 
+class _Sent(NamedTuple):
+    """A micro-batch whose maps are sent, or have been."""
+
+    images: Tensor
+    maps: list[Tensor]
+    works: list[dist.Work]
+
+
 class FirstStage(Stage):
     """Computes the layers before the cut."""
 
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
         self._recomputes = len(shapes) > 1
-        self._waiting: tuple[Tensor, list[Tensor], list[dist.Work]] | None = None
+        self._waiting: _Sent | None = None  # for its backward pass
 
     def forward(self, images: Tensor) -> None:
         """F of a micro-batch, then B of the one before."""
         with torch.set_grad_enabled(not self._recomputes):
             maps = self._maps(images)
-        before, self._waiting = self._waiting, (images, maps, self._start(dist.isend, maps))
-        if before is not None:
-            self._backward(*before)
+        previous = self._waiting
+        self._waiting = _Sent(images, maps, works=self._start(dist.isend, maps))
+        if previous is not None:
+            self._backward(previous)
 
     def _end(self) -> None:
-        self._backward(*self._waiting)
+        self._backward(self._waiting)
         self._waiting = None
 
     def _maps(self, images: Tensor) -> list[Tensor]:
@@ -146,13 +159,14 @@ class FirstStage(Stage):
             kept[self._cut - 1] = self.model.run_layers(0, self._cut, images, kept)
         return [kept[layer] for layer in self._taken]
 
-    def _backward(self, images: Tensor, maps: list[Tensor], sent: list[dist.Work]) -> None:
-        gradients = self._maps_for(images.shape)
+    def _backward(self, sent: _Sent) -> None:
+        gradients = self._maps_for(sent.images.shape)
         works = self._start(dist.irecv, gradients)
-        _wait(sent)  # before its maps are replaced
+        _wait(sent.works)  # before its maps are replaced
+        maps = sent.maps
         if self._recomputes:
             with _fixed_statistics(self._norms):
-                maps = self._maps(images)
+                maps = self._maps(sent.images)
         _wait(works)
         pairs = [(values, gradient) for values, gradient in zip(maps, gradients) if values.requires_grad]
         if pairs:  # else all layers are frozen
@@ -184,7 +198,7 @@ class LastStage(Stage):
             return self.model.run_layers(self._cut, len(self.model.model), kept.get(self._cut - 1), kept)
 
     def send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Of the maps that the last `forward` received."""
+        """Sends the gradients of the maps that the last `forward` received."""
         self._end()
         self._sent = self._start(dist.isend, gradients)
 
@@ -198,7 +212,7 @@ def _wait(works: Sequence[dist.Work]) -> None:
 
 
 class _Received(torch.autograd.Function):
-    """The identity; hands over the gradients."""
+    """Identity, whose backward pass hands the gradients over to ``send_gradients``."""
 
     @staticmethod
     def forward(ctx: Any, send_gradients: Callable[[Sequence[Tensor]], None], *maps: Tensor) -> tuple[Tensor, ...]:
@@ -214,8 +228,8 @@ class _Received(torch.autograd.Function):
 
 @torch.no_grad()
 def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tensor]]:
-    """The layer with which the second half of the activations begins, and what it and later ones take from before it
-    for one image of ``side`` pixels.
+    """Returns the layer with which the second half of the activations begins, and the maps that it and later layers
+    take from before it for one image of ``side`` pixels.
 
     The outputs of all elementary modules are counted, which is close to what autograd keeps (measured:
     benchmarks/LOG.md).
@@ -226,29 +240,33 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
         if isinstance(output, Tensor) and not any(True for _ in module.children()):
             counts[-1] += output.numel()
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    handles = [module.register_forward_hook(count) for module in model.modules()]
     parameter = next(model.parameters())
     image = torch.zeros(1, model.channels, side, side, dtype=parameter.dtype, device=parameter.device)
-    x, kept, outputs = image.contiguous(memory_format=torch.channels_last), {}, []
+    x = image.contiguous(memory_format=torch.channels_last)
+    kept: dict[int, Tensor] = {}
+    outputs: list[Tensor] = []
     with eval_mode(model), autocast():
         for layer in range(len(model.model)):
             counts.append(0)
             x = model.run_layers(layer, layer + 1, x, kept)
             outputs.append(x)
-    for hook in hooks:
-        hook.remove()
+    for handle in handles:
+        handle.remove()
     total = sum(counts)
     cut = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
     taken = model.taken_from_before(cut)
     get_logger().info(
         "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
-        cut - 1, 100 * sum(counts[:cut]) / total, cut, len(counts) - 1,
-    )  # fmt: skip
+        cut - 1,
+        100 * sum(counts[:cut]) / total,
+        cut,
+        len(counts) - 1,
+    )
     return cut, [outputs[layer] for layer in taken]
 
 
-def _norms(layers: nn.Module) -> list[nn.BatchNorm2d]:
-    """Those that are not frozen."""
+def _trained_norms(layers: nn.Module) -> list[nn.BatchNorm2d]:
     return [norm for norm in layers.modules() if isinstance(norm, nn.BatchNorm2d) and norm.weight.requires_grad]
 
 
@@ -258,7 +276,7 @@ def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[Tensor]:
 
 @contextmanager
 def _fixed_statistics(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
-    """Within it batch norms normalize as always and leave their statistics as they are."""
+    """Keeps the statistics of batch norms as they are; they normalize as always."""
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

@@ -9,6 +9,7 @@ follows EasyScale, SC'23; the exchange is the recursive halving and doubling of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,55 +23,67 @@ from utils.structures import Batch
 
 
 class VirtualRanks(Strategy):
-    """Every global micro-batch is cut into ``count`` shards with batch statistics of their own. Gradients, the sums of
-    the step and running statistics are added in the order of the tree, the latter to their mean. The number of
-    processes is a power of two that divides ``count``; ``model`` is not wrapped."""
+    """Cuts every global micro-batch into ``count`` shards with batch statistics of their own.
+
+    Gradients, the sums of the step and running statistics are added in the order of the tree; running statistics become
+    their mean. The number of processes is a power of two that divides ``count``; ``model`` is not wrapped.
+    """
 
     def __init__(
         self, ctx: DistributedContext, model: nn.Module, autocast: Autocast, optimizer: OptimizerSet, count: int
     ) -> None:
         super().__init__(ctx, model, autocast)
-        self._count, self._optimizer = count, optimizer
+        self._count = count
+        self._optimizer = optimizer
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
-        ctx, parameters, per_process = self.ctx, self._optimizer.parameters, self._count // self.ctx.world_size
-        start, counted = flatten(self._statistics), flatten(self._counters)
-        tree, totals = SubtreeSum(), []
-        for rank in range(ctx.rank * per_process, (ctx.rank + 1) * per_process):
-            copy_from_flat(start, self._statistics)
-            copy_from_flat(counted, self._counters)
-            shards = []
-            for batch, count in zip(batches, counts):
-                first, last = shard_bounds(count, rank, self._count)
-                offset, _ = shard_bounds(count, ctx.rank, ctx.world_size)
-                shards.append(batch.shard(first - offset, last - offset))
-            sums, total = accumulate(shards)
+        parameters = self._optimizer.parameters
+        per_process = self._count // self.ctx.world_size
+        first_rank = self.ctx.rank * per_process
+        # Every shard begins with the statistics and counters from before the step.
+        old_statistics = flatten(self._statistics)
+        old_counters = flatten(self._counters)
+        tree = SubtreeSum()
+        totals: list[Tensor] = []
+        for virtual_rank in range(first_rank, first_rank + per_process):
+            copy_from_flat(old_statistics, self._statistics)
+            copy_from_flat(old_counters, self._counters)
+            sums, total = accumulate(self._shards(virtual_rank, batches, counts))
             totals.append(total)
             tree.add(gradient_vector(parameters, sums, flatten(self._statistics)))
             self._optimizer.zero_grad()
-        rest = set_gradients(parameters, sum_over_processes(ctx, tree.total()))
-        sums, statistics = rest.split([len(sums), len(start)])
-        copy_from_flat((statistics / self._count).to(start), self._statistics)
+        others = set_gradients(parameters, sum_over_processes(self.ctx, tree.total()))
+        sums, statistics = others.split([len(sums), len(old_statistics)])
+        copy_from_flat((statistics / self._count).to(old_statistics), self._statistics)
         return sums, torch.stack(totals).sum()
 
+    def _shards(self, virtual_rank: int, batches: Sequence[Batch], counts: Sequence[int]) -> list[Batch]:
+        """Cuts the shards of a virtual rank out of this process's micro-batches."""
+        shards = []
+        for batch, count in zip(batches, counts):
+            first, last = shard_bounds(count, virtual_rank, self._count)
+            offset, _ = shard_bounds(count, self.ctx.rank, self.ctx.world_size)
+            shards.append(batch.shard(first - offset, last - offset))
+        return shards
 
-def gradient_vector(parameters: Sequence[nn.Parameter], *rest: Tensor) -> Tensor:
-    """The gradients, zeros where a parameter has none, and the tensors ``rest`` (n,) in one vector, to be added up."""
+
+def gradient_vector(parameters: Sequence[nn.Parameter], *others: Tensor) -> Tensor:
+    """Returns one vector to be added up: the gradients, zeros where a parameter has none, and then ``others`` (n,)."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in rest)])
+    return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in others)])
 
 
 def set_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Tensor:
-    """Makes the gradients views of ``vector``, as `gradient_vector` returns it; returns the rest of it."""
+    """Makes the gradients views of ``vector``, as `gradient_vector` returns it. Returns what follows them there."""
     for parameter, gradient in zip(parameters, views_as(vector, parameters)):
         parameter.grad = gradient
     return vector[sum(p.numel() for p in parameters) :]
 
 
 class SubtreeSum:
-    """Adds tensors one after another as a binary tree, keeping at most log2 of their number at a time."""
+    """Adds tensors one after another in the order of a binary tree, keeping at most log2 of their number at a time."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[int, Tensor]] = []  # (levels below, sum), from the left
@@ -84,42 +97,62 @@ class SubtreeSum:
         self._stack.append((height, leaf))
 
     def total(self) -> Tensor:
-        """The sum of a number of leaves that is a power of two."""
+        """Returns the sum; the number of leaves is a power of two."""
         ((_, total),) = self._stack
         return total
 
 
-def _exchange(send: Tensor, receive: Tensor, peer: int) -> None:
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, send, peer), dist.P2POp(dist.irecv, receive, peer)]):
+class _Exchange(NamedTuple):
+    """Halves of a range of the vector that a pair of processes exchanges: each adds up one of them."""
+
+    peer: int  # rank of the other process
+    kept: slice  # what this process adds up
+    sent: slice  # what the peer adds up
+
+
+def _exchanges(rank: int, world_size: int, length: int) -> list[_Exchange]:
+    """Returns the exchanges of a process from the leaves of the tree upwards. ``length``: a multiple of the number of
+    processes, 2^n."""
+    exchanges = []
+    start = 0
+    end = length
+    distance = 1
+    while distance < world_size:
+        middle = (start + end) // 2
+        halves = [slice(start, middle), slice(middle, end)]
+        if rank & distance:
+            halves.reverse()
+        exchange = _Exchange(rank ^ distance, *halves)
+        exchanges.append(exchange)
+        start, end = exchange.kept.start, exchange.kept.stop
+        distance *= 2
+    return exchanges
+
+
+def _send_and_receive(sent: Tensor, like: Tensor, peer: int) -> Tensor:
+    """Returns what ``peer`` sends, a tensor like ``like``."""
+    received = torch.empty_like(like)
+    operations = [dist.P2POp(dist.isend, sent.contiguous(), peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(operations):
         work.wait()
+    return received
 
 
 def sum_over_processes(ctx: DistributedContext, flat: Tensor) -> Tensor:
-    """``flat`` (1-D, of the same length everywhere) summed over 2^n processes in the order of the tree.
+    """Returns ``flat`` (1-D, of the same length everywhere) summed over 2^n processes in the order of the tree.
 
-    Each sends and receives about twice the vector whatever their number: at every level a pair halves the part it
-    reduces, then the parts are exchanged back.
+    Each sends and receives about twice the vector whatever their number: at every level a pair halves the range it
+    adds up, then the sums are exchanged back.
     """
-    world = ctx.world_size
-    if world == 1:
+    world_size = ctx.world_size
+    if world_size == 1:
         return flat
     length = flat.numel()
-    padded = flat.new_zeros(-(-length // world) * world)
+    padded = flat.new_zeros(-(-length // world_size) * world_size)
     padded[:length] = flat
-    start, end, cuts = 0, padded.numel(), []
-    distance = 1
-    while distance < world:
-        middle = (start + end) // 2
-        upper = bool(ctx.rank & distance)
-        keep, send = ((middle, end), (start, middle)) if upper else ((start, middle), (middle, end))
-        received = torch.empty_like(padded[keep[0] : keep[1]])
-        _exchange(padded[send[0] : send[1]].contiguous(), received, ctx.rank ^ distance)
-        padded[keep[0] : keep[1]] += received
-        cuts.append((keep, send, ctx.rank ^ distance))
-        start, end = keep
-        distance *= 2
-    for keep, send, peer in reversed(cuts):
-        received = torch.empty_like(padded[send[0] : send[1]])
-        _exchange(padded[keep[0] : keep[1]].contiguous(), received, peer)
-        padded[send[0] : send[1]] = received
+    exchanges = _exchanges(ctx.rank, world_size, padded.numel())
+    for peer, kept, sent in exchanges:
+        padded[kept] += _send_and_receive(padded[sent], like=padded[kept], peer=peer)
+    for peer, kept, sent in reversed(exchanges):
+        padded[sent] = _send_and_receive(padded[kept], like=padded[sent], peer=peer)
     return padded[:length]

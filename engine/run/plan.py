@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import Checkpoint
@@ -25,6 +25,15 @@ from utils.files.folders import check_run_dir, find_location
 from utils.strings import counted
 
 
+@dataclass(frozen=True)
+class Command:
+    """What starts a run."""
+
+    config: TrainConfig  # settings of the command line
+    explicit_flags: Collection[str]  # names of the settings that the command line gives
+    launchers: list[str]  # torchrun processes that started the ranks; "" without one
+
+
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
 ) -> RunPlan:
@@ -37,61 +46,49 @@ def plan_run(
 
     Raises UserError when there is nothing to resume from, no folder can be made, or another process trains the run.
     """
-    launchers = all_objects(ctx, ctx.launcher)
-    restarted_folder = broadcast_object(ctx, run_of_launch(config, launchers) if ctx.is_main else None)
+    command = Command(config, explicit_flags, launchers=all_objects(ctx, ctx.launcher))
+    restarted_folder = broadcast_object(ctx, run_of_launch(config, command.launchers) if ctx.is_main else None)
     if restarted_folder is not None:
-        return _plan_restarted(ctx, config, explicit_flags, launchers, restarted_folder, stack)
+        return _plan_restarted(ctx, command, restarted_folder, stack)
     if config.resume is not None:
-        return _plan_resumed(ctx, config, explicit_flags, launchers, stack)
-    return _plan_new(ctx, config, launchers)
+        return _plan_resumed(ctx, command, stack)
+    return _plan_new(ctx, command)
 
 
-def _plan_new(ctx: DistributedContext, config: TrainConfig, launchers: list[str]) -> RunPlan:
+def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
+    config = command.config
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     hyp, messages = _new_hyperparameters(config)
-    return RunPlan(settings=RunSettings(config, hyp), startup_messages=messages, launchers=launchers)
+    return RunPlan(settings=RunSettings(config, hyp), startup_messages=messages, launchers=command.launchers)
 
 
-def _plan_resumed(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    explicit_flags: Collection[str],
-    launchers: list[str],
-    stack: ExitStack,
-) -> RunPlan:
-    path = _checkpoint_to_resume(ctx, config)
+def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
+    path = _checkpoint_to_resume(ctx, command.config)
     lock_folder(ctx, path.parent, stack)
-    plan = _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
-    check_can_continue(plan.checkpoint, plan.settings.config, explicit_flags)
+    plan = _continued(ctx, command, Checkpoint.read(path))
+    check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
     return plan
 
 
-def _plan_restarted(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    explicit_flags: Collection[str],
-    launchers: list[str],
-    folder: Path,
-    stack: ExitStack,
-) -> RunPlan:
+def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
     """torchrun starts its processes again, with the same command, after one of them has failed or a node has come."""
     lock_folder(ctx, folder, stack)
     path = folder / "last.pt"
     if path.is_file():
-        return _continued(ctx, config, explicit_flags, launchers, Checkpoint.read(path))
-    hyp, messages = _new_hyperparameters(config)
+        return _continued(ctx, command, Checkpoint.read(path))
+    hyp, messages = _new_hyperparameters(command.config)
     return RunPlan(
-        settings=RunSettings(config, hyp),
+        settings=RunSettings(command.config, hyp),
         folder=folder,
         startup_messages=[*messages, "restarted before the first checkpoint"],
-        launchers=launchers,
+        launchers=command.launchers,
     )
 
 
 def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str]]:
-    """The hyper-parameters of a run that starts from the beginning, and messages about the recipe."""
+    """Returns the hyper-parameters of a run that starts from the beginning, and messages about the recipe."""
     messages: list[str] = []
     hyp = read_recipe(
         config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=messages
@@ -100,7 +97,7 @@ def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str
 
 
 def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
-    """How far a run has come, in words."""
+    """Says how far a run has come."""
     progress = checkpoint.progress
     epochs = f"epoch {progress.epoch} of {config.epochs}"
     if progress.has_trained(checkpoint.run.epoch_batches):
@@ -111,7 +108,7 @@ def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
 
 
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
-    """The checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
+    """Returns the checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
     if not config.resume:
         checkpoints = sorted(Path(config.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
         if not checkpoints:
@@ -121,24 +118,19 @@ def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
     return path / "last.pt" if path.is_dir() else path
 
 
-def _continued(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    explicit_flags: Collection[str],
-    launchers: Sequence[str],
-    checkpoint: Checkpoint,
-) -> RunPlan:
-    """The plan of the run that wrote ``checkpoint``, with what the command line changes."""
+def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint) -> RunPlan:
+    """Returns the plan of the run that wrote ``checkpoint``, with what the command line changes."""
     check_is_newest(checkpoint)
     path = checkpoint.path
     stored_config = checkpoint.config
+    explicit_flags = command.explicit_flags
     hyp, hyp_changes = resumed_hyperparameters(
-        checkpoint.hyp, config, explicit_flags, pretrained=bool(stored_config.weights)
+        checkpoint.hyp, command.config, explicit_flags, pretrained=bool(stored_config.weights)
     )
     source, root = find_location(checkpoint.data, path)
     if stored_config.data != "demo":
         stored_config = replace(stored_config, data=source)
-    config, config_changes = resumed_config(stored_config, config, explicit_flags)
+    config, config_changes = resumed_config(stored_config, command.config, explicit_flags)
     config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
     messages = [f"resuming {path} after {_position(checkpoint, config)}"]
     messages += config_changes + hyp_changes
@@ -153,5 +145,5 @@ def _continued(
         checkpoint=checkpoint,
         data_root=root if config.data == source else "",
         startup_messages=messages,
-        launchers=list(launchers),
+        launchers=command.launchers,
     )

@@ -20,7 +20,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
-from engine.export.run import try_formats
+from engine.export.trial import try_formats
 from engine.hooks.callbacks import load_callbacks
 from engine.hooks.hook import Hook
 from engine.hooks.plots import Plots

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from models.postprocess.detections import PostprocessSettings
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MOST_DETECTIONS
 from utils.structures import DetectionTable
@@ -33,17 +34,13 @@ CROSS_VIEW_IOU = 0.7  # for boxes of an end-to-end head, which need no suppressi
 Pair = tuple[int, int]  # boxes
 
 
-def stitch_views(
-    found: DetectionTable, windows: np.ndarray, *, iou_thres: float | None, max_det: int, agnostic: bool = False
-) -> DetectionTable:
+def stitch_views(found: DetectionTable, windows: np.ndarray, settings: PostprocessSettings) -> DetectionTable:
     """The detections of an image, the best first, from those of its views. ``image_index`` is then without meaning.
 
     Args:
         found: N detections in canvas pixels, with the view of each in ascending order as ``image_index``.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        iou_thres: of the NMS of the joined boxes; None: `CROSS_VIEW_IOU`.
-        max_det: the most detections.
-        agnostic: whether boxes of different classes suppress each other too.
+        settings: of the views; with ``iou_thres`` None, `CROSS_VIEW_IOU` is that of the NMS of the joined boxes.
     """
     if len(windows) == 1 or not len(found.scores):
         return found
@@ -64,8 +61,9 @@ def stitch_views(
     found = replace(found.take(starts), boxes_xyxy_px=boxes)
     kept = np.flatnonzero(sees_all | ~np.logical_and.reduceat(is_part, starts))
     found = found.take(kept[np.argsort(-found.scores[kept], kind="stable")])
-    group = torch.from_numpy(found.classes * (not agnostic))
-    threshold = CROSS_VIEW_IOU if iou_thres is None else iou_thres
+    group = torch.from_numpy(np.zeros_like(found.classes) if settings.agnostic else found.classes)
+    threshold = CROSS_VIEW_IOU if settings.iou_thres is None else settings.iou_thres
+    max_det = settings.max_det
     keep = nms_keep(torch.from_numpy(found.boxes_xyxy_px), group, int(group.max()) + 1, threshold, max_det)
     return found.take(np.flatnonzero(keep.numpy())[:max_det])
 
@@ -77,14 +75,12 @@ class TileStitcher:
     Attributes:
         image: int64 (N,), the image of each tile, ascending.
         windows: float32 (N, 4), xyxy pixels of the tile's image.
-        iou_thres: see `stitch_views`.
-        max_det: the most detections of an image, for each of its tiles.
+        settings: see `stitch_views`; ``max_det`` is that of an image, for each of its tiles.
     """
 
     image: np.ndarray
     windows: np.ndarray
-    iou_thres: float | None
-    max_det: int
+    settings: PostprocessSettings
 
     def __call__(self, found: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
         """The detections in images, and the images.
@@ -102,8 +98,8 @@ class TileStitcher:
             first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
             views = found.take(slice(*np.searchsorted(found.image_index, [first, end])))
             views = replace(views, image_index=views.image_index - first)
-            max_det = min(self.max_det * (end - first), MOST_DETECTIONS)
-            joined = stitch_views(views, self.windows[first:end], iou_thres=self.iou_thres, max_det=max_det)
+            max_det = min(self.settings.max_det * (end - first), MOST_DETECTIONS)
+            joined = stitch_views(views, self.windows[first:end], replace(self.settings, max_det=max_det))
             tables.append(replace(joined, image_index=np.full_like(joined.image_index, image)))
         return DetectionTable.concatenate(tables), images
 

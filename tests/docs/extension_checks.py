@@ -19,7 +19,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_yaml import load_dataset_spec
-from engine.inference.runtimes.open import open_model
+from engine.inference.open_model import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector

@@ -28,7 +28,7 @@ from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-OPTIONAL = ("onnxruntime", "pandas", "supervision", "sahi")
+OPTIONAL = ("onnxruntime", "pandas", "supervision", "sahi", "trackers")
 
 
 def of_language(language: str) -> list[Block]:

@@ -18,8 +18,8 @@ import export
 import train
 import val
 from engine.export.parity import largest_difference
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python

@@ -28,6 +28,7 @@ from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are recognized
+_PARQUET = "PAR1"  # first bytes of a parquet file
 
 
 class Format(NamedTuple):
@@ -298,6 +299,17 @@ def _columns(header: Iterable[str]) -> dict[str, str]:
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
 
 
+def other_columns(files: Iterable[Path]) -> str:
+    """A message about the first CSV of ``files``, whose columns are not those of `read_csv`; "" if there is none."""
+    for file in files:
+        if file.suffix.lower() == ".csv":
+            with open_regular(file) as opened:
+                header = _header(decode_loosely(opened.read(_HEAD)))
+            expected = "filename, class, xmin, ymin, xmax, ymax, and a row per object"
+            return f"{file}: begins with {header[:100]!r}; a CSV is read if it has a header with {expected}"
+    return ""
+
+
 def _delimiter(text: str) -> str:
     return max(",;\t", key=_header(text).count)
 
@@ -380,7 +392,7 @@ FORMATS = {
     "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
     "csv": Format("CSV", (".csv",), _is_csv, read_csv),
     "kitti": Format("KITTI", (".txt",), _is_kitti, read_kitti, is_per_image=True),
-    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith("PAR1"), read_parquet),
+    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith(_PARQUET), read_parquet),
     "imagefolder": Format("Hugging Face image folder", (".jsonl",), _has_key("file_name"), read_image_folder),
 }
 
@@ -392,7 +404,7 @@ def detect(source: Path) -> dict[str, list[Path]]:
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
-                head = decode_loosely(opened.read(_HEAD)).lstrip()
+                head = _text_of(opened.read(_HEAD))
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
@@ -400,3 +412,10 @@ def detect(source: Path) -> dict[str, list[Path]]:
                 found.setdefault(name, []).append(file)
                 break
     return found
+
+
+def _text_of(head: bytes) -> str:
+    """The beginning of a file as text. What follows in a parquet file is in no encoding, and may look like UTF-16."""
+    if head.startswith(_PARQUET.encode()):
+        return head.decode("latin-1")
+    return decode_loosely(head).lstrip()

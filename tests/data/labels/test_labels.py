@@ -148,6 +148,15 @@ def test_malformed_yolo_rows_are_reported():
         parse_yolo(b"\xff\xfe0\0", 2)
 
 
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [("0,0.5,0.5,0.1,0.1", "fields are separated by commas"), ("0 0,5 0,5 0,1 0,1", "numbers have commas")],
+)
+def test_commas_are_named_by_what_they_stand_for(row, text):
+    (problem,) = parse_yolo(row.encode(), 2).problems
+    assert problem.text.startswith(text)
+
+
 def test_voc_objects_are_parsed():
     raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
     assert raw.size_hw == (100, 200)

@@ -17,7 +17,7 @@ import pytest
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -315,6 +315,72 @@ def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make,
     (folder.root / new_name).parent.mkdir(exist_ok=True)
     (folder.root / label).rename(folder.root / new_name)
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
+
+
+SHAPES = json.dumps({"version": "5", "flags": {}, "shapes": [{"label": "a", "points": [[1, 1], [9, 9]]}]})
+VOC_TEXT = voc_text([BOX], ["a"], 48, 64)
+UNREAD = {
+    "labels/train/03.xml": VOC_TEXT,
+    "images/train/03.xml": VOC_TEXT,
+    "images/train/03.json": SHAPES,
+    "images/train/03.png.json": SHAPES,
+    "labels/train/03.csv": TEXT.replace(" ", ","),
+    "images/train/03.txt": TEXT.replace(" ", ", "),
+    "labels/train/03.txt.bak": TEXT,
+    "labels/train/03.txt~": TEXT,
+    "labels/train/03": TEXT,
+}
+
+
+@pytest.mark.parametrize("label", UNREAD)
+def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(folder, tmp_path, lines, label):
+    folder.write(but=3)
+    folder.label(label, UNREAD[label])
+    index = folder.index()
+    assert len(index) == NUM_IMAGES - 1
+    assert (index.report.ledger.lost_images, index.report.totals["backgrounds"]) == (1, 0)
+    assert f"{UNREAD_LABELS}: {label}: seems to have the labels of images/train/03.png, which is left out" in lines.text
+    (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
+    assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
+    source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
+    staged = stage_dataset(source, DistributedContext.single())
+    assert len(load_index(staged, "train", IndexSettings(progress=False))) == NUM_IMAGES - 1
+    folder.label("labels/train/03.txt", "")  # as the message says
+    assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
+
+
+def test_half_of_the_labels_in_another_format_are_too_many(folder):
+    folder.write()
+    for i in range(10):
+        (folder.root / f"labels/train/{i:02}.txt").unlink()
+        folder.label(f"labels/train/{i:02}.xml", VOC_TEXT)
+    with pytest.raises(UserError, match=f"10 of 20 images can't be used .*: {UNREAD_LABELS}: 10 images, first "):
+        folder.index()
+
+
+def test_all_labels_without_a_suffix_are_named(folder):
+    folder.write(label="labels/train/{}")
+    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
+        folder.index()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("images/train/03.txt", "a photo of 2 cats, 3 dogs"),
+        ("images/train/03.json", '{"title": "x", "tags": ["a"]}'),
+        ("images/train/03.json", '{"shapes": []}'),
+        ("labels/train/03.xml", "<annotation><filename>03.png</filename></annotation>"),
+        ("labels/train/03.npy", "0.5"),
+        ("labels/train/04.xml", VOC_TEXT),
+    ],
+)
+def test_files_beside_a_background_that_are_no_labels_change_nothing(folder, lines, name, text):
+    folder.write(but=3)
+    folder.label(name, text)
+    index = folder.index(max_bad=0.0)
+    assert (len(index), index.report.totals["backgrounds"], index.report.problems) == (NUM_IMAGES, 1, 0)
+    assert not [record for record in lines.records if record.levelno >= logging.WARNING]
 
 
 def test_no_label_file_fits_and_the_first_is_named(folder):

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from engine.export.formats import build_torchscript, write_torch
-from engine.export.layouts import make_layout
 from engine.export.parity import (
     FLOAT16,
     FLOAT32,
@@ -27,9 +25,11 @@ from engine.export.parity import (
     match_tables,
     spread,
 )
+from engine.formats.layouts import make_layout
+from engine.formats.metadata import ExportMetadata
+from engine.formats.torch_formats import TorchScriptFormat, trace
 from engine.inference.model import CheckpointModel
-from engine.inference.runtimes.metadata import ExportMetadata
-from engine.inference.runtimes.open import open_model
+from engine.inference.open_model import open_model
 from models.detector import build_detector
 from tests.helpers.exports import lively, options
 from tests.helpers.messages import refused
@@ -83,7 +83,7 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = 
     if not path.exists():
         module = Broken(make_layout(copy.deepcopy(detector).fuse(), "raw", half=half), mistake).eval()
         metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-        write_torch(build_torchscript(module, options(imgsz_hw=(64, 64))), path, metadata)
+        TorchScriptFormat().write(trace(module, options(imgsz_hw=(64, 64))), path, metadata)
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 
 

@@ -91,7 +91,7 @@ def test_rows_of_boxes_keep_two_dimensions(result):
     assert boxes[1:].cls.tolist() == [0, 1]
     with pytest.raises(IndexError):
         boxes[3]
-    with pytest.raises(ValueError, match="rows of 6 numbers"):
+    with pytest.raises(ValueError, match="rows of 6 or 7 numbers"):
         Boxes(torch.zeros(2, 5), (HEIGHT, WIDTH))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -498,6 +499,7 @@ UNREAD = {
     "label-studio.json": ([{"annotations": [{"result": [{"value": {"rectanglelabels": ["a"]}}]}]}], "Label Studio"),
     "via.json": ({"_via_img_metadata": {}}, "VGG Image Annotator"),
     "supervisely.json": ({"objects": [{"classTitle": "a"}]}, "Supervisely"),
+    "v7.json": ({"version": "2.0", "schema_ref": "https://x/darwin_json/2.0/schema.json", "annotations": []}, "V7"),
     "datumaro.json": ({"dm_format_version": "1.0", "items": []}, "Datumaro"),
 }
 
@@ -613,6 +615,17 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+@pytest.mark.parametrize(
+    "text", ['image_id,width,height,bbox,source\none,64,48,"[4, 6, 26, 34]",x\n', "one.png,4,6,30,40,cat\n"]
+)
+def test_a_csv_with_other_columns_is_named_with_what_it_needs(text, images):
+    """Kaggle's, and rows without a header."""
+    (images / "train.csv").write_text(text)
+    expected = f"train.csv: begins with {text.splitlines()[0]!r}; a CSV is read if it has a header with filename, class"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        convert(images, images.parent / "out.json")
+
+
 def test_cvat_in_gb2312_is_read(images, tmp_path):
     write_cvat(images)
     text = (images / "annotations.xml").read_text().replace("cat", "猫")
@@ -710,3 +723,25 @@ def test_odd_parquet_files_are_named(images, change):
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
     refusal(images)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "rows"])
+def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, kind):
+    """50 kB can stand for 1.5 GB in memory, and 18 kB for 200,000 images on the disk. The beginning of the first looks
+    like UTF-16."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    first = parquet.read_table(path).to_pylist()[0]
+    image = {"bytes": bytes(10**8)} if kind == "zeros" else first["image"]
+    rows = [first | {"image": image}] * (1 if kind == "zeros" else 20_000)
+    parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
+    assert "refused: its images have more than 100 times the bytes of the file" in refusal(images)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    archive = tmp_path / "export.zip"
+    archive.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"export.zip: an archive; unpack it and name the folder"):
+        convert(archive, tmp_path / "out.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -10,10 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.formats.metadata import ExportMetadata, parse_metadata
+from engine.formats.model_format import Session
+from engine.formats.registry import format_of, load_format
 from engine.inference.model import InferenceModel
-from engine.inference.runtimes.backends import Session, open_onnx, open_openvino, open_pt2, open_torchscript
-from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from utils.boxes import cxcywh_to_xyxy
+from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.config.pixels import PixelFormat
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
@@ -21,22 +24,23 @@ from utils.machine.limits import explanation
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
+MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
-_OPENERS = {"onnx": open_onnx, "openvino": open_openvino, "torchscript": open_torchscript, "pt2": open_pt2}
 
 
-def open_exported(path: Path, runtime: str, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
-    """``runtime``: a value of `engine.inference.runtimes.open.EXPORTED`; the others and errors as of `open_model`."""
+def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
+    """The model of an exported file or folder; arguments and errors as of `open_model`."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
+    name = format_of(path)
     with errors_of(path):
-        if not (trust or runtime == "onnx"):
+        if EXPORT_FORMATS[name].runs_code and not trust:
             raise UserError(
-                f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it; if you trust its source, "
-                "use --trust (in Python: trust=True)"
+                f"{path}: opening {titles_of_programs()} files may run code in them; if you trust its source, use "
+                "--trust (in Python: trust=True)"
             )
-        session = _OPENERS[runtime](path, device)
-        reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, trust=trust)
+        session = load_format(name).open(path, device)
+        reopen = partial(open_exported, path.absolute(), device=device, nms=nms, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
@@ -58,11 +62,14 @@ class ExportedModel(InferenceModel):
         reopen: Callable[[], InferenceModel],
     ) -> None:
         """``reopen`` opens the file again, from any working folder. Raises UserError for a file that is not a detector
-        of images, or takes no canvas of its own stride."""
+        of images, takes no canvas of its own stride, or far larger images than any detector."""
         super().__init__()
         self._reopen = reopen
-        self.path, self.format, self.device = path, session.format, device
-        self.info, self._run = asdict(metadata), session.run
+        self._run = session.run
+        self.path = path
+        self.format = format_of(path)
+        self.device = device
+        self.info = asdict(metadata)
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
         if channels not in (None, metadata.channels):
             expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
@@ -72,6 +79,12 @@ class ExportedModel(InferenceModel):
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
+        values = (self.batch or 1) * metadata.channels * math.prod(shape)
+        if values > MAX_INPUT_VALUES:
+            raise UserError(
+                f"{path}: refused: its input has {values:,} values ({self.batch or 1} x {metadata.channels} x "
+                f"{shape[0]} x {shape[1]}), more than any detector needs"
+            )
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
