@@ -131,6 +131,7 @@ COMMANDS = {
     "onnxruntime": [[*EXPORT, "onnx"], ["val", "--weights", "tiny.onnx", *SCORED, "--noplots"]],
     "openvino": [[*EXPORT, "openvino"], ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED]],
     "optuna": [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
+    "trackers": [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
     "mlflow": [[*TRAIN, "--tracker", "mlflow"]],
     "wandb": [[*TRAIN, "--tracker", "wandb"]],
 }
