@@ -132,6 +132,7 @@ COMMANDS = {
     "openvino": [[*EXPORT, "openvino"], ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED]],
     "ncnn": [[*EXPORT, "ncnn"], ["detect", "--weights", "tiny_ncnn_model", "--trust", *DETECTED]],
     "optuna": [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
+    "trackers": [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
     "mlflow": [[*TRAIN, "--tracker", "mlflow"]],
     "wandb": [[*TRAIN, "--tracker", "wandb"]],
 }
