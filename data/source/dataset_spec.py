@@ -27,8 +27,8 @@ IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
 IGNORED = -1  # the number of such a class
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
-MOST_COMPARED = 1000  # names of files with a missing one
-MOST_SEARCHED = 10_000  # files below a folder in which images are looked for
+MAX_COMPARED_NAMES = 1000  # names of files with a missing one
+MAX_SEARCHED_FILES = 10_000  # files below a folder in which images are looked for
 _HEAD = 4096  # bytes by which a file with labels is recognized
 _COCO_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _LABEL_SIGNS: dict[str, Callable[[bytes], bool]] = {
@@ -187,7 +187,7 @@ def labels_without_images(root: Path) -> str:
         for name in sorted(names):
             seen += 1
             suffix = os.path.splitext(name)[1].lower()
-            if suffix in IMAGE_SUFFIXES or seen > MOST_SEARCHED:
+            if suffix in IMAGE_SUFFIXES or seen > MAX_SEARCHED_FILES:
                 return ""
             if suffix in _LABEL_SIGNS and _begins_like_labels(os.path.join(folder, name), _LABEL_SIGNS[suffix]):
                 count += 1
@@ -228,7 +228,7 @@ def what_exists(path: Path) -> str:
         return ""
     if alike := next((name for name in names if look_alike(name, missing)), None):
         return f"; {parent} has {alike!a}, which looks the same as {missing!a}"
-    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
+    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MAX_COMPARED_NAMES])}
     close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
     if close:  # as "validate" is to "val"
         return f"; '{parent / known[close[0]]}' exists"

@@ -35,7 +35,7 @@ from utils.files.schema import Bounds, check, suggestion
 from utils.pixels import PixelFormat
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
-LEAST_TILE = 32  # pixels
+MIN_TILE = 32  # pixels
 
 
 class _Description(NamedTuple):
@@ -55,7 +55,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     splits = _resolve_splits(values, root, path)
     _check_annotated_splits(values, splits, path)
     names = _read_names(values, splits, path)
-    tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
+    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
     parts = [part for source in splits.values() for part in source.parts]
     _check_parts(parts, pixels, tile, path)
     notes += _windows_paths(values, splits, path)

@@ -25,8 +25,8 @@ from utils.logger import get_logger
 
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
-_MOST_FOLDERS = 1000  # next to those of a split, in which images of the same labels are looked for
-_MOST_TRIED = 10  # rows of a list that was written for another folder
+_MAX_FOLDERS = 1000  # next to those of a split, in which images of the same labels are looked for
+_MAX_TRIED_ROWS = 10  # rows of a list that was written for another folder
 
 
 @dataclass(slots=True)
@@ -250,7 +250,7 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
     The first of ``rows`` (line, text) that ends like the path of one image in the data set decides for all: returns the
     folder of the images, and how many first parts of rows to leave out. Raises UserError if none fits, or several do.
     """
-    names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
+    names = {_parts(row)[-1] for _, row in rows[:_MAX_TRIED_ROWS]}
     of_voc = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
     base = of_voc if of_voc.is_dir() else root
     images = [
@@ -259,7 +259,7 @@ def _elsewhere(rows: list[tuple[int, str]], file: Path, root: Path, suffixes: fr
         for entry in entries
         if _is_image(entry.name, suffixes) and {entry.name, os.path.splitext(entry.name)[0]} & names
     ]
-    for line, row in rows[:_MOST_TRIED]:
+    for line, row in rows[:_MAX_TRIED_ROWS]:
         parts = _parts(row)
         for left_out in range(len(parts)):
             tail = os.sep + os.path.join(*parts[left_out:])
@@ -387,7 +387,7 @@ def _images_beside(spec: DatasetSpec, split: str, known: Collection[str], folder
         inner = [Path(entry.path) for entry in here if query(entry.is_dir)]
         below = itertools.chain.from_iterable(walk(path) for path in inner if path not in of_splits)
         visits = itertools.chain([Visit(str(place), "", here)], below)
-        for visit in itertools.islice(visits, _MOST_FOLDERS):
+        for visit in itertools.islice(visits, _MAX_FOLDERS):
             prefix = folders.name_in(visit.path)
             found |= {prefix + entry.name for entry in visit.entries if _is_image(entry.name, suffixes)}
     return [ImageFile(name, "", None) for name in sorted(found.difference(known))]

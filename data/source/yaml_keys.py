@@ -16,7 +16,7 @@ CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are names
 _USED = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "channels", "bits", "tile")
 _FOR_MISSING_DATA = frozenset({"download", "url", "license"})  # are named only if the data is not there
 _SYNONYMS = {"validation": "val", **dict.fromkeys(("num_classes", "number_of_classes", "n_classes"), "nc")}
-_LEAST_ALIKE = 0.75  # ratio of `difflib` between a misspelled key and the one that is meant
+_MIN_SIMILARITY = 0.75  # ratio of `difflib` between a misspelled key and the one that is meant
 _MISTAKEN_FOR = {  # keys that `difflib` does not find, or for which it finds another one
     **dict.fromkeys(("class_names", "classnames", "class_name", "label_names"), "names"),
     **dict.fromkeys(("tile_size", "tilesize"), "tile"),
@@ -96,6 +96,6 @@ def _misspelled(key: str, given: Iterable[Any]) -> str:
     if key in _MISTAKEN_FOR:
         meant = _MISTAKEN_FOR[key]
         return meant if meant in missing else ""
-    close = difflib.get_close_matches(key, missing, n=1, cutoff=_LEAST_ALIKE)
+    close = difflib.get_close_matches(key, missing, n=1, cutoff=_MIN_SIMILARITY)
     transposed = [used for used in missing if sorted(used) == sorted(key)]
     return next(iter([*close, *transposed]), "")
