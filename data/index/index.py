@@ -246,7 +246,7 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
     """Returns what to do about a median side that is too small for most models; None if it is large enough.
 
     The remedy is the smallest multiple of ``stride`` at which the side reaches `SMALL_PX`, or (smaller) tiles.
-    ``tile``: side of the tiles that the model sees, pixels of the images; 0: it sees whole images. """
+    ``tile``: side of the tiles that the model sees, pixels of the images; 0: it sees whole images."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
     better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
