@@ -43,7 +43,7 @@ from utils.program import COMMANDS
 from utils.strings import FlatStrings, counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
-_DIGITS = 9  # of an image's number, which is its name in a tar file
+_DIGITS = 9  # digits of an image's number, which is its name in a tar file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write_set(
-    spec: DatasetSpec, out: Path, most: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
+    spec: DatasetSpec, out: Path, max_bytes: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
 ) -> None:
-    """Writes all splits, with all classes of the labels, to the new folder ``out``. ``most``: bytes of a tar file, if
-    no image takes more. Raises UserError as `load_index`, and if ``out`` exists or the disk is too small."""
+    """Writes all splits, with all classes of the labels, to the new folder ``out``. ``max_bytes``: size of a tar file,
+    unless an image is larger. Raises UserError as `load_index`, and if ``out`` exists or the disk is too small."""
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
@@ -90,16 +90,17 @@ def write_set(
             folder.mkdir()
             content: dict[str, Any] = {"path": "."}
             for split, index in indexes.items():
-                _write_split(folder, split, index, most, workers)
+                _write_split(folder, split, index, max_bytes, workers)
                 content[split] = f"{split}{SUFFIX}"
-            text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
-            write_whole(folder / "data.yaml", text)
+            yaml_text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
+            write_whole(folder / "data.yaml", yaml_text)
             os.rename(folder, out)
     except OSError as error:
         raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, workers: int) -> None:
+def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:
+    """Writes the tar files and the index of a split."""
     paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
     if len(set(paths)) < len(paths):
         twice = next(path for i, path in enumerate(paths) if path in paths[:i])
@@ -110,7 +111,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     images = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
     for i, data in enumerate(progress(images, desc=f"writing {split}", total=len(index), enabled=True)):
         label = json.dumps(_label(index, i, paths[i])).encode()
-        if tar is not None and tar.offset + len(data) > most:
+        if tar is not None and tar.offset + len(data) > max_bytes:
             tar.close()
             tar = None
         if tar is None:
@@ -119,10 +120,11 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
             shards.append([f"{split}-{len(shards):05d}.tar", 0])
             tar = tarfile.open(folder / shards[-1][0], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         arrays["position"][i] = (len(shards) - 1) * SPAN + tar.offset + _HEADER
-        arrays["size"][i], arrays["crc"][i] = len(data), zlib.crc32(data)
+        arrays["size"][i] = len(data)
+        arrays["crc"][i] = zlib.crc32(data)
         suffix = re.sub(r"[^a-z0-9.]", "", os.path.splitext(paths[i])[1].lower())
         for name, content in ((suffix, data), (".json", label)):
-            entry = tarfile.TarInfo(f"{i:0{_DIGITS}d}{name}")  # of 1970
+            entry = tarfile.TarInfo(f"{i:0{_DIGITS}d}{name}")  # its time is always 1970
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     if tar is not None:
@@ -133,16 +135,16 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
     meta, labels = index_content(index)
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
-    fingerprint = fingerprint_of(arrays)  # the files' own depends on their times
+    fingerprint = fingerprint_of(arrays)  # unlike that of the index, it does not depend on the times of files
     meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
     write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
     total = sum(size for _, size in shards)
-    text = "%s: %s in %s, %s"
-    get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))
+    num_images = counted(len(index), "image")
+    get_logger().info("%s: %s in %s, %s", split, num_images, counted(len(shards), "tar file"), format_bytes(total))
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
-    """What stands next to an image in a tar file, for other programs; this one reads the index."""
+    """Returns the labels that are written next to an image, for other programs; this one reads the index."""
     rows = slice(index.offsets[i], index.offsets[i + 1])
     return {
         "path": path,

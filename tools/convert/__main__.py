@@ -41,10 +41,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and Pascal "
         "VOC train as they are.",
     )
-    formats = {"default": "auto", "choices": ("auto", *FORMATS), "help": "format; auto: by what the files contain"}
     parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
     parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears next to it")
-    parser.add_argument("--from", dest="format", **formats)
+    parser.add_argument(
+        "--from",
+        dest="format",
+        default="auto",
+        choices=("auto", *FORMATS),
+        help="format; auto: by what the files contain",
+    )
     options = parser.parse_args(argv)
     configure_logging(True)
     for line in convert(options.source, options.out, options.format):
@@ -52,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: of `FORMATS`, or "auto". Returns a table of
-    the objects by class. Raises UserError if something cannot be read, or would be lost."""
+    """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: a format of `FORMATS`, or "auto". Returns a
+    table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
     if out.suffix.lower() != ".json":
@@ -68,17 +73,20 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         into = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():  # one next to them that does not fit is damaged, or empty
-            fitting, folders = set(files), {file.parent for file in files}
+        if FORMATS[name].is_per_image and source.is_dir():
+            # A file with the name of an image that was not recognized, next to those that were, is damaged or empty.
+            fitting = set(files)
+            folders = {file.parent for file in files}
             every = files_below(source, FORMATS[name].suffixes)
             files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
         for file in files:
             FORMATS[name].read(file, into)
         if not into.objects:
-            found = f"{counted(len(files), 'file')} of {FORMATS[name].title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (found, into.skipped_text())))}")
+            reason = f"{counted(len(files), 'file')} of {FORMATS[name].title} without objects"
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, into.skipped_text())))}")
         written = _write(into, folder, out)
-        if lost := {each: count - written[each] for each, count in into.objects.items() if count != written[each]}:
+        lost = {each: count - written[each] for each, count in into.objects.items() if count != written[each]}
+        if lost:
             raise UserError(f"{source}: objects that {out} would not have: {lost}")
     return _table(FORMATS[name].title, into, written, out)
 
@@ -90,7 +98,7 @@ def _check_new(path: Path) -> None:
 
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
-    """A folder whose files move to ``folder`` if the block succeeds."""
+    """Yields a temporary folder whose files move to ``folder`` if the block succeeds."""
     with temporary_folder(folder / stem) as temporary:
         yield temporary
         for path in sorted(temporary.iterdir()):
@@ -101,21 +109,22 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
 
 def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
     """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
-    names, written = into.class_names(), Counter()
+    names = into.class_names()
+    written: Counter[str] = Counter()
     values: dict[str, Any] = {"path": "."}
     annotations = {}
     for split, images in sorted(into.images.items(), key=lambda item: SPLITS.index(item[0])):
         path = folder / (out.name if len(into.images) == 1 else f"{out.stem}-{split}.json")
-        others = [image for other, found in into.images.items() if other != split for image in found]
+        others = [image for other, other_images in into.images.items() if other != split for image in other_images]
         base = _folder_of(list(images), others)
-        at = base or path.with_suffix(".txt")
-        values[split] = _relative(at, folder, out.parent)
+        entry = base or path.with_suffix(".txt")
+        values[split] = _relative(entry, folder, out.parent)
         if base is None:
-            write_whole(at, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
+            write_whole(entry, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotations[split] = path.name
         for image in read_coco(path, tuple(names)).images:
-            written.update(names[row[0]] for row in image.labels.rows)
+            written.update(names[int(row[0])] for row in image.labels.rows)
     values |= {"names": names, "annotations": annotations}
     if into.ignored:
         values["ignore"] = sorted(into.ignored)
@@ -124,49 +133,59 @@ def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
 
 
 def _files(source: Path, name: str) -> tuple[str, list[Path]]:
-    found = detect(source)
+    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
+    format."""
+    files_of = detect(source)
     if name != "auto":
-        if name not in found:
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(found)}")
-        return name, found[name]
-    if len(found) > 1:
-        raise UserError(f"{source}: has files of several formats{_instead(found)}")
-    if not found:
+        if name not in files_of:
+            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of)}")
+        return name, files_of[name]
+    if len(files_of) > 1:
+        raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
+    if not files_of:
         files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        if text := first_unread_export(files):
-            raise UserError(text)
-        if text := other_columns(files):
-            raise UserError(text)
+        message = first_unread_export(files) or other_columns(files)
+        if message:
+            raise UserError(message)
         known = f"no format is recognized; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
-    return next(iter(found.items()))
+    return next(iter(files_of.items()))
 
 
-def _instead(found: Mapping[str, list[Path]]) -> str:
-    return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in found.items())}" if found else ""
+def _instead(files_of: Mapping[str, list[Path]]) -> str:
+    """Returns a hint with the formats that were found; "" if there are none."""
+    if not files_of:
+        return ""
+    return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
 
 
 def _relative(path: Path, *folders: Path) -> str:
-    """``path`` relative to the first of ``folders`` that it is in, so that the YAML's folder can be moved."""
+    """Returns ``path`` relative to the first of ``folders`` that contains it, so that the YAML's folder can be
+    moved."""
     folder = next(filter(path.is_relative_to, folders), None)
     return path.relative_to(folder).as_posix() if folder else str(path)
 
 
 def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
-    """The folder of a split's images, to which their names in the JSON are relative; None if images of other splits
-    are there, too: the split is then a list, and the names are without folders."""
+    """Returns the folder of a split's images, to which their names in the JSON are relative; None if it also has images
+    of other splits: the split is then a list, and the names are without folders."""
     base = Path(os.path.commonpath([image.parent for image in images]))
     if not any(other.is_relative_to(base) for other in others):
         return base
-    if twice := [name for name, count in Counter(image.name for image in images).items() if count > 1]:
-        text = "several images have this name, and images of other splits are next to them; give each split its folder"
-        raise UserError(f"{base / twice[0]}: {text}")
+    for name, count in Counter(image.name for image in images).items():
+        if count > 1:
+            raise UserError(
+                f"{base / name}: several images have this name, and images of other splits are next to them; give each "
+                "split its folder"
+            )
     return None
 
 
 def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
-    entries, annotations = [], []
+    """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
+    entries: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     category_ids = {name: i for i, name in enumerate(names, 1)}
     for number, (path, picked) in enumerate(sorted(images.items()), 1):
         width, height = picked.size or image_size(path)
@@ -174,23 +193,32 @@ def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) ->
         entries.append({"id": number, "file_name": name, "width": width, "height": height})
         for box in picked.boxes:
             w, h = box.x2 - box.x1, box.y2 - box.y1
-            annotations.append(
-                {"id": len(annotations) + 1, "image_id": number, "category_id": category_ids[box.name],
-                 "bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": int(box.crowd)}
-            )  # fmt: skip
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": category_ids[box.name],
+                "bbox": [box.x1, box.y1, w, h],
+                "area": w * h,
+                "iscrowd": int(box.crowd),
+            }
+            annotations.append(annotation)
     categories = [{"id": i, "name": name} for name, i in category_ids.items()]
     return {"images": entries, "annotations": annotations, "categories": categories}
 
 
 def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> list[str]:
+    """Returns a table of the objects by class, and notes about what is ignored or left out."""
     rows = [(name, str(into.objects[name]), str(written[name])) for name in into.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
-    if groups := sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes):
+    groups = sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes)
+    if groups:
         lines.append(f"{counted(groups, 'box')} around groups (IsGroupOf): regions to ignore")
-    lines += filter(None, [into.skipped_text()])
-    if left_out := into.num_images() - sum(map(len, into.images.values())):
+    if into.skipped:
+        lines.append(into.skipped_text())
+    left_out = into.num_images() - sum(map(len, into.images.values()))
+    if left_out:
         lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
     return [
         f"{title}: {sizes}",

@@ -1,4 +1,4 @@
-"""The boxes of an annotation tool's export, by image, and how their images are found."""
+"""Collects the boxes of an annotation tool's export by image, and finds their images."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from utils.strings import counted
 
 
 class AnnotatedBox(NamedTuple):
-    """Corners in pixels."""
+    """A labeled box: its class, and its corners in pixels."""
 
-    name: str  # of the class
+    name: str  # class name
     x1: float
     y1: float
     x2: float
@@ -34,8 +34,10 @@ class AnnotatedBox(NamedTuple):
 
 @dataclass
 class Picked:
+    """Holds the boxes of an image."""
+
     boxes: list[AnnotatedBox] = field(default_factory=list)
-    files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # that a box is from
+    files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
     size: tuple[int, int] | None = None  # width and height that the annotations state
 
 
@@ -43,7 +45,7 @@ class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
     def __init__(self, source: Path, extracted: Path) -> None:
-        self._extracted = extracted  # folder for images that are stored in the annotation files
+        self._extracted = extracted  # folder for images that annotation files contain
         self.root = source if source.is_dir() else source.parent
         self.images: dict[str, dict[Path, Picked]] = {}  # by split
         self.objects: Counter[str] = Counter()  # in the source, of any shape
@@ -75,38 +77,43 @@ class Annotations:
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
         """
-        boxes = [box and self._checked(box, where) for box in boxes]
-        if boxes and not any(boxes):
+        checked = [None if box is None else self._checked(box, where) for box in boxes]
+        if checked and not any(checked):
             return
         path = image if isinstance(image, Path) else self.find(image, where, near, split)
         named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
-        for box in filter(None, boxes):
-            if (other := picked.files.setdefault(box, near)) != near:
+        for box in filter(None, checked):
+            other = picked.files.setdefault(box, near)
+            if other != near:
                 raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
             self.objects[box.name] += 1
             picked.boxes.append(box)
 
     def _checked(self, box: AnnotatedBox, where: str) -> AnnotatedBox | None:
-        """``box`` with a trimmed name; None, and counted, if it has no area. Raises UserError if it is not valid."""
+        """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
         box = box._replace(name=box.name.strip())
         check_box(box, where)
         if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
             return self.skip("box", where)
         return box
 
-    def skip(self, kind: str, where: str) -> None:
-        """Counts a shape without an area."""
+    def skip(self, kind: str, where: str) -> AnnotatedBox | None:
+        """Counts a shape without an area. Returns None, which stands for it in `add`."""
         self.first_skipped = self.first_skipped or where
         self.skipped[kind] += 1
+        return None
 
     def skipped_text(self) -> str:
+        """Returns a message about the shapes that were skipped; "" if there are none."""
+        if not self.skipped:
+            return ""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
-        return kinds and f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
+        return f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 
     def keep(self, content: bytes, file: Path, row: int) -> Path:
-        """Writes an image that ``file`` stores, into a folder of the split, and returns its path."""
+        """Writes an image that ``file`` contains, into a folder of the split, and returns its path."""
         folder = self._extracted / _split_of_paths(file, file, self.root)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
@@ -114,34 +121,44 @@ class Annotations:
         return path
 
     def find(self, image: str, where: str, near: Path, split: str = "") -> Path:
-        """The image of this name; of several, that in a folder called ``split``, or the nearest to ``near``."""
+        """Returns the image with this name; of several, the one in a folder called ``split``, or nearest to ``near``.
+        Raises UserError unless there is exactly one."""
         fits = [self._paths[i] for i in self._names.find(image)]
         if len(fits) > 1:  # CVAT's names are without the folder of the subset
             fits = [path for path in fits if split in path.parts] or fits
             shared = [len(Path(os.path.commonpath([path, near])).parts) for path in fits]
             fits = [path for path, folders in zip(fits, shared) if folders == max(shared)]
         if len(fits) != 1:
-            text = f"{len(fits)} files below {self.root} fit" if fits else f"not found below {self.root}"
-            if not fits and (other := self._names.same_stem(image)):
-                text += f", but {other} is there"
-            elif not fits and self._paths:
-                text += f", where images are called like {self._paths[0].relative_to(self.root)}"
-            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {text}")
+            reason = f"{len(fits)} files below {self.root} fit" if fits else self._not_found(image)
+            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {reason}")
         return fits[0]
 
+    def _not_found(self, image: str) -> str:
+        """Returns the reason why an image is not found, with a similar name or an example."""
+        reason = f"not found below {self.root}"
+        other = self._names.same_stem(image)
+        if other:
+            return f"{reason}, but {other} is there"
+        if self._paths:
+            return f"{reason}, where images are called like {self._paths[0].relative_to(self.root)}"
+        return reason
+
     def has(self, stem: str) -> bool:
+        """Returns whether the source has an image with this stem."""
         return loose(stem) in self._stems
 
     def num_images(self) -> int:
-        """Images below the source, and those that its files store."""
+        """Counts the images below the source, and those that its files contain."""
         return len(set(self._paths).union(*self.images.values()))
 
     def class_names(self) -> list[str]:
+        """Returns the classes of the objects, sorted."""
         return sorted(self.objects)
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
-    """The files with one of ``suffixes`` (lower case), sorted; hidden ones and those in hidden folders are left out."""
+    """Yields the files with one of ``suffixes`` (lower case), sorted, except hidden ones and those in hidden
+    folders."""
     wanted = set(suffixes)
     for path in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -150,42 +167,44 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
 
 
 def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
-    """The split that a folder of the image's path, or of the annotation file's, or the file itself is called after:
-    "train" unless there is one."""
+    """Returns the split that a folder of the image, or of the annotation file, or the latter itself is named after;
+    else "train"."""
     for path in (image, annotations):
         *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
-        for part in folders:
-            if split := split_of(part):
+        for folder in folders:
+            split = split_of(folder)
+            if split:
                 return split
     return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
 def number(value: Any, where: str) -> float:
-    """Raises UserError unless ``value`` is a finite number, or the text of one."""
+    """Returns a number, or the number that a text is. Raises UserError unless it is finite."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise UserError(f"{where}: expected a number, got {one_line(str(value))[:60]!r}")
-    return found
+    return result
 
 
 def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
+    """Returns the box around points."""
     xs, ys = zip(*points)
     return AnnotatedBox(name, min(xs), min(ys), max(xs), max(ys))
 
 
 def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> AnnotatedBox:
-    """The box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError for fewer
-    points: what they mean is not known."""
+    """Returns the box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError
+    for fewer points, whose meaning is not known."""
     if len(points) < 3:
         raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
     return around(name, points)
 
 
 def parse_row(row: str, where: str) -> Any:
-    """A line of a file with JSON in each. Raises UserError."""
+    """Parses a line of a file with one JSON value per line. Raises UserError."""
     try:
         return json.loads(row)
     except (ValueError, RecursionError):
@@ -193,6 +212,7 @@ def parse_row(row: str, where: str) -> Any:
 
 
 def check_box(box: AnnotatedBox, where: str) -> None:
+    """Raises UserError unless a box has a name, and its corners are in order."""
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:

@@ -17,14 +17,14 @@ from utils.machine.packages import require_package
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file: BMP files may be compressed that well
-_CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
+MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file; BMP files may be compressed that well
+_CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
 
 
 def read_parquet(file: Path, into: Annotations) -> None:
-    """A parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
-    ``category``. The images are written next to the output. Raises UserError for a file that is far smaller than what
-    it asks for: a few bytes can stand for gigabytes of zeros, or for one image in a million rows."""
+    """Reads a parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
+    ``category``. The images are written next to the output. Raises UserError for a file that unpacks to far more than
+    its size: a few bytes can stand for gigabytes of zeros, or for one image in a million rows."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
     import pyarrow
     from pyarrow import parquet
@@ -39,7 +39,8 @@ def read_parquet(file: Path, into: Annotations) -> None:
         for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
             for entry in batch.to_pylist():
                 row += 1
-                where, image = f"{file}: row {row}", entry["image"]
+                where = f"{file}: row {row}"
+                image = entry["image"]
                 if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
                     raise UserError(f"{where}: has no bytes of an image")
                 allowance -= len(image["bytes"])
@@ -55,7 +56,7 @@ def read_parquet(file: Path, into: Annotations) -> None:
 
 
 def _declared_bytes(metadata: FileMetaData) -> int:
-    """Bytes that the columns of a parquet file say to have when they are not compressed."""
+    """Returns the uncompressed size that a parquet file declares for its columns, bytes."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
 
@@ -65,7 +66,7 @@ def _too_large(file: Path) -> UserError:
 
 
 def read_image_folder(file: Path, into: Annotations) -> None:
-    """The metadata.jsonl of an image folder: an image per row, ``file_name``, and ``objects`` as in parquet files."""
+    """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files."""
     for line, row in enumerate(read_text(file, most=1 << 32).split("\n"), 1):
         if not row.strip():
             continue
@@ -75,31 +76,36 @@ def read_image_folder(file: Path, into: Annotations) -> None:
 
 
 def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[AnnotatedBox]:
+    """Returns the boxes of an image. ``names``: class names by column, as `_names` returns them."""
     if isinstance(objects, list):
         rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
     objects = check(objects or {}, dict, f"{where}: objects")
     if objects and "bbox" not in objects:
         raise UserError(f"{where}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
-    found = check(objects.get("bbox") or [], list, f"{where}: bbox")
+    bboxes = check(objects.get("bbox") or [], list, f"{where}: bbox")
     column = next((key for key in _CATEGORIES if key in objects), "category")
     categories = check(objects.get(column) or [], list, f"{where}: {column}")
-    if len(found) != len(categories):
-        raise UserError(f"{where}: {len(found)} of 'bbox', but {len(categories)} of '{column}'")
-    boxes, texts = [], names.get(column, [])
-    for box, category in zip(found, categories):
-        if not isinstance(box, list) or len(box) != 4:
-            raise UserError(f"{where}: expected a bbox of four numbers, got {str(box)[:60]}")
-        x, y, w, h = (number(value, where) for value in box)
-        is_known = isinstance(category, int) and 0 <= category < len(texts)
-        boxes.append(
-            AnnotatedBox(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
-        )
+    if len(bboxes) != len(categories):
+        raise UserError(f"{where}: {len(bboxes)} of 'bbox', but {len(categories)} of '{column}'")
+    boxes = []
+    for bbox, category in zip(bboxes, categories):
+        if not isinstance(bbox, list) or len(bbox) != 4:
+            raise UserError(f"{where}: expected a bbox of four numbers, got {str(bbox)[:60]}")
+        x, y, w, h = (number(value, where) for value in bbox)
+        boxes.append(AnnotatedBox(_class_name(category, names.get(column, [])), x, y, x + w, y + h))
     return boxes
 
 
+def _class_name(category: Any, names: list[str]) -> str:
+    """Returns the name of a category, which is a number among ``names`` or a name itself; "" if it is missing."""
+    if isinstance(category, int) and 0 <= category < len(names):
+        return names[category]
+    return "" if category is None else str(category)
+
+
 def _size(path: Path, where: str) -> tuple[int, int]:
-    """Width and height of an image that was written from ``where``."""
+    """Returns width and height of an image that was written from ``where``."""
     try:
         height, width = check_image(path)
     except UserError as error:
@@ -108,7 +114,7 @@ def _size(path: Path, where: str) -> tuple[int, int]:
 
 
 def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
-    """The names of the categories by column, as far as the file's metadata has them."""
+    """Returns the names of the categories by column, as far as the file's metadata has them."""
     try:
         return dict(_class_labels(json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]))
     except (KeyError, TypeError):
@@ -118,7 +124,8 @@ def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
 
 
 def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[str]]]:
-    """The names that ``feature``, as files describe the column ``objects``, gives to the numbers of its columns."""
+    """Yields the columns with class labels in ``feature``, the description of the column ``objects``, and their
+    names."""
     if isinstance(feature, list):
         feature = dict.fromkeys([column], feature[0]) if feature else {}
     if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):

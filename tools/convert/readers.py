@@ -1,7 +1,7 @@
-"""Readers of annotation tools' exports: one function per format, and how its files are recognized.
+"""Reads the exports of annotation tools: one function per format, and how to recognize its files.
 
-The formats are read here because each takes a dozen lines, and the libraries that read them leave out in silence what
-is not a rectangle (polygons of CVAT, circles of LabelMe) or the suffix-less names of Open Images.
+The formats are read here because each takes a dozen lines, and the libraries that read them silently drop what is not a
+rectangle (CVAT's polygons, LabelMe's circles), or names without suffixes (Open Images).
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from utils.files.schema import check
 from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
-_HEAD = 1 << 16  # bytes by which formats are recognized
+_HEAD = 1 << 16  # bytes that suffice to recognize a format
 _PARQUET = "PAR1"  # first bytes of a parquet file
 
 
 class Format(NamedTuple):
+    """A format of annotations, and how it is read."""
+
     title: str
     suffixes: tuple[str, ...]
     fits: Callable[[str], bool]  # whether a file with this beginning has the format
@@ -40,7 +42,7 @@ class Format(NamedTuple):
 
 
 def read_cvat(file: Path, into: Annotations) -> None:
-    """CVAT for images 1.1, and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
+    """Reads CVAT for images 1.1 and for video 1.1: rectangles, and the boxes around polygons, ellipses and masks."""
     try:
         root = parse_xml(read_regular(file, most=1 << 32))
     except XmlError as error:
@@ -68,11 +70,12 @@ _CVAT_CUBOID = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl", "
 
 
 def _is_cvat_shape(element: ElementTree.Element) -> bool:
-    """Whether an element of an image is an object; a ``tag`` is a class of the whole image."""
+    """Returns whether an element of an image is an object; a ``tag`` is a class of the whole image."""
     return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
 
 
 def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> AnnotatedBox | None:
+    """Returns the box around a shape; None for one without area."""
     name = shape.get("label", "")
 
     def value(key: str) -> float:
@@ -82,7 +85,8 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Anno
         x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
         return _turned(name, (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2, value("rotation"))
     if shape.tag == "ellipse":
-        return _turned(name, *map(value, ("cx", "cy", "rx", "ry", "rotation")), is_round=True)
+        cx, cy, rx, ry, degrees = map(value, ("cx", "cy", "rx", "ry", "rotation"))
+        return _turned(name, cx, cy, rx, ry, degrees, is_round=True)
     if shape.tag == "mask":
         left, top, width, height = map(value, ("left", "top", "width", "height"))
         return AnnotatedBox(name, left, top, left + width, top + height)
@@ -97,13 +101,17 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Anno
 def _turned(
     name: str, cx: float, cy: float, half_w: float, half_h: float, degrees: float, *, is_round: bool = False
 ) -> AnnotatedBox:
-    """The box around a rectangle, or an ellipse, that is turned about its center."""
+    """Returns the box around a rectangle, or an ellipse, that is turned about its center."""
     if degrees == 0:
         return AnnotatedBox(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
-    c, s = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-    w, h = (math.hypot(half_w * c, half_h * s), math.hypot(half_w * s, half_h * c)) if is_round else (
-        half_w * c + half_h * s, half_w * s + half_h * c
-    )  # fmt: skip
+    c = abs(math.cos(math.radians(degrees)))
+    s = abs(math.sin(math.radians(degrees)))
+    if is_round:
+        w = math.hypot(half_w * c, half_h * s)
+        h = math.hypot(half_w * s, half_h * c)
+    else:
+        w = half_w * c + half_h * s
+        h = half_w * s + half_h * c
     return AnnotatedBox(name, cx - w, cy - h, cx + w, cy + h)
 
 
@@ -112,14 +120,15 @@ _LABELME_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
 
 
 def read_labelme(file: Path, into: Annotations) -> None:
-    """LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes of
-    three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
+    """Reads LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes
+    of three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
-    boxes = []
+    boxes: list[AnnotatedBox | None] = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         where = f"{file}: shape {position}"
         shape = check(entry, dict, where)
-        name, kind = str(shape.get("label") or ""), one_line(str(shape.get("shape_type") or "polygon"))[:60]
+        name = str(shape.get("label") or "")
+        kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
         points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
         if kind in _LABELME_WITHOUT_AREA:
             boxes.append(into.skip(kind, where))
@@ -136,27 +145,29 @@ def read_labelme(file: Path, into: Annotations) -> None:
 
 
 def read_createml(file: Path, into: Annotations) -> None:
-    """Apple's CreateML: centers and sizes in pixels."""
+    """Reads Apple's CreateML: centers and sizes in pixels."""
     for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
         where = f"{file}: entry {position}"
-        entry, boxes = check(item, dict, where), []
+        entry = check(item, dict, where)
+        boxes = []
         for annotation in _list(entry, "annotation" if "annotation" in entry else "annotations", where):
-            at = check(check(annotation, dict, where).get("coordinates"), dict, where)
-            x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
+            box = check(check(annotation, dict, where).get("coordinates"), dict, where)
+            x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
         into.add(str(image), boxes, where=where, near=file)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
-    """VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
+    """Reads VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
     content = check(load_json(file, "a VoTT JSON"), dict, str(file))
     assets = {file.stem: content} if "asset" in content else check(content.get("assets"), dict, f"{file}: assets")
     for key, item in assets.items():
         where = f"{file}: asset {one_line(key)[:60]}"
-        entry, boxes = check(item, dict, where), []
-        for position, item in enumerate(_list(entry, "regions", where)):
-            boxes += _vott_boxes(check(item, dict, where), f"{where}: region {position}", into)
+        entry = check(item, dict, where)
+        boxes: list[AnnotatedBox | None] = []
+        for position, region in enumerate(_list(entry, "regions", where)):
+            boxes += _vott_boxes(check(region, dict, where), f"{where}: region {position}", into)
         asset = check(entry.get("asset"), dict, where)
         size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
         into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
@@ -166,15 +177,15 @@ _VOTT_WITHOUT_AREA = ("point", "polyline")
 
 
 def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[AnnotatedBox | None]:
-    """A box for each tag of a region."""
+    """Returns a box for each tag of a region."""
     tags = _list(region, "tags", where)
     if not tags:
         raise UserError(f"{where}: has no tag, which would be its class")
     kind = str(region.get("type") or "").lower()
     if kind in _VOTT_WITHOUT_AREA:
         return [into.skip(kind, where)]
-    at = check(region.get("boundingBox"), dict, where)
-    x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
+    box = check(region.get("boundingBox"), dict, where)
+    x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
     return [AnnotatedBox(str(tag), x, y, x + w, y + h) for tag in tags]
 
 
@@ -182,8 +193,8 @@ _LABELBOX_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # keys of objec
 
 
 def read_labelbox(file: Path, into: Annotations) -> None:
-    """Labelbox: a row per image in NDJSON, or in a list; boxes, and the boxes around polygons. Rows without a label are
-    images that nobody has labeled."""
+    """Reads Labelbox: a row per image in NDJSON, or in a list; boxes, and the boxes around polygons. Rows without a
+    label are images that nobody has labeled."""
     for where, row in _labelbox_rows(file):
         data, media = (check(row.get(key), dict, f"{where}: {key}") for key in ("data_row", "media_attributes"))
         projects = check(row.get("projects"), dict, f"{where}: projects")
@@ -204,6 +215,7 @@ def read_labelbox(file: Path, into: Annotations) -> None:
 
 
 def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the rows of an export, each after its location for messages."""
     text = read_text(file, most=1 << 32)
     if text.lstrip().startswith("["):
         for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
@@ -219,8 +231,8 @@ def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _labelbox_box(shape: dict[str, Any], where: str, into: Annotations) -> AnnotatedBox | None:
     name = str(shape.get("name") or shape.get("value") or "")
     if "bounding_box" in shape:
-        at = check(shape["bounding_box"], dict, f"{where}: bounding_box")
-        x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
+        box = check(shape["bounding_box"], dict, f"{where}: bounding_box")
+        x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
         return AnnotatedBox(name, x, y, x + w, y + h)
     if "polygon" in shape:
         corners = [check(corner, dict, where) for corner in _list(shape, "polygon", where)]
@@ -247,9 +259,9 @@ _COLUMNS = {
 
 
 def read_csv(file: Path, into: Annotations) -> None:
-    """A row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), Open Images (``ImageID``,
-    corners as fractions; ``LabelName``, for which a ``class-descriptions`` file next to it has the text; ``IsGroupOf``
-    1 makes a region to ignore)."""
+    """Reads a CSV with a row per object: Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), and Open
+    Images (``ImageID``; corners as fractions; ``LabelName``, an id whose name is in a ``class-descriptions`` file next
+    to the CSV; ``IsGroupOf`` 1 makes a region to ignore)."""
     text = read_text(file, most=1 << 32)
     rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:
@@ -259,33 +271,38 @@ def read_csv(file: Path, into: Annotations) -> None:
 
 
 def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
+    """Adds the objects of all rows. Raises UserError that names the row."""
     columns = _columns(rows.fieldnames or ())
     if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
         raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
     is_relative = columns["image"].lower() == "imageid"
-    texts = _class_descriptions(file) if is_relative else {}
+    names = _class_descriptions(file) if is_relative else {}
     corners = ("xmin", "ymin", "xmax", "ymax")
     sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
     largest = 0.0
     for row in rows:
         where = f"{file}:{rows.line_num}"
         if None in row or None in row.values():
-            raise UserError(f"{where}: {len([v for v in row.values() if v is not None])} fields, expected "
-                            f"{len(rows.fieldnames or ())}")  # fmt: skip
+            num_fields = sum(value is not None for value in row.values())
+            raise UserError(f"{where}: {num_fields} fields, expected {len(rows.fieldnames or ())}")
         image = row[columns["image"]]
         if not row[columns["name"]] and not row[columns["xmin"]]:  # an image without objects
             into.add(image, (), where=where, near=file)
             continue
         x1, y1, x2, y2 = (number(row[columns[name]], f"{where}: {name}") for name in corners)
         largest = max(largest, x2, y2)
-        name = texts.get(row[columns["name"]], row[columns["name"]])
+        name = names.get(row[columns["name"]], row[columns["name"]])
         size = None
         if is_relative:
             image = into.find(image, where, file)
             if image not in sizes:
                 sizes[image] = image_size(image)
-            width, height = size = sizes[image]
-            x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
+            size = sizes[image]
+            width, height = size
+            x1 *= width
+            x2 *= width
+            y1 *= height
+            y2 *= height
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
         crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
@@ -300,7 +317,7 @@ def _columns(header: Iterable[str]) -> dict[str, str]:
 
 
 def other_columns(files: Iterable[Path]) -> str:
-    """A message about the first CSV of ``files``, whose columns are not those of `read_csv`; "" if there is none."""
+    """Returns a message about the first CSV of ``files``, whose columns `read_csv` does not know; "" without a CSV."""
     for file in files:
         if file.suffix.lower() == ".csv":
             with open_regular(file) as opened:
@@ -319,39 +336,42 @@ def _header(text: str) -> str:
 
 
 def _class_descriptions(file: Path) -> dict[str, str]:
-    """Names of Open Images' classes, by their ids such as /m/01g317; FiftyOne has a folder for them."""
-    texts: dict[str, str] = {}
+    """Reads the names of Open Images' classes, by ids such as /m/01g317; FiftyOne has a folder for them."""
+    names: dict[str, str] = {}
     for path in (*file.parent.glob("*class-descriptions*.csv"), *file.parent.parent.glob("metadata/classes.csv")):
         try:
             rows = list(csv.reader(io.StringIO(read_text(path))))
         except csv.Error as error:
             raise UserError(f"{path}: malformed CSV ({error})") from None
-        texts |= {row[0]: row[1] for row in rows if len(row) == 2}
-    return texts
+        names |= {row[0]: row[1] for row in rows if len(row) == 2}
+    return names
 
 
 def read_kitti(file: Path, into: Annotations) -> None:
-    """KITTI's object benchmark: a text file per image, whose fields 5 to 8 are corners in pixels; ``DontCare`` is a
-    region to ignore."""
+    """Reads KITTI's object benchmark: a text file per image, whose fields 5 to 8 are corners in pixels; ``DontCare`` is
+    a region to ignore."""
     boxes = []
     for line, row in enumerate(read_text(file).splitlines(), 1):
-        fields, where = row.split(), f"{file}:{line}"
+        fields = row.split()
+        where = f"{file}:{line}"
         if not fields:
             continue
         if len(fields) < KITTI_FIELDS:
             raise UserError(f"{where}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
-        boxes.append(AnnotatedBox(fields[0], *(number(value, where) for value in fields[4:8])))
+        x1, y1, x2, y2 = (number(value, where) for value in fields[4:8])
+        boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
     into.ignored |= {"DontCare"} & {box.name for box in boxes}
     into.add(file.stem, boxes, where=str(file), near=file)
 
 
 def image_size(path: Path) -> tuple[int, int]:
+    """Returns width and height of an image."""
     height, width = check_image(path)
     return width, height
 
 
 def _size(values: Any, where: str) -> tuple[int, int] | None:
-    """Width and height; None unless both are given."""
+    """Returns width and height; None unless both are present."""
     width, height = values.get("width"), values.get("height")
     if width in (None, "") or height in (None, ""):
         return None
@@ -379,7 +399,7 @@ def _is_kitti(head: str) -> bool:
 
 
 def _has_key(names: str) -> Callable[[str], bool]:
-    """Whether JSON has one of the keys ``names``, separated by |."""
+    """Makes a function that finds one of the keys ``names``, separated by |, in JSON."""
     key = re.compile(rf'"({names})"\s*:')
     return lambda head: key.search(head) is not None
 
@@ -398,9 +418,9 @@ FORMATS = {
 
 
 def detect(source: Path) -> dict[str, list[Path]]:
-    """The annotation files at ``source``, a file or a folder, by format."""
+    """Returns the annotation files at ``source``, a file or a folder, by format."""
     suffixes = {suffix for each in FORMATS.values() for suffix in each.suffixes}
-    found: dict[str, list[Path]] = {}
+    files_of: dict[str, list[Path]] = {}
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
@@ -409,13 +429,13 @@ def detect(source: Path) -> dict[str, list[Path]]:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
             if file.suffix.lower() in each.suffixes and each.fits(head):
-                found.setdefault(name, []).append(file)
+                files_of.setdefault(name, []).append(file)
                 break
-    return found
+    return files_of
 
 
 def _text_of(head: bytes) -> str:
-    """The beginning of a file as text. What follows in a parquet file is in no encoding, and may look like UTF-16."""
+    """Decodes the beginning of a file. The content of a parquet file has no encoding, and may look like UTF-16."""
     if head.startswith(_PARQUET.encode()):
         return head.decode("latin-1")
     return decode_loosely(head).lstrip()
