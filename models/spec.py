@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from utils.config.other_programs import other_task
-from utils.config.pixels import PixelFormat
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.files.schema import Bounds, build, check, suggestion
 from utils.logger import get_logger, log_when_configured
+from utils.pixels import PixelFormat
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep

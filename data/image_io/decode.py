@@ -32,12 +32,12 @@ from data.image_io.channels import (
     with_channels,
 )
 from data.image_io.shards import read_member, shard_index
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.logger import get_logger
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.

@@ -20,9 +20,9 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, class_names, what_exists
 from data.source.files import Listing, list_split
 from data.source.walk import walk
-from utils.config.pixels import RGB8
 from utils.files.folders import cache_folder
 from utils.files.paths import path_of, relative_name
+from utils.pixels import RGB8
 from utils.strings import counted
 
 _MOST_FOLDERS = 1000  # that are searched for label files if there are none where they are expected

@@ -16,9 +16,9 @@ from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
-from utils.config.pixels import RGB8
 from utils.errors import UserError
 from utils.files.schema import Count, check
+from utils.pixels import RGB8
 from utils.strings import class_difference
 
 VERSION = 6  # of the layout and of what the arrays mean

@@ -17,10 +17,10 @@ from data.labels.label_format import ImageFile, LabelFormat
 from data.labels.voc import is_voc
 from data.labels.yolo import has_row
 from utils.config.parser import class_numbers
-from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
 from utils.errors import UserError, look_alike, one_line
 from utils.files.safe_io import open_regular
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore

@@ -26,13 +26,13 @@ from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from data.source.folder import read_folder
 from data.source.other_exports import check_no_export
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
-from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
+from utils.pixels import PixelFormat
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 LEAST_TILE = 32  # pixels

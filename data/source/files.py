@@ -363,7 +363,8 @@ def _images_of(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFil
 def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
     """Returns the images of splits that have the same annotation file as ``split``, without stamps, sorted by name."""
     mine = spec.split(split).annotations
-    others = [other for other, source in spec.splits.items() if other != split and source.annotations == mine]
+    own = spec.split(split).images  # a split of the same folders has no other images
+    others = [name for name, source in spec.splits.items() if source.annotations == mine and source.images != own]
     found = {image.name: image._replace(stamp=None) for other in others for image in _images_of(spec, other, folders)}
     return [found[name] for name in sorted(found)]
 

@@ -1,4 +1,4 @@
-"""Detection on images, videos and streams: the work of detect.py."""
+"""Implements detect.py: detection on images, videos and streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
 from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
-from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
@@ -41,6 +40,7 @@ from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted, image_ids_of, listed
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
@@ -89,9 +89,11 @@ def detect(config: DetectConfig) -> Path | None:
             window.close()
     output.remove_empty_folder()
     output.summarise()
-    if failed := frames.failed:
-        why = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
+    failed = frames.failed
+    if failed:
+        first_reason = next(iter(failed.values()))
+        count = len(output.seen | failed.keys())
+        raise UserError(f"{len(failed)} of {count} files could not be used (first: {first_reason})")
     return output.run_dir
 
 
@@ -130,10 +132,12 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         tiles=Tiles.from_config(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        conf, is_stored = predictor.settings.conf, model.confidence is not None
-        why = f"{conf:.3f}, of the best F1 in validation"
-        text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
-        get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+        conf = predictor.settings.conf
+        if model.confidence is None:
+            threshold = f"{conf:g}: {config.weights} does not store a better one"
+        else:
+            threshold = f"{conf:.3f}, of the best F1 in validation"
+        get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
     if not config.box_voting and predictor.settings.fitted(model).iou is None:
@@ -208,7 +212,8 @@ class Output:
         if is_unused or isinstance(item.found, Exception):
             return item
         try:
-            found, labels = item.found, None
+            found = item.found
+            labels = None
             if not self._config.hide_labels:
                 scores = None if self._config.hide_conf else found.scores
                 labels = label_texts(self._names, found.classes, scores, item.tracks)
@@ -243,7 +248,9 @@ class Output:
 
     def _log(self, item: Detected) -> None:
         """A line per frame at first, then one every few seconds; with ``quiet``, none."""
-        frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
+        frame = item.frame
+        milliseconds = sum(item.speed.values())
+        counts = Counter(item.found.classes.tolist())
         self._counts += counts
         if item.tracks is not None:
             self._tracks.update((sequence_of(frame), track) for track in item.tracks.tolist())
@@ -303,15 +310,17 @@ class Output:
             write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
 
     def summarise(self) -> None:
-        found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
+        totals = describe_counts(self._counts, self._names)
         if self._config.track:
-            found += f" in {counted(len(self._tracks), 'track')}"
-        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
+            totals += f" in {counted(len(self._tracks), 'track')}"
+        mean_ms = self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
         if self.run_dir is not None:
             get_logger().info("results are in %s", self.run_dir)
 
     def remove_empty_folder(self) -> None:
-        """Such as that of crops where nothing was found: its number is free again."""
+        """Removes the folder if nothing was written, such as crops where nothing was found: its number is free
+        again."""
         if self.run_dir is not None and not self._config.exist_ok:
             with contextlib.suppress(OSError):  # there are files in it
                 self.run_dir.rmdir()

@@ -1,4 +1,4 @@
-"""Validation of checkpoints and exported files on a split: the work of val.py."""
+"""Implements val.py: validation of checkpoints and exported files on a split."""
 
 from __future__ import annotations
 
@@ -67,9 +67,12 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
-    weights, is_file = config.weights, is_exported(config.weights)
-    path = Path(weights) if is_file else fetch_weights(weights, ctx=ctx, offline=config.offline)
-    if config.tta and is_file:
+    weights = config.weights
+    if is_exported(weights):
+        path = Path(weights)
+    else:
+        path = fetch_weights(weights, ctx=ctx, offline=config.offline)
+    if config.tta and is_exported(weights):
         raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)

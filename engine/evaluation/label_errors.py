@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, CheckedSplit, Issue
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from utils.boxes import xyxy_to_xywh
 from utils.strings import counted, listed
@@ -120,7 +120,7 @@ def _issue(
     labeled, suggestion = () if row is None else (split.box(row),), None
     if detection >= 0:
         class_id, box = int(table.classes[detection]), table.boxes_xyxy_px[detection]
-        suggestion = Box(split.index.names[class_id], class_id, tuple(box.tolist()))
+        suggestion = LabelBox(split.index.names[class_id], class_id, tuple(box.tolist()))
     name = (suggestion or labeled[0]).class_name
     text = {
         MISSED: f"{name} without a label",

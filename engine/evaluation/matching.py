@@ -144,6 +144,18 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
     the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
     region may be matched any number of times.
+
+    Step k matches the k-th best overlapping detection of every group at once. For example, two detections of one group,
+    a (score 0.9) and b (0.8), and three objects x, y and z, none of them ignored, with these overlaps:
+
+              x     y     z
+        a   0.60  0.75   -
+        b   0.55  0.70   -
+
+    Step 1: a takes y at the thresholds up to 0.75, for its overlap with y is larger than with x. Step 2: b takes x at
+    0.5 and 0.55, since y is taken; at 0.6 to 0.7 it overlaps only y enough, and is a false positive; at 0.8 both are.
+    z is in no pair and stays free. If y were ignored, a would take x up to 0.6, and y, as ignored, only above that.
+
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
     overlapping, slot = np.unique(pairs.detection, return_inverse=True)

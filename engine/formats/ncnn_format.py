@@ -20,6 +20,7 @@ from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import ModelFormat, Session
 from engine.formats.runtimes import (
+    check_input_size,
     check_ports,
     errors_of_runtime,
     log_cpu_only,
@@ -106,6 +107,7 @@ class NcnnFormat(ModelFormat):
         metadata = read_metadata_file(param.parent) or {}
         _, channels, height, width = parse_metadata(metadata).input_shape
         trial_hw = DEFAULT_HW if height is None or width is None else (height, width)
+        check_input_size(path, (1, channels, *trial_hw))
         _try_opening(path, param, weights, (channels, *trial_hw))
         net = ncnn.Net()
         net.opt.num_threads = torch.get_num_threads()

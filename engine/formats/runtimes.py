@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 
+MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
 
 
@@ -86,6 +88,14 @@ def checked_shape(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
     if len(shape) != 4:
         raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
     return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)
+
+
+def check_input_size(path: Path, shape: tuple[int, int, int, int]) -> None:
+    """Raises UserError for an input shape (B, C, H, W) that is far larger than any detector's."""
+    values = math.prod(shape)
+    if values > MAX_INPUT_VALUES:
+        sides = " x ".join(map(str, shape))
+        raise UserError(f"{path}: refused: its input has {values:,} values ({sides}), more than any detector needs")
 
 
 def log_cpu_only(path: Path, device: torch.device) -> None:

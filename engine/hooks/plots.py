@@ -18,11 +18,11 @@ from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import EpochResults, TensorBoard, Validation
 from engine.report.page import ReportPage, ScoredValidation, Subject
 from utils.boxes import cxcywh_to_xyxy
-from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
 from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package
+from utils.pixels import as_rgb8
 from utils.structures import Batch, Detections, EvalResult
 
 if TYPE_CHECKING:

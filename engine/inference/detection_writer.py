@@ -110,22 +110,36 @@ class UniqueStems:
 
     def __init__(self) -> None:
         self._stems: dict[str, str] = {}
-        self._taken: set[str | tuple[str, str | None]] = set()  # stems; of which stems there are videos, and frames
+        self._taken: set[str] = set()
+        self._videos: set[str] = set()  # stems of videos
+        self._videos_of_frames: set[str] = set()  # STEM of images that are called STEM_000123
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
             base = safe_name(_base_of(source, is_video=is_video))
-            own, other = ("video", "frame") if is_video else ("frame", "video")
             for number in itertools.count(1):
                 stem = base if number == 1 else f"{base}-{number}"
-                key = stem.casefold()  # some file systems ignore case
-                frame = None if is_video else _FRAME.fullmatch(key)
-                video = key if is_video else frame and frame[1]
-                if key not in self._taken and (other, video) not in self._taken:
+                if self._take(stem, is_video=is_video):
                     break
-            self._taken |= {key, (own, video)}
             self._stems[source] = stem
         return self._stems[source]
+
+    def _take(self, stem: str, *, is_video: bool) -> bool:
+        """Takes a stem unless its file names may be those of another source."""
+        key = stem.casefold()  # some file systems ignore case
+        frame = _FRAME.fullmatch(key)
+        if is_video:
+            is_free = key not in self._videos_of_frames
+        else:
+            is_free = frame is None or frame[1] not in self._videos
+        if key in self._taken or not is_free:
+            return False
+        self._taken.add(key)
+        if is_video:
+            self._videos.add(key)
+        elif frame is not None:
+            self._videos_of_frames.add(frame[1])
+        return True
 
 
 def _base_of(source: str, *, is_video: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,17 +13,17 @@ from torch import Tensor
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import Session
 from engine.formats.registry import format_of, load_format
+from engine.formats.runtimes import check_input_size
 from engine.inference.model import InferenceModel
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
-from utils.config.pixels import PixelFormat
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.pixels import PixelFormat
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
-MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
@@ -79,12 +78,7 @@ class ExportedModel(InferenceModel):
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
-        values = (self.batch or 1) * metadata.channels * math.prod(shape)
-        if values > MAX_INPUT_VALUES:
-            raise UserError(
-                f"{path}: refused: its input has {values:,} values ({self.batch or 1} x {metadata.channels} x "
-                f"{shape[0]} x {shape[1]}), more than any detector needs"
-            )
+        check_input_size(path, (self.batch or 1, metadata.channels, *shape))
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
@@ -153,20 +147,33 @@ def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> 
     if len(shape) != 3:
         raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
     _, rows, width = shape
-    count = None if metadata.names is None else len(metadata.names)
-    if metadata.is_ours:
-        layout = "columns" if metadata.layout == "raw" else "rows"
-    elif width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
-        layout = "rows"
-    elif count is None:
-        layout = "columns" if rows < width else "objectness"
+    layout = _layout_of(rows, width, metadata)
+    if metadata.names is None:
+        names = _numbered_names(layout, rows, width, path)
     else:
-        layout = "columns" if rows == 4 + count else "objectness"
-    if count is None:
-        if layout == "rows":
-            raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
-        count = rows - 4 if layout == "columns" else width - 5
-        get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
-    if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
-        return layout, metadata.names or tuple(map(str, range(count)))
-    raise UserError(f"{path}: its output {list(shape)} does not fit {counted(count, 'class')}")
+        names = metadata.names
+    fits = {"rows": width == 6, "columns": rows == 4 + len(names), "objectness": width == 5 + len(names)}
+    if not fits[layout] or not names:
+        raise UserError(f"{path}: its output {list(shape)} does not fit {counted(len(names), 'class')}")
+    return layout, names
+
+
+def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
+    """The layout of an output (B, rows, width)."""
+    if metadata.is_ours:
+        return "columns" if metadata.layout == "raw" else "rows"
+    count = None if metadata.names is None else len(metadata.names)
+    if width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
+        return "rows"
+    has_columns = rows < width if count is None else rows == 4 + count
+    return "columns" if has_columns else "objectness"
+
+
+def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
+    """Numbers as class names for an output (B, rows, width) of a file that has none. Raises UserError if the output
+    does not tell how many there are."""
+    if layout == "rows":
+        raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
+    count = rows - 4 if layout == "columns" else width - 5
+    get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
+    return tuple(str(number) for number in range(count))

@@ -33,12 +33,12 @@ from data.image_io.decode import (
     unread_image,
     unread_summary,
 )
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
+from utils.pixels import RGB8, PixelFormat
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})

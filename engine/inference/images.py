@@ -16,8 +16,8 @@ from torch import Tensor
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
 from engine.inference.frames import VIDEO_SUFFIXES, Frame
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image

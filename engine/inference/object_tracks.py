@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.inference.frames import VIDEO_SUFFIXES, Frame, source_files
-from utils.config.pixels import as_rgb8
 from utils.config.settings import OBJECT_TRACKERS
 from utils.errors import UserError
 from utils.files.schema import suggestion
 from utils.machine.packages import require_package
+from utils.pixels import as_rgb8
 from utils.structures import DetectionTable
 
 # Detections above it continue a track, although they are not shown on their own (the value of the ByteTrack paper).

@@ -21,13 +21,13 @@ from engine.inference.results import ResultList, Results, attribute_error, boxes
 from engine.inference.settings import Canvases, DetectionSettings, Pipeline
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
-from utils.config.pixels import as_rgb8
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted
 from utils.structures import DetectionTable
 

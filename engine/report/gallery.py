@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, CheckedSplit, Issue, learned_names
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing.page import Card, code
@@ -54,7 +54,7 @@ class Galleries:
         index = self._splits[split].index
         return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
 
-    def _labels(self, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> list[Outline]:
+    def _labels(self, split: str, rows: np.ndarray, but: Sequence[LabelBox] = ()) -> list[Outline]:
         """The labels of an image, in ``rows`` of the index, without ``but``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
         boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
@@ -114,5 +114,5 @@ def source_of(split: CheckedSplit, image: int) -> Source:
     return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
 
 
-def corners_of(boxes: Sequence[Box]) -> np.ndarray:
+def corners_of(boxes: Sequence[LabelBox]) -> np.ndarray:
     return np.array([box.xyxy_px for box in boxes], np.float64).reshape(-1, 4)

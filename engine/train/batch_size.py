@@ -19,11 +19,11 @@ from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import LEAST_SEARCHED, build_step
 from models.losses.base import Criterion
-from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 from utils.structures import Batch, Targets, ignored_class
 

@@ -28,7 +28,7 @@ from models.postprocess.nms import overlap_and_union
 VOTERS = 1024  # candidates of an image that vote, the best ones; a kept box that ranks below them does not move
 SIGMA = 0.02
 INDEPENDENCE = 0.1
-LEAST_VOTE = 0.01  # boxes with a higher score vote and have their score raised, at any confidence threshold
+MIN_VOTING_SCORE = 0.01  # boxes with a higher score vote and have their score raised, at any confidence threshold
 _IOU_ROUNDING = 1e-3  # more than the rounding error of an IoU
 _MIN_IOU = 0.1  # boxes that overlap less have weights below 1e-17
 # Pairs compared together. These change speed and memory only.
@@ -57,11 +57,11 @@ def log_misses(weights: Tensor) -> Tensor:
 def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
     """Raises scores, given the sums of `log_misses` over the weights of their voters.
 
-    Scores up to `LEAST_VOTE` stay as they are. Otherwise whether such a box becomes a detection would depend on
+    Scores up to `MIN_VOTING_SCORE` stay as they are. Otherwise whether such a box becomes a detection would depend on
     whether the confidence threshold lets it be a candidate.
     """
     misses = log_misses(scores) + INDEPENDENCE * votes
-    return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
+    return torch.where(scores > MIN_VOTING_SCORE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
 def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) -> tuple[Tensor, Tensor]:

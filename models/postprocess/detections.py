@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.postprocess.box_voting import LEAST_VOTE, VOTERS, BoxGroups, vote
+from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError
@@ -88,7 +88,7 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     scores = scores.float()
     low, high = boxes_xyxy.split(2, -1)
     boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
-    lowest_score = min(settings.conf_thres, LEAST_VOTE) if settings.votes else settings.conf_thres
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.votes else settings.conf_thres
     allowed = scores > lowest_score  # the (box, class) pairs that are candidates: bool (B, N, C)
     if not settings.multi_label:
         allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
@@ -274,7 +274,7 @@ def _non_max_suppression(
             keep = keep.masked_scatter(again, suppress(candidates.where(again)))
     kept = candidates.where(keep)
     if settings.box_voting and fullest > 1:
-        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
+        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
         moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _VOTED_ON)
         kept_boxes, other_boxes = (BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept, others))
         boxes, voted = vote(kept_boxes, other_boxes, moves, settings.iou_thres)

@@ -22,9 +22,9 @@ from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
 from tools.check.label_checks import scan_dataset
 from tools.shard import write_set as write_shards
-from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.pixels import PixelFormat
 from utils.structures import SampleKey
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]

@@ -25,8 +25,8 @@ from tests.helpers.same_content import same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
-from utils.config.pixels import PixelFormat, as_rgb8
 from utils.files.checkpoint_file import read_checkpoint
+from utils.pixels import PixelFormat, as_rgb8
 
 FIVE12 = {"channels": 5, "bits": 12}
 

@@ -12,7 +12,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
 from data.labels.findings import UNKNOWN_CLASS
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from engine.evaluation.issues import Box, CheckedSplit, Issue, learned_names
+from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
@@ -53,7 +53,7 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
             if found.kind != UNKNOWN_CLASS:
                 name = learned_names(part)[found.class_id] or part.index.names[found.class_id]
             number = split.index.names.index(name) if name in split.index.names else IGNORED
-            boxes = (Box(name, number, found.xyxy_px, where=where),)
+            boxes = (LabelBox(name, number, found.xyxy_px, where=where),)
         issues.append(Issue(found.kind, found.text, split.name, images, where, boxes))
     return issues
 

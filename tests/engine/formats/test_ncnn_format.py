@@ -131,6 +131,7 @@ def rewrite(pattern: str, replacement: str):
         (PARAM_FILE, rewrite(r" 1=3 ", " 1=1000000000 "), "cannot be opened"),
         ("metadata.yaml", lambda path: path.write_text("names: [a"), "metadata.yaml"),
         ("metadata.yaml", lambda path: path.write_text("imgsz: [999999999, 5]"), "damaged metadata"),
+        ("metadata.yaml", lambda path: path.write_text("imgsz: [65536, 65536]"), "more than any detector needs"),
     ],
 )  # fmt: skip
 def test_a_damaged_model_is_one_line(tiny, tmp_path: Path, capfd, file: str, change, message: str):

@@ -16,8 +16,8 @@ from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.results import ClassWeights, EpochResults, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from tests.helpers.messages import refused
-from utils.config.pixels import RGB8
 from utils.distributed.context import DistributedContext
+from utils.pixels import RGB8
 
 MAIN = DistributedContext.single()
 OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))

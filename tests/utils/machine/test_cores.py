@@ -16,10 +16,10 @@ import torch
 
 from data.loading.build import loader_workers
 from data.loading.loader import WorkerSettings, _RequestLoader
-from utils.config.pixels import RGB8
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.pixels import RGB8
 from utils.strings import counted
 
 
