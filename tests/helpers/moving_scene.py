@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,4 +188,4 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
 
 
 if __name__ == "__main__":
-    write_picture(sys.argv[1])
+    write_picture("assets/tracks.jpg")
