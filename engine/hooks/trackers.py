@@ -30,12 +30,17 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from wandb import Run as WandbRun
 
-CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; with files
+# Longest wait for a service at the end:
+CLOSE_S = 10.0  # for epochs, or after errors
+FINISH_S = 60.0  # for the files of a complete run
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
-STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
+# In the folder of runs:
+STORE = "mlflow.db"
+ARTIFACTS = "mlartifacts"
 EXPERIMENT = "lockstep"
-MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # in a request to MLflow, and of one parameter
-LONGEST_NAME = 250  # of a metric
+MAX_PARAMETERS = 100  # in a request to MLflow
+MAX_PARAMETER_CHARACTERS = 6000
+MAX_NAME_CHARACTERS = 250  # of a metric
 # Messages about each step.
 QUIET = {"mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING"}, "wandb": {"WANDB_SILENT": "true"}}
 
@@ -78,18 +83,20 @@ class Tracking(Hook):
     and with files."""
 
     def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
-        self._service, self._close_s, self._finish_s = service, close_s, finish_s
+        self._service = service
+        self._close_s = close_s
+        self._finish_s = finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
-        self._is_open = self._is_complete = self._has_warned = False
+        self._is_open = False
+        self._is_complete = False
+        self._has_warned = False
 
     def start(self, trainer: Training) -> None:
         run = trainer.run
-        self._folder, self._settings, self._table = (
-            run.folder,
-            run.settings.by_name(),
-            trainer.hooks.get(ResultsCsv).table,
-        )
+        self._folder = run.folder
+        self._settings = run.settings.by_name()
+        self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
         if run.checkpoint is None and run.config.exist_ok:
             # Of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
@@ -113,9 +120,10 @@ class Tracking(Hook):
         limit = self._finish_s if self._is_complete and not self._has_warned else self._close_s
         self._thread.join(limit)
         if self._thread.is_alive():
-            text = "%s: no answer in %.0f s; results.csv has all epochs"
-            get_logger().warning(text, self._service.name, limit)
-        elif missing := sum(epoch > self._note.epoch for epoch in self._table.rows):
+            get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", self._service.name, limit)
+            return
+        missing = sum(epoch > self._note.epoch for epoch in self._table.rows)
+        if missing:
             get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(missing, "epoch"))
 
     def _update(self) -> None:
@@ -127,8 +135,8 @@ class Tracking(Hook):
                 call()
             except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
                 if not self._has_warned:
-                    text = "%s: %s; tried again after each epoch"
-                    get_logger().warning(text, self._service.name, first_line(error))
+                    reason = first_line(error)
+                    get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)
                 self._has_warned = True
 
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
@@ -176,14 +184,14 @@ class Mlflow:
         if not self._run_id:  # else a first try has failed after this
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
             place = None if uri else (folder.parent / ARTIFACTS).as_uri()
-            found = client.get_experiment_by_name(title)
-            experiment = found.experiment_id if found else client.create_experiment(title, artifact_location=place)
+            stored = client.get_experiment_by_name(title)
+            experiment = stored.experiment_id if stored else client.create_experiment(title, artifact_location=place)
             name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
             self._run_id = client.create_run(experiment, tags={"folder": str(folder)}, run_name=name).info.run_id
             get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
-        parameters = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in settings.items()]
-        for start in range(0, len(parameters), MOST_PARAMETERS):
-            client.log_batch(self._run_id, params=parameters[start : start + MOST_PARAMETERS])
+        parameters = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            client.log_batch(self._run_id, params=parameters[start : start + MAX_PARAMETERS])
         return Note(self._run_id)
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
@@ -201,7 +209,7 @@ class Mlflow:
 
 def _metric_name(name: str) -> str:
     """``name`` with what MLflow refuses replaced: it may hold the name of a class (``--fitness``)."""
-    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
 
 
 class Wandb:
@@ -224,8 +232,8 @@ class Wandb:
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
-        where = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
-        get_logger().info("Weights & Biases: %s", where)
+        location = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
+        get_logger().info("Weights & Biases: %s", location)
         return Note(run.id, max(run.step - 1, note.epoch))  # files of an offline run are not read back
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
