@@ -21,8 +21,8 @@ LABEL_LEGEND = (
     ("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
-MOST_LABEL_ERRORS = 60
-MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture of a label error
+MAX_LABEL_ERRORS = 60
+MAX_LABELS, MAX_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
 class DrawnDetections(NamedTuple):
@@ -44,7 +44,7 @@ class Galleries:
 
     def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """The most probable label errors: labels, detections, and corrected labels."""
-        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
+        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
@@ -58,7 +58,7 @@ class Galleries:
         """The labels of an image, in ``rows`` of the index, without ``but``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
         boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
-        return outlines(boxes[:MOST_LABELS], "correct")
+        return outlines(boxes[:MAX_LABELS], "correct")
 
     def _label_error(self, issue: Issue, album: Album) -> Card:
         name, suggestion = issue.images[0], issue.suggestion
@@ -86,7 +86,7 @@ class Galleries:
         i = self._number[issue.split, issue.images[0]]
         rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
-        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS]
+        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MAX_DETECTIONS]
         texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
         drawn = [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
         suggestion = issue.suggestion

@@ -48,9 +48,9 @@ from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
-LEAST_SCORE = 0.5  # of label errors: more probable than not
-MOST_PAIRS = 200  # of classes
-MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
+MIN_SCORE = 0.5  # of label errors: more probable than not
+MAX_PAIRS = 200  # of classes
+MAX_LABEL_BYTES = 700_000  # of JPEG files of label errors
 DRAWS = 400  # of the images of a split with few objects
 SHEET_COLUMNS = 4  # of charts in results.png
 
@@ -195,7 +195,7 @@ class ReportPage:
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
-        issues = find_label_errors(checked, validation.detections, result.class_metrics, LEAST_SCORE)
+        issues = find_label_errors(checked, validation.detections, result.class_metrics, MIN_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         drawn = DrawnDetections(validation.shown, result.confusion_confidence)
         confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
@@ -216,7 +216,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MOST_LABEL_BYTES)),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MAX_LABEL_BYTES)),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
@@ -289,6 +289,6 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
 def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
     totals = np.maximum(np.asarray(result.confusion).sum(0), 1)
     pairs = confused_pairs(result.confusion)
-    listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
+    listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MAX_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
     return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")
