@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     require_one_process("detect.py")
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
+    if config.save_conf and config.track:
+        raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
     from engine.inference.frames import check_source
     from models.weights.download import check_weights
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_flags(config)
     check_scoring_files(config.weights, config.data)
-    from engine.export.run import export  # imports torch, once the flags and files are known to be valid
+    from engine.commands.export import export  # imports torch, once the flags and files are known to be valid
 
     write_result(files=[str(path) for path in export(config)])
 

@@ -2,10 +2,10 @@
 
     model = torch.hub.load("path/of/this/folder", "custom", path="best.pt", source="local")
     model = torch.hub.load("path/of/this/folder", "yolov8n", source="local")     # public weights, downloaded once
-    for result in model(["a.jpg", "b.jpg"]):
-        print(result.boxes.xyxy)
+    results = model(["a.jpg", "b.jpg"])
+    print(results.pandas().xyxy[0])
 
-Models and results are those of `lockstep.load`: see engine/inference/predictor.py.
+Models and results have the attributes of YOLOv5's and of `lockstep.load`: see engine/inference/yolov5.py.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.inference.predictor import Predictor
+    from engine.inference.yolov5 import Yolov5Model
 
 dependencies = ["torch", "cv2", "numpy", "yaml", "PIL"]
 _ROOT = pathlib.Path(__file__).resolve().parent
 _PACKAGES = ("utils", "data", "models", "engine")
 
 
-def custom(path: str | os.PathLike, **settings: typing.Any) -> Predictor:
-    """The model of a checkpoint or exported file. ``settings``: as of `engine.inference.predictor.load`."""
-    from engine.inference.predictor import load
+def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
+    """Returns the model of a checkpoint or exported file. Arguments: as of `engine.inference.yolov5.load`."""
+    from engine.inference.yolov5 import load
 
-    return load(path, **settings)
+    return load(path, *arguments, **settings)
 
 
 def _names() -> list[str]:
@@ -38,7 +38,7 @@ def _names() -> list[str]:
     return list(load_yaml(CATALOG))
 
 
-def __getattr__(name: str) -> typing.Callable[..., Predictor]:
+def __getattr__(name: str) -> typing.Callable[..., Yolov5Model]:
     """The public weights are entry points too: `torch.hub.load(folder, "yolov8n", source="local")`."""
     if not name.startswith("_") and name in _names():
         return functools.partial(custom, name)

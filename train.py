@@ -15,19 +15,19 @@ from utils.errors import REQUEUE
 from utils.machine.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.run.run import Run
+    from engine.run.run import TrainingRun
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         run = _start(sys.argv[1:] if argv is None else list(argv), signals)
     if run is not None and run.config.export:  # outside the block: here a signal ends the process, as in export.py
-        from engine.export.run import export_best
+        from engine.commands.export import export_best
 
         export_best(run.folder / "best.pt", run.config)
 
 
-def _start(argv: list[str], signals: StopSignals) -> Run | None:
+def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
     config = parse_config(TrainConfig, argv, "Trains a detector.")
@@ -48,7 +48,7 @@ def _start(argv: list[str], signals: StopSignals) -> Run | None:
     return _train(config, explicit_flags, signals)
 
 
-def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) -> Run | None:
+def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) -> TrainingRun | None:
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start

@@ -123,7 +123,12 @@ def check(
     split: list[str] | tuple[str, ...] = (),
     weights: str | os.PathLike[str] = "",
     out: str | os.PathLike[str] = "",
-    **settings: Any,
+    imgsz: int | None = None,
+    trust: bool = False,
+    min_score: float | None = None,
+    device: str = "",
+    workers: int | None = None,
+    noplots: bool = False,
 ) -> dict[str, Any]:
     """Checks a data set. Returns what ``lockstep check --json`` prints: "issues" is a list, "report" the page.
 
@@ -132,13 +137,26 @@ def check(
         split: the splits to check; empty: all.
         weights: a checkpoint that was trained on this data; adds the label errors that it sees.
         out: the folder of the report; "": runs/check/exp, exp2, ...
-        settings: imgsz, trust, min_score, device, workers, noplots: flags of the command.
+        imgsz, trust, min_score, device, workers, noplots: as the flags of the command; None or "": its defaults.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    given = {"split": list(split), "weights": weights or None, "out": out or None, **settings}
-    given = {name: value for name, value in given.items() if value is not None and value is not False}
-    flags = [word for name, value in given.items() if value not in ([], ()) for word in flag_of(name, value)]
+    settings = {
+        "split": list(split),
+        "weights": weights,
+        "out": out,
+        "imgsz": imgsz,
+        "trust": trust,
+        "min_score": min_score,
+        "device": device,
+        "workers": workers,
+        "noplots": noplots,
+    }
+    flags: list[str] = []
+    for name, value in settings.items():
+        is_given = value is not None and value is not False and value not in ("", [])
+        if is_given:
+            flags += flag_of(name, value)
     return _run("check", [os.fspath(_data_file(data, "runs/check")), *flags])
 
 
@@ -151,8 +169,14 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
     words = [*start_of(command), *flags]
     # A terminal's Ctrl-C reaches this process only, which passes it on.
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "process_group": 0}
-    started = start(words, stop=signal.SIGINT, environment=environment, **options)
+    started = start(
+        words,
+        stop=signal.SIGINT,
+        environment=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
     with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with child.process.stdout as pipe:

@@ -1,7 +1,7 @@
-"""Cell centers of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
+"""Cell centers of a feature pyramid and box coding, for heads, losses and assigners.
 
 Legend: B images, L levels, N cells over all levels (level by level, row by row), R bins of a side's distance, S any
-shape. Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
+shape. Units: "cells" are multiples of the cell's own stride; everything else is in canvas pixels.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
-LARGEST_SIDE = 20_000.0  # strides
+Shapes = tuple[tuple[int, int], ...]  # rows and columns of each level
+MAX_SIDE = 20_000.0  # strides
 
 
 def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
-    """Rows and columns of maps (B, channels, h, w), one per level."""
+    """Returns the rows and columns of maps (B, channels, h, w), one per level."""
     return tuple((level.shape[2], level.shape[3]) for level in raw)
 
 
 def cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centers float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels.
-    Callers share them and must not write into them."""
-    # In a compiled graph the tensors become constants; a cache would break the graph.
+    """Returns centers float32 (N, 2), x and y in cells, and strides float32 (N, 1) in canvas pixels.
+
+    Callers share the tensors and must not write to them.
+    """
+    # In a compiled graph the tensors become constants, and a cache would break the graph.
     make = _new_cell_centers if torch.compiler.is_compiling() else _cached_cell_centers
     return make(shapes, strides, device)
 
@@ -50,58 +52,72 @@ def _new_cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.de
 
 
 def from_host(array: np.ndarray, device: torch.device) -> Tensor:
-    """``array`` as a tensor on ``device``. The host does not wait for a copy from pinned memory."""
+    """Copies an array to ``device``; to a GPU from pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(array)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
-    """Maps (B, channels, h, w) of all levels as (B, N, channels), float32 at least. Cheap for channels_last maps."""
+    """Joins maps (B, channels, h, w) of all levels to (B, N, channels), float32 at least. Cheap for channels_last."""
     flat = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], dim=1)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
 def flatten_cells(raw: Sequence[Tensor]) -> Tensor:
-    """Maps (B, channels, h, w) of all levels as (B, channels, N), float32 at least."""
+    """Joins maps (B, channels, h, w) of all levels to (B, channels, N), float32 at least."""
     flat = torch.cat([level.flatten(2) for level in raw], dim=2)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
 def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:
-    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells. The R bins are
-    in dimension ``dim``, counted from the end; a single bin is the distance itself."""
+    """Computes the mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
+
+    ``dim`` is the dimension of the R bins, negative. A single bin is the distance itself.
+    """
     if logits.shape[dim] == 1:
         return logits.squeeze(dim)
     bins = torch.arange(logits.shape[dim], dtype=logits.dtype, device=logits.device)
-    return (logits.softmax(dim) * bins.view(-1, *[1] * (-1 - dim))).sum(dim)
+    dims_after = -1 - dim
+    return (logits.softmax(dim) * bins.view(-1, *[1] * dims_after)).sum(dim)
 
 
 def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
-    """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels. ``centers`` (*S, 2) in cells
-    and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast."""
+    """Decodes distances (*S, 4) in cells to the left, top, right and bottom side: (*S, 4), xyxy pixels.
+
+    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast.
+    """
     left_top, right_bottom = distances.split(2, -1)
     return torch.cat((centers - left_top, centers + right_bottom), -1) * strides
 
 
 def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
-    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the center relative to the cell's top-left corner: YOLOv5's
-    parameterization. The center reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
-    (``anchors`` (*S, 2), cells)."""
+    """Decodes outputs of an anchor head (*S, 4), as YOLOv5 does: (*S, 4), cxcywh in cells.
+
+    The center, relative to the cell's upper left corner, is in (-0.5, 1.5), half a cell beyond its own. A side is up to
+    4 times that of its anchor; ``anchors`` (*S, 2) are in cells.
+    """
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)
 
 
 def offsets_to_cxcywh(logits: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
-    """YOLOX's outputs (*S, 4), the center relative to the cell's top-left corner and the logarithms of the sides, in
-    strides -> boxes cxcywh in pixels. ``centers`` and ``strides``: as in `distances_to_xyxy`. Sides are clamped to
-    `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite."""
-    offset, size = logits.split(2, -1)
-    size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
+    """Decodes YOLOX's outputs (*S, 4): (*S, 4), cxcywh in pixels.
+
+    Outputs are the center relative to the cell's upper left corner and the logarithms of the sides, in cells. Sides are
+    clamped to `MAX_SIDE` strides, larger than any canvas, so that they stay finite. ``centers`` and ``strides``: as in
+    `distances_to_xyxy`.
+    """
+    offset, log_size = logits.split(2, -1)
+    size = log_size.clamp(max=math.log(MAX_SIDE)).exp()
     return torch.cat((centers - 0.5 + offset, size), -1) * strides
 
 
 def cxcywh_to_offsets(boxes: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
-    """The inverse of `offsets_to_cxcywh`: boxes cxcywh (*S, 4) in pixels -> outputs (*S, 4). A side of 0 counts as 1e-8
-    strides, so that its logarithm is finite."""
+    """Encodes boxes (*S, 4), cxcywh in pixels, as YOLOX's outputs (*S, 4): the inverse of `offsets_to_cxcywh`.
+
+    A side of 0 counts as 1e-8 strides, so that its logarithm is finite.
+    """
     center, size = (boxes / strides).split(2, -1)
     return torch.cat((center - centers + 0.5, size.clamp(min=1e-8).log()), -1)

@@ -1,4 +1,4 @@
-"""The detector: a graph of layers that ends in a head, built from a spec."""
+"""Detector: a graph of layers that ends in a head, built from a spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,24 +28,26 @@ PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any s
 
 
 class Detector(nn.Module):
-    """Runs the layers in order, each on the outputs of the layers it names. State-dict keys are ``model.<layer>.…``, as
-    in public checkpoints."""
+    """Runs layers in order, each on the outputs of the layers that it names.
+
+    State-dict keys are ``model.<layer>.…``, as in public checkpoints.
+    """
 
     def __init__(self, layers: list[nn.Module], spec: ModelSpec, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model = nn.Sequential(*layers)
         self.spec: dict[str, Any] = spec.plain
         self.names = names
-        # A tuple of layer numbers for a layer that takes a list of tensors, a number for one that takes a tensor.
-        self._sources = tuple(
+        # The layers' inputs: a tuple of layer numbers where a layer takes a list of tensors, else a single number.
+        self._sources: tuple[int | tuple[int, ...], ...] = tuple(
             layer.sources if find_entry(layer).takes_list else layer.sources[0] for layer in spec.layers
         )
-        # The output of the previous layer is used at once and need not be kept.
+        # The next layer takes an output as it comes; only outputs that later layers take must be kept.
         self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
 
     @property
     def head(self) -> DetectionHead:
-        return self.model[-1]
+        return cast(DetectionHead, self.model[-1])  # to its stubs, nn.Sequential holds modules of any class
 
     @property
     def num_classes(self) -> int:
@@ -53,7 +55,7 @@ class Detector(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Of an image."""
+        """Number of channels of an image."""
         return self.spec.get("channels", 3)
 
     @property
@@ -68,18 +70,22 @@ class Detector(nn.Module):
 
     @property
     def nms_iou(self) -> float | None:
-        """The IoU threshold of NMS in validation; None if the detections need no NMS."""
+        """IoU threshold of NMS in validation; None if the detections need no NMS."""
         return None if self.head.is_end_to_end else self.head.validation_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, `channels`, H, W) in [0, 1] to the head's raw maps, one (B, channels, H/s, W/s) per level;
-        of two branches, the one-to-many maps come first."""
-        return self.run_layers(0, len(self.model), images, {})
+        """Computes the head's raw maps, one (B, channels, H/s, W/s) per level, from images float (B, `channels`, H, W)
+        in [0, 1]. Of two branches, the one-to-many maps come first."""
+        return cast(list[Tensor], self.run_layers(0, len(self.model), images, {}))  # the last layer is the head
 
     def run_layers(self, start: int, end: int, x: Tensor | None, kept: dict[int, Tensor]) -> Tensor | list[Tensor]:
-        """The output of layer ``end - 1``, computed from layer ``start`` on, whose predecessor's output is ``x`` (None
-        if it is not taken). ``kept``: outputs of earlier layers by number; those that a later layer takes again are
-        added."""
+        """Runs layers ``start``..``end - 1`` and returns the last one's output: a list of raw maps for the head.
+
+        Args:
+            start, end: layer numbers.
+            x: output of layer ``start - 1``; None if no layer here takes it.
+            kept: outputs of earlier layers by number. Outputs that a later layer takes again are added.
+        """
         for index, (layer, sources) in islice(enumerate(zip(self.model, self._sources)), start, end):
             if isinstance(sources, int):
                 x = layer(x if sources == index - 1 else kept[sources])
@@ -87,37 +93,46 @@ class Detector(nn.Module):
                 x = layer([x if source == index - 1 else kept[source] for source in sources])
             if index in self._kept:
                 kept[index] = x
+        if x is None:
+            raise ValueError(f"there are no layers from {start} to {end - 1}")
         return x
 
-    def taken_from_before(self, start: int) -> list[int]:
-        """The layers before ``start`` whose outputs layer ``start`` or later ones take."""
-        later = (s for sources in self._sources[start:] for s in ([sources] if isinstance(sources, int) else sources))
-        return sorted({source for source in later if source < start})
+    def inputs_from_before(self, start: int) -> list[int]:
+        """Lists the layers before ``start`` whose outputs layer ``start`` or later ones take."""
+        layers = (sources if isinstance(sources, tuple) else (sources,) for sources in self._sources[start:])
+        return sorted({source for sources in layers for source in sources if source < start})
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        """Decodes raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         return self.head.decode(raw)
 
     def fuse(self, *, one_to_one: bool | None = True) -> Detector:
-        """A copy for inference, in eval mode, with batch norms folded into convolutions, each `RepConv` merged into one
-        convolution, and in-place activations.
+        """Copies the detector for inference: in eval mode, with batch norms folded into convolutions, each `RepConv`
+        merged into one convolution, and in-place activations.
 
-        ``one_to_one``: which branch of a head with two to keep; None keeps both, to compute losses. Detections of the
+        ``one_to_one``: which branch to keep of a head with two; None keeps both, to compute losses. Detections of the
         one-to-many branch need NMS.
         """
         fused = copy.deepcopy(self).eval()
         if fused.head.is_dual and one_to_one is not None:
             fused.head.keep_branch(one_to_one=one_to_one)
         for module in fused.modules():
-            if isinstance(module, conv.Conv) and not isinstance(module.bn, nn.Identity):
+            if isinstance(module, conv.Conv) and isinstance(module.bn, conv.BatchNorm2d):
                 module.conv = fuse_conv_bn_eval(module.conv, module.bn)
                 module.bn = nn.Identity()
         for module in fused.modules():
             if isinstance(module, conv.RepConv):
                 module.merge()
-            if isinstance(module, conv.Conv | conv.RepConv) and hasattr(module.act, "inplace"):
+            if isinstance(module, conv.Conv | conv.RepConv) and isinstance(module.act, _CanRunInPlace):
                 module.act.inplace = True
         return fused.requires_grad_(False)
+
+
+@runtime_checkable
+class _CanRunInPlace(Protocol):
+    """Activation with the option to overwrite its input, such as `nn.SiLU`."""
+
+    inplace: bool
 
 
 def build_detector(
@@ -128,16 +143,18 @@ def build_detector(
     seed: int = 0,
     channels: int | None = None,
 ) -> Detector:
-    """A freshly initialized float32 detector on the CPU, in training mode. The weights depend on the model, the number
-    of classes and ``seed`` alone.
+    """Builds a freshly initialized float32 detector on the CPU, in training mode.
+
+    The weights depend only on the model, the number of classes and ``seed``.
 
     Args:
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
-        num_classes: whatever the YAML's ``nc`` says.
-        names: of the C classes; their numbers if None.
-        channels: of an image, for a model of RGB images or of these; None: those of the model.
+        num_classes: C; the YAML's ``nc`` is not used.
+        names: names of the C classes; None: their numbers.
+        seed: of the weights.
+        channels: channels of an image; None: those of the model. A model of RGB images takes any number.
 
-    Raises UserError for an unknown model, a mistake in a YAML, or a model for images of other channels.
+    Raises UserError for an unknown model, a mistake in a YAML, or a model that is for images of other channels.
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
@@ -146,17 +163,17 @@ def build_detector(
     spec = load_spec(model)
     if channels not in (None, spec.channels):
         if spec.channels != 3:
-            takes = f"takes images of {counted(spec.channels, 'channel')}"
-            raise UserError(f"{spec.label}: {takes}, those of the data set have {channels}; start from another model")
+            expected = f"takes images of {counted(spec.channels, 'channel')}"
+            raise UserError(f"{spec.label}: {expected}, those of the data set have {channels}; choose another model")
         spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
     detector = build_on_meta(spec, num_classes, names)
-    detector.load_state_dict(_storage(detector), assign=True)  # to_empty would import 0.4 s of meta kernels
+    detector.load_state_dict(_storage(detector), assign=True)  # not to_empty, whose meta kernels take 0.4 s to import
     _initialize(detector, seed)
     return detector
 
 
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
-    """A detector without storage: shapes only, in milliseconds. Raises UserError for layers that do not fit
+    """Builds a detector without storage, for its shapes, in milliseconds. Raises UserError for layers that do not fit
     together."""
     heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
     if not heads:
@@ -181,51 +198,63 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
         head = build_head(spec.layers[-1], spec, channels, strides, num_classes)
         if activation is not None:
             _set_activation(head, activation)
-    names = tuple(map(str, range(num_classes))) if names is None else tuple(one_line(str(name)) for name in names)
-    return Detector([*layers, head], spec, names).train()
+    class_names = range(num_classes) if names is None else names
+    return Detector([*layers, head], spec, tuple(one_line(str(name)) for name in class_names)).train()
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, conv.Conv | conv.RepConv) and not isinstance(part.act, nn.Identity):
-            part.act = copy.deepcopy(activation)
+    """Replaces the activations of all convolutions in ``module`` that have one."""
+    for child in module.modules():
+        if isinstance(child, conv.Conv | conv.RepConv) and not isinstance(child.act, nn.Identity):
+            child.act = copy.deepcopy(activation)
 
 
 def _storage(module: nn.Module) -> dict[str, Tensor]:
-    """Memory on the CPU for each parameter and buffer of a module on the meta device."""
+    """Allocates CPU memory for each parameter and buffer of a module on the meta device."""
     return {name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in module.state_dict().items()}
 
 
 def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
-    """The layer's output for an empty batch. Raises UserError naming inputs that do not fit together.
+    """Computes the layer's output for an empty batch. Raises UserError if the inputs do not fit together.
 
-    It runs on the CPU: importing the meta device's kernels, partly written in Python, takes a second.
+    It runs on the CPU: importing the meta device's kernels, some of which are written in Python, takes a second.
     """
-    merges, whole = find_entry(layer).takes_list, isinstance(module, conv.Add)
-    if merges and len({x.shape[1 if whole else 2 :] for x in inputs}) > 1:
-        sizes = [f"{x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size" for x in inputs]
-        shapes = ", ".join(f"layer {source}: {size}" for source, size in zip(layer.sources, sizes))
-        wanted = "shape" if whole else "size"
-        raise layer.error("from", f"{layer.module} needs inputs of equal {wanted}, got {shapes}")
+    takes_list = find_entry(layer).takes_list
+    if takes_list:
+        _check_equal(layer, inputs, whole_shape=isinstance(module, conv.Add))
     try:
-        return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
+        return functional_call(module, _storage(module), (inputs if takes_list else inputs[0],))
     except (RuntimeError, ValueError) as error:
         if explanation(error):
             raise layer.error("args", f"{layer.module} has more weights than this machine has memory") from None
         raise layer.error("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
 
 
+def _check_equal(layer: LayerSpec, inputs: list[Tensor], *, whole_shape: bool) -> None:
+    """Raises UserError unless all inputs have one height and width and, with ``whole_shape``, as many channels."""
+    first_dim = 1 if whole_shape else 2
+    if len({x.shape[first_dim:] for x in inputs}) == 1:
+        return
+    sizes = [f"{x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size" for x in inputs]
+    shapes = ", ".join(f"layer {source}: {size}" for source, size in zip(layer.sources, sizes))
+    equal = "shape" if whole_shape else "size"
+    raise layer.error("from", f"{layer.module} needs inputs of equal {equal}, got {shapes}")
+
+
 def _stride(layer: LayerSpec, level: Tensor) -> int:
+    """Returns the pixels per cell of a level. Raises UserError unless the number is whole and both sides have it."""
     stride = PROBE_SIZE // max(level.shape[2], 1)
     if level.shape[2] * stride != PROBE_SIZE or level.shape[2] != level.shape[3]:
-        size = f"{level.shape[2]}x{level.shape[3]}"
-        raise layer.error("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no integer stride")
+        grid = f"{level.shape[2]}x{level.shape[3]}"
+        image = f"{PROBE_SIZE}x{PROBE_SIZE}"
+        raise layer.error("from", f"a level has {grid} cells for an image of {image} pixels, which is no whole stride")
     return stride
 
 
 @torch.no_grad()
 def _initialize(detector: Detector, seed: int) -> None:
-    """Fan-in uniform convolutions (He et al. 2015, a = sqrt 5), identity batch norms, priors in the head's biases."""
+    """Initializes convolutions by fan-in, uniformly (He et al. 2015, a = sqrt 5), batch norms as the identity, and the
+    head's biases with priors."""
     generator = torch.Generator().manual_seed(int(keyed_generator(seed, Stream.INIT).integers(2**63)))
     for module in detector.modules():
         if isinstance(module, nn.Conv2d):

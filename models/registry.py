@@ -1,7 +1,7 @@
-"""The modules that a model YAML may name, and how a row is built.
+"""Registry of the modules that a model YAML may name, and how a row becomes a module.
 
-A row's args are bound to the constructor's annotated parameters, after those that the graph supplies, so one line
-registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest of the graph, too.
+The graph supplies the first parameters of a constructor, the row's args fill the others, which must be annotated. So
+one line registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest of the graph, too.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.errors import UserError, first_line
 from utils.files.schema import Bounds, check, hints_of, suggestion
 
-MAX_REPEATS = 1000  # of a row; more would take hours to build
-MAX_MODULES = 2000  # rows with their repeats
+MAX_REPEATS = 1000  # repeats of a row; more would take hours to build
+MAX_MODULES = 2000  # rows, repeats included
 MAX_CHANNELS = 1 << 16
 
 
 class Kind(Enum):
-    """What the graph supplies to a constructor before the row's args, and what the module does with its input."""
+    """Which parameters the graph supplies to a constructor, before the row's args."""
 
-    CONVOLUTION = auto()  # (in, out); repeats stack whole modules
+    CONVOLUTION = auto()  # (in, out); a repeated row is a sequence of modules
     STACK = auto()  # (in, out, repeats)
-    CHANNELWISE = auto()  # nothing; the number of channels stays
-    MERGE = auto()  # nothing; takes a list of inputs
-    HEAD = auto()  # (channels, strides, number of classes), the first two by level
+    CHANNELWISE = auto()  # none; the number of channels stays the same
+    MERGE = auto()  # none; the module takes a list of inputs
+    HEAD = auto()  # (channels, strides, number of classes), the first two per level
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    path: str  # of the class, in this package, whatever its name is
+    """One registered module."""
+
+    path: str  # of the class, relative to this package, which may be called `models` or `lockstep.models`
     kind: Kind
 
     @property
     def module(self) -> type[nn.Module]:
-        """The class. Its file is imported when a graph names it: a head comes with its loss and assigner."""
+        """The class, whose file is imported only when a graph names it."""
         file, _, name = self.path.rpartition(".")
         return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
@@ -80,7 +82,7 @@ REGISTRY: dict[str, Entry] = {
     "Detect": Entry("heads.anchor_free.AnchorFreeHead", Kind.HEAD),
     "YOLOXDetect": Entry("heads.yolox.YOLOXHead", Kind.HEAD),
 }
-ANCHOR_HEAD = Entry("heads.anchor.AnchorHead", Kind.HEAD)  # of `Detect` with anchors
+ANCHOR_HEAD = Entry("heads.anchor.AnchorHead", Kind.HEAD)  # `Detect` with anchors
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)
@@ -89,7 +91,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def find_entry(layer: LayerSpec) -> Entry:
-    """The registered module of a row; its name may begin with ``nn.`` or ``torch.nn.``."""
+    """Looks up the module of a row, whose name may begin with ``nn.`` or ``torch.nn.``. Raises UserError for an unknown
+    one."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
@@ -101,22 +104,27 @@ def find_entry(layer: LayerSpec) -> Entry:
 
 
 def make_activation(spec: ModelSpec) -> nn.Module | None:
-    """The module of the YAML's ``activation``: a name with at most one number, as in ``nn.LeakyReLU(0.1)``."""
+    """Creates the module of the YAML's ``activation``: a name and at most one number, as in ``nn.LeakyReLU(0.1)``.
+
+    Returns None if the YAML names none. Raises UserError for an unknown activation.
+    """
     if spec.activation is None:
         return None
     match = re.fullmatch(r"(?:torch\.)?(?:nn\.)?(\w+)(?:\(\s*(?:[a-z_]+\s*=\s*)?([0-9.eE+-]*)\s*\))?", spec.activation)
     name, number = match.groups() if match else (spec.activation, None)
     if name not in ACTIVATIONS or (number and name not in ("LeakyReLU", "ELU")):
         hint = f"{suggestion(name, ACTIVATIONS)}; known: {', '.join(ACTIVATIONS)}"
-        raise UserError(f"{spec.label}: activation: cannot read '{spec.activation}'{hint}")
+        raise UserError(f"{spec.label}: activation: unknown activation '{spec.activation}'{hint}")
+    if not number:
+        return ACTIVATIONS[name]()
     try:
-        return ACTIVATIONS[name](*([float(number)] if number else []))
+        return ACTIVATIONS[name](float(number))
     except ValueError:
         raise UserError(f"{spec.label}: activation: '{number}' is not a number") from None
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """The module of a row that is not the head; ``channels`` are those of its sources.
+    """Builds the module of a row before the head; ``channels`` are those of its sources.
 
     Raises UserError naming the layer and the field.
     """
@@ -138,13 +146,14 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 
 
 def check_depth(spec: ModelSpec) -> None:
-    """Raises UserError for a graph that would take hours, and gigabytes for its modules, to build."""
+    """Raises UserError for a graph that would take hours and gigabytes to build."""
     count = sum(_scaled_repeats(layer, spec) for layer in spec.layers)
     if count > MAX_MODULES:
-        raise UserError(f"{spec.label}: has {count:,} layers, repeats included; more than {MAX_MODULES:,} are too many")
+        raise UserError(f"{spec.label}: has {count:,} layers, repeats included; at most {MAX_MODULES:,} are possible")
 
 
 def _scaled_repeats(layer: LayerSpec, spec: ModelSpec) -> int:
+    """Multiplies the row's repeats by the depth multiple. Raises UserError for more than `MAX_REPEATS`."""
     repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else 1
     if repeats > MAX_REPEATS:
         raise layer.error("repeats", f"{layer.repeats} times depth {spec.depth:g} is more than {MAX_REPEATS}")
@@ -154,30 +163,36 @@ def _scaled_repeats(layer: LayerSpec, spec: ModelSpec) -> int:
 def build_head(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
 ) -> DetectionHead:
-    """The detection head, from ``[nc, *args]``. A parameter called ``width`` is a number of channels and is scaled.
+    """Builds the detection head from ``[nc, *args]``. A parameter called ``width`` is a number of channels and is
+    scaled.
 
-    ``Detect`` is one of two heads: anchor-free for ``[nc]``, with anchors for ``[nc, anchors]``.
+    ``Detect`` stands for two heads: ``[nc]`` for the anchor-free one, ``[nc, anchors]`` for the one with anchors.
     """
     if not layer.args or not (layer.args[0] == "nc" or isinstance(layer.args[0], int)):
         raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")
-    entry, supplied = find_entry(layer), (channels, strides, num_classes)
+    entry = find_entry(layer)
+    supplied = (channels, strides, num_classes)
     if entry is REGISTRY["Detect"]:
-        head = _detect(layer, spec, *supplied)
+        head = _build_detect(layer, spec, *supplied)
     else:
-        args, names = list(layer.args[1:]), list(inspect.signature(entry.module).parameters)[len(supplied) :]
+        names = list(inspect.signature(entry.module).parameters)[len(supplied) :]
+        args = list(layer.args[1:])
         for i, (name, arg) in enumerate(zip(names, layer.args[1:])):
             if name == "width" and isinstance(arg, int):
-                args[i] = _scaled(arg, spec)
+                args[i] = _scaled_channels(arg, spec)
         head = _construct(entry.module, supplied, args, layer)
+    if not isinstance(head, DetectionHead):
+        raise TypeError(f"{entry.path} is registered as a head, but is no DetectionHead")
     if spec.end2end:
         head.add_one_to_one()
     return head
 
 
-def _detect(
+def _build_detect(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
-) -> DetectionHead:
-    """In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it."""
+) -> nn.Module:
+    """Builds the head of a ``Detect`` row. As in Ultralytics' YOLO11, a graph with C3k2 blocks has depthwise-separable
+    class layers."""
     if len(layer.args) > 2:
         raise layer.error("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
@@ -185,7 +200,7 @@ def _detect(
         return REGISTRY["Detect"].module(channels, strides, num_classes, spec.reg_max, depthwise)
     anchors = spec.anchors
     if layer.args[1] != "anchors":
-        anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
+        anchors = checked_anchors(layer.args[1], f"{layer.location('args')}: anchors")
     if anchors is None:
         raise layer.error("args", "Detect needs anchors, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
@@ -194,36 +209,40 @@ def _detect(
 
 
 def _repeat(make: Callable[[int], nn.Module], repeats: int) -> nn.Module:
+    """Returns ``make(0)``, or a sequence of ``make(i)`` if there are several repeats."""
     return make(0) if repeats == 1 else nn.Sequential(*(make(i) for i in range(repeats)))
 
 
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
-    """The row's output channels: capped, scaled by the width multiple, rounded up to a multiple of 8."""
-    where = f"{layer.where('args')}: output channels of {layer.module}"
-    scaled = _scaled(check(layer.args[0] if layer.args else None, Annotated[int, Bounds(1)], where), spec)
+    """Returns the row's output channels, see `_scaled_channels`. Raises UserError for more than `MAX_CHANNELS`."""
+    location = f"{layer.location('args')}: output channels of {layer.module}"
+    channels = check(layer.args[0] if layer.args else None, Annotated[int, Bounds(1)], location)
+    scaled = _scaled_channels(channels, spec)
     if scaled > MAX_CHANNELS:
-        raise UserError(f"{where}: would be more than {MAX_CHANNELS}")
+        raise UserError(f"{location}: would be more than {MAX_CHANNELS}")
     return scaled
 
 
-def _scaled(channels: int, spec: ModelSpec) -> int:
+def _scaled_channels(channels: int, spec: ModelSpec) -> int:
+    """Caps a number of channels, multiplies it by the width multiple and rounds it up to a multiple of 8."""
     return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
 
 
 def _construct(module: type[nn.Module], supplied: tuple, args: Sequence, layer: LayerSpec) -> nn.Module:
-    """``module(*supplied, *args)``, the args checked against the constructor's annotations."""
-    signature, hints = inspect.signature(module), hints_of(module.__init__)
+    """Calls ``module(*supplied, *args)`` after checking ``args`` against the constructor's annotations."""
+    signature = inspect.signature(module)
+    hints = hints_of(module.__init__)
     names = list(signature.parameters)[len(supplied) :]
     try:
         signature.bind(*supplied, *args)
     except TypeError as error:
-        wanted = f"takes {', '.join(names)}" if names else "takes nothing"
-        raise layer.error("args", f"{layer.module} {wanted} here: {error}") from None
+        accepted = f"takes {', '.join(names)}" if names else "takes nothing"
+        raise layer.error("args", f"{layer.module} {accepted} here: {error}") from None
     for name, arg in zip(names, args):
-        where = f"{layer.where('args')}: {layer.module}: {name}"
-        check(arg, hints[name], where)
+        location = f"{layer.location('args')}: {layer.module}: {name}"
+        check(arg, hints[name], location)
         if name != "padding" and type(arg) in (int, float) and arg <= 0:
-            raise UserError(f"{where}: must be positive, got {arg!r}")
+            raise UserError(f"{location}: must be positive, got {arg!r}")
     try:
         return module(*supplied, *args)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:

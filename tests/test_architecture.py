@@ -38,10 +38,12 @@ SOURCES = {**MODULES, **API, **LAUNCHERS, **{name: ROOT / f"{name}.py" for name 
 # Modules that may import the packages of an extra, besides those of every installation.
 OF_EXTRA = {
     "convert": ("tools.convert",),
-    "export": ("engine.export", "engine.inference.runtimes"),
+    "export": ("engine.formats",),
+    "ncnn": ("engine.formats",),
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.image_io.channels",),
+    "track": ("engine.inference.object_tracks",),
     "trackers": ("engine.hooks.trackers",),
 }
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -182,6 +184,7 @@ def test_every_imported_package_is_required():
     product = {*LAYERS, *SCRIPTS, "lockstep", "launch"}
     needed, wrong = requirements(), []
     del needed["dev"]
+    del needed["clients"]
     places = [(places, {*needed[extra]}) for extra, places in OF_EXTRA.items()]
     assert {*needed} == {"", *OF_EXTRA}
     assert all(any(name.startswith(prefix) for name in SOURCES) for prefixes, _ in places for prefix in prefixes)

@@ -1,71 +1,174 @@
-"""No script opens a network connection unless a download was requested; the loopback interface is allowed."""
+"""No command opens a network connection, or writes outside of its folders and our cache, unless that was requested.
+
+Libraries open sockets and files of their own, so the process itself is watched: by strace where it is installed, else
+by a name server of its own in a network of its own. Its home folder is empty before and looked at afterwards.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.helpers.processes import LAUNCHED
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model, write_weights
 
 ROOT = Path(__file__).parents[1]
-GUARD = """
-import socket
+CALLS = "connect,sendto,sendmsg,sendmmsg"
+# An address of a call, as strace writes it.
+ADDRESS = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')
+OWN_ADDRESS = re.compile(r"127\.|::1$|::ffff:127\.|0\.0\.0\.0$|::$")
+# Gives this process a network with nothing but a loopback interface, and a name server that notes what it is asked.
+IN_OWN_NETWORK = """
+import ctypes, fcntl, os, re, signal, socket, struct, sys
+from pathlib import Path
 
-def is_own(address):
-    return not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
-
-def guarded(name):
-    original = getattr(socket.socket, name)
-    def call(self, address, *rest):
-        if not is_own(address):
-            print("NETWORK", name, address, flush=True)
-            raise OSError("there is no network")
-        return original(self, address, *rest)
-    setattr(socket.socket, name, call)
-
-resolve = socket.getaddrinfo
-def getaddrinfo(host, *rest, **more):
-    if not is_own((host,)):
-        print("NETWORK resolve", host, flush=True)
-        raise OSError("there is no network")
-    return resolve(host, *rest, **more)
-
-socket.getaddrinfo = getaddrinfo
-for name in ("connect", "connect_ex"):
-    guarded(name)
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 1 << 17, 1 << 28, 1 << 30
+MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+SIOCSIFFLAGS, IFF_UP, PR_SET_PDEATHSIG = 0x8914, 1, 1
+libc, user = ctypes.CDLL(None), os.geteuid()
+failed = libc.unshare(CLONE_NEWNS | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
+if user and not failed:
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+noted, *command = sys.argv[1:]
+Path(noted).write_text("")
+servers = Path(noted + ".servers")
+servers.write_text("nameserver 127.0.0.1\\noptions timeout:1 attempts:1\\n")
+failed = failed or libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+failed = failed or libc.mount(os.fsencode(servers), b"/etc/resolv.conf", None, ctypes.c_ulong(MS_BIND), None)
+if failed:
+    sys.exit("no namespace")
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+fcntl.ioctl(server, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+server.bind(("127.0.0.1", 53))
+if os.fork():
+    server.close()
+    os.execv(command[0], command)
+libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+for stream in (0, 1, 2):
+    os.close(stream)
+while True:
+    question = server.recv(4096)
+    labels = re.findall(rb"[\\x01-\\x3f]([\\w-]+)", question[12:])
+    with open(noted, "ab") as file:
+        file.write(b".".join(labels) + b"\\n")
 """
-SCRIPTS = """
-import socket, sys
-import train, val, detect
-data, model, folder = sys.argv[1:4]
-own = ["--data", data, "--model", model, "--project", folder, *sys.argv[4:], "--no-noplots"]
-train.main([*own, "--epochs", "1", "--set", "albumentations=[{name: Blur, p: 0.5}]"])
-weights = folder + "/exp/best.pt"
-val.main(["--weights", weights, "--device", "cpu", "--workers", "0", "--noplots", "--project", folder + "/val"])
-picture = folder + "/exp/train_batch0.jpg"
-detect.main(["--weights", weights, "--device", "cpu", "--project", folder + "/found", "--source", picture])
-try:
-    socket.create_connection(("192.0.2.1", 9), timeout=1)
-except OSError as error:
-    print("the guard says:", error)
-"""
+LOOK_UP = "import socket\ntry:\n    socket.create_connection(('host.example', 80), 5)\nexcept OSError:\n    pass\n"
 
 
-def test_training_validation_and_detection_open_no_connection(tmp_path):
-    (tmp_path / "guard").mkdir()
-    (tmp_path / "guard" / "sitecustomize.py").write_text(GUARD)
-    (tmp_path / "scripts.py").write_text(SCRIPTS)
-    given = [write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml"), tmp_path / "runs", *SMALL]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path / "guard", ROOT)))}
+@dataclass(frozen=True)
+class Watched:
+    """What a process has done."""
+
+    done: subprocess.CompletedProcess[str]
+    asked: list[str]  # addresses of other machines, or their names
+    home: list[str]  # files in its home folder, but those of our cache
+
+
+def watch(argv: Sequence[object], folder: Path, **variables: str) -> Watched:
+    """Runs ``python ARGV`` in ``folder``. Skips the test where nothing can watch it."""
+    home, noted = folder / "home", folder / "noted"
+    folder.mkdir(exist_ok=True)
+    home.mkdir()
+    command = [sys.executable, *map(str, argv)]
+    strace = shutil.which("strace")
+    if strace:
+        command = [strace, "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(noted), *command]
+    else:
+        command = [sys.executable, "-c", IN_OWN_NETWORK, str(noted), *command]
+    removed = {*LAUNCHED, "XDG_CACHE_HOME", "MPLCONFIGDIR", "PYTHON_EXEC"}
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     done = subprocess.run(
-        [sys.executable, tmp_path / "scripts.py", *map(str, given)],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "the guard says: there is no network" in done.stdout
-    assert [line for line in done.stdout.splitlines() if line.startswith("NETWORK")] == ["NETWORK resolve 192.0.2.1"], (
-        done.stdout
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
+    if not noted.exists() or "no namespace" in done.stderr or "PTRACE" in done.stderr:
+        pytest.skip("needs strace or network namespaces")
+    files = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
+    return Watched(
+        done=done,
+        asked=foreign_addresses(noted.read_text()) if strace else noted.read_text().split(),
+        home=sorted(name for name in files if not name.startswith(".cache/lockstep/")),
+    )
+
+
+def foreign_addresses(calls: str) -> list[str]:
+    found = {version4 or version6 for version4, version6 in ADDRESS.findall(calls)}
+    return sorted(address for address in found if not OWN_ADDRESS.match(address))
+
+
+def test_a_look_up_is_noticed(tmp_path):
+    assert watch(["-c", LOOK_UP], tmp_path / "asks").asked
+    silent = watch(["-c", "print('nothing')"], tmp_path / "silent")
+    assert (silent.done.stdout, silent.asked, silent.home) == ("nothing\n", [], [])
+
+
+TRAIN = ["train", "--data", "set/data.yaml", "--model", "tiny.yaml", *SMALL, "--epochs", "1", "--project", "runs"]
+SCORED = ["--data", "set/data.yaml", "--project", "runs", "--device", "cpu", "--workers", "0"]
+DETECTED = ["--source", "set/images/val", "--project", "runs", "--device", "cpu"]
+INPUTS = ["set", "tiny.yaml", "tiny.pt", "ranges.yaml"]
+WATCHING = ["home", "noted", "noted.servers"]
+EXPORTED = ["tiny.onnx", "tiny_openvino_model", "tiny_ncnn_model"]
+EXPORT = ["export", "--weights", "tiny.pt", "--no-check", "--device", "cpu", "--format"]
+# By package that is loaded: commands, one after the other in one process.
+COMMANDS = {
+    "tensorboard": [
+        [*TRAIN, "--no-noplots"],
+        ["val", "--weights", "runs/exp/last.pt", *SCORED, "--name", "val"],
+        ["detect", "--weights", "runs/exp/last.pt", *DETECTED, "--name", "detect"],
+    ],
+    "albumentations": [[*TRAIN, "--set", "albumentations=[{name: Blur, p: 0.5}]"]],
+    "onnxruntime": [[*EXPORT, "onnx"], ["val", "--weights", "tiny.onnx", *SCORED, "--noplots"]],
+    "openvino": [[*EXPORT, "openvino"], ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED]],
+    "ncnn": [[*EXPORT, "ncnn"], ["detect", "--weights", "tiny_ncnn_model", "--trust", *DETECTED]],
+    "optuna": [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
+    "trackers": [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
+    "mlflow": [[*TRAIN, "--tracker", "mlflow"]],
+    "wandb": [[*TRAIN, "--tracker", "wandb"]],
+}
+RUN = """
+import importlib, json, sys
+from utils.entrypoint import run_main
+
+package, commands = sys.argv[1:]
+for module, *flags in json.loads(commands):
+    name = f"{module}.__main__" if module.startswith("tools.") else module
+    run_main(importlib.import_module(name).main, flags)
+assert package in sys.modules, f"{package} was not loaded"
+"""
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_no_other_machine_is_asked_and_no_file_is_written_elsewhere(tmp_path, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    write_dataset(tmp_path / "set")
+    write_model(tmp_path / "tiny.yaml")
+    write_weights(tmp_path / "tiny.pt", ["light", "dark"])
+    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.05, log]\n")
+    watched = watch(["-c", RUN, package, json.dumps(COMMANDS[package])], tmp_path, WANDB_MODE="offline")
+    assert watched.done.returncode == 0, watched.done.stdout + watched.done.stderr
+    assert watched.asked == []
+    assert watched.home == []
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written <= {
+        "set",
+        "tiny.yaml",
+        "tiny.pt",
+        "ranges.yaml",
+        "home",
+        "noted",
+        "noted.servers",
+        "runs",
+        *EXPORTED,
+    }

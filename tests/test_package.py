@@ -84,7 +84,7 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10"]
     assert not any(line.startswith(("pytest", "ruff", "torchvision")) for line in needed)
     assert any(re.fullmatch(r"optuna\S+; extra == 'search'", line) for line in needed)
-    extras = ["convert", "export", "ray", "search", "tiff", "trackers"]
+    extras = ["convert", "export", "ncnn", "ray", "search", "tiff", "track", "trackers"]
     assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == extras
 
 

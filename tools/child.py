@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from utils.distributed.spawn import end_with_parent, killed_by
 from utils.program import RESULT_VARIABLE, read_result
@@ -43,14 +43,16 @@ def start(
     *,
     stop: signal.Signals = signal.SIGTERM,
     environment: Mapping[str, str] | None = None,
-    **options: Any,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    process_group: int | None = None,
 ) -> Iterator[Child]:
     """Runs a command line of `utils.program.start_of` during the block.
 
     Args:
         stop: the signal that ends it with the block, or if this process is killed.
         environment: its variables; None: those of this process.
-        options: of `subprocess.Popen`.
+        stdout, stderr, process_group: as of `subprocess.Popen`.
     """
     with TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
@@ -59,7 +61,9 @@ def start(
             stdin=subprocess.DEVNULL,
             env={**(os.environ if environment is None else environment), RESULT_VARIABLE: str(file)},
             preexec_fn=partial(end_with_parent, stop),
-            **options,
+            stdout=stdout,
+            stderr=stderr,
+            process_group=process_group,
         )
         try:
             yield Child(process, file)

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.image_io.decode import SHARDS, read_bytes
-from data.image_io.shards import MEMBER_ARRAYS, SPAN, fingerprint_of
+from data.image_io.decode import read_bytes
+from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
 from data.index.index import DatasetIndex, index_content
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.index.sharded import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
@@ -80,8 +81,8 @@ def write_set(
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
-    options = {"cache_dir": cache_dir, "workers": workers, "max_bad": max_bad}
-    indexes = {split: load_index(labeled, split, **options) for split in spec.splits}
+    settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
+    indexes = {split: load_index(labeled, split, settings) for split in spec.splits}
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(out.absolute()) as temporary:
@@ -90,7 +91,7 @@ def write_set(
             content: dict[str, Any] = {"path": "."}
             for split, index in indexes.items():
                 _write_split(folder, split, index, most, workers)
-                content[split] = f"{split}{SHARDS}"
+                content[split] = f"{split}{SUFFIX}"
             text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
             write_whole(folder / "data.yaml", text)
             os.rename(folder, out)
@@ -134,7 +135,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, most: int, worke
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
     fingerprint = fingerprint_of(arrays)  # the files' own depends on their times
     meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
-    write_arrays(folder / f"{split}{SHARDS}", meta, arrays)
+    write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
     total = sum(size for _, size in shards)
     text = "%s: %s in %s, %s"
     get_logger().info(text, split, counted(len(index), "image"), counted(len(shards), "tar file"), format_bytes(total))

@@ -1,6 +1,6 @@
-"""Box conversions, clipping, tiles and the IoU family.
+"""Box conversions, clipping, tile windows and the IoU family.
 
-Conversions take numpy arrays or torch tensors of shape (..., 4) and return a new one of the same kind. They are linear,
+Conversions take NumPy arrays or torch tensors of shape (..., 4) and return a new one of the same type. They are linear,
 so they hold in any frame (pixels or normalized).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TILE_OVERLAP = 0.2  # of neighboring tiles, fraction of a tile
+TILE_OVERLAP = 0.2  # overlap of neighboring tiles, as a fraction of a tile
 
 ArrayT = TypeVar("ArrayT", np.ndarray, Tensor)
 
@@ -47,16 +47,16 @@ def xyxy_to_xywh(boxes: ArrayT) -> ArrayT:
 
 
 def scale_boxes(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> ArrayT:
-    """Multiplies x and width columns by ``width``, y and height columns by ``height`` (any of the layouts above)."""
+    """Multiplies columns 0 and 2 by ``width``, 1 and 3 by ``height``, in any of the layouts above."""
     return _stack(boxes[..., 0] * width, boxes[..., 1] * height, boxes[..., 2] * width, boxes[..., 3] * height)
 
 
 def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> ArrayT:
     """Clips corners to [0, width] x [0, height]; ``width`` and ``height`` broadcast against (...,)."""
     if isinstance(boxes, Tensor):
-        limits = [torch.as_tensor(v, dtype=boxes.dtype, device=boxes.device) for v in (width, height)]
-        x1, x2 = (torch.minimum(boxes[..., i].clamp(min=0), limits[0]) for i in (0, 2))
-        y1, y2 = (torch.minimum(boxes[..., i].clamp(min=0), limits[1]) for i in (1, 3))
+        max_x, max_y = (torch.as_tensor(side, dtype=boxes.dtype, device=boxes.device) for side in (width, height))
+        x1, x2 = (torch.minimum(boxes[..., i].clamp(min=0), max_x) for i in (0, 2))
+        y1, y2 = (torch.minimum(boxes[..., i].clamp(min=0), max_y) for i in (1, 3))
     else:
         x1, x2 = (np.clip(boxes[..., i], 0, width) for i in (0, 2))
         y1, y2 = (np.clip(boxes[..., i], 0, height) for i in (1, 3))
@@ -64,7 +64,7 @@ def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> A
 
 
 def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
-    """Canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
+    """Converts canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
     return _stack(
         (boxes_xyxy[..., 0] - pad_x) / gain_x,
         (boxes_xyxy[..., 1] - pad_y) / gain_y,
@@ -78,16 +78,24 @@ def area_xyxy(boxes: ArrayT) -> ArrayT:
 
 
 def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
-    """The corners x1, y1, x2, y2 of square tiles, with sides of ``tile`` pixels, that cover a canvas at least as large,
-    row by row. Neighbors overlap by the fraction ``overlap`` (below 1) of a tile; the last tile of a row or column,
-    which ends at the border, by as much or more."""
+    """Covers a canvas with square tiles: x1, y1, x2, y2 of each, row by row.
+
+    Neighbors overlap by the fraction ``overlap`` (below 1) of a tile. The last tile of a row or column ends at the
+    border, so it may overlap its neighbor by more. No side of the canvas may be shorter than ``tile`` pixels.
+    """
     step = max(tile - round(tile * overlap), 1)
-    tops, lefts = ([min(step * i, side - tile) for i in range(-(-(side - tile) // step) + 1)] for side in canvas_hw)
+
+    def offsets(side: int) -> list[int]:
+        last = side - tile
+        return [min(offset, last) for offset in range(0, last + step, step)]
+
+    height, width = canvas_hw
+    tops, lefts = offsets(height), offsets(width)
     return [(left, top, left + tile, top + tile) for top in tops for left in lefts]
 
 
 def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:
-    """Elementwise IoU, or a variant of it, of xyxy boxes that broadcast against each other: (..., 4) -> (...).
+    """Computes the elementwise IoU, or a variant of it, of xyxy boxes that broadcast: (..., 4), (..., 4) -> (...).
 
     ``kind``: "iou"; "giou" (Rezatofighi et al. 2019); "diou" and "ciou" (Zheng et al. 2020). For "ciou" the trade-off
     weight alpha carries no gradient, as in the paper. Raises ValueError for other kinds.

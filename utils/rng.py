@@ -1,11 +1,12 @@
-"""Counter-based random numbers (Philox, Salmon et al., SC'11): the value depends on the key, never on call order.
+"""Counter-based random numbers (Philox, Salmon et al., SC'11): a value depends on its key, never on the order of calls.
 
-Everything random on the data path and in the step is drawn from a generator made here. So pixels do not depend on rank,
-worker, restart or the order in which samples are rendered, and a checkpoint needs no RNG state.
+All random numbers of the data path and of the training step come from generators made here. So pixels do not depend on
+rank, worker, restart or the order in which samples are rendered, and a checkpoint needs no RNG state.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from enum import IntEnum
@@ -29,12 +30,12 @@ class Stream(IntEnum):
 
 
 def named_stream(name: str) -> int:
-    """A stream for ``name``, different from all entries of `Stream`."""
+    """Returns the number of a stream for ``name``, different from all members of `Stream`."""
     return 2**32 + zlib.crc32(name.encode())
 
 
-def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Generator:
-    """A generator for ``(seed, stream, counters)``, at most three counters (epoch, position, ...) in [0, 2**64).
+def keyed_generator(seed: int, stream: int, *counters: int) -> np.random.Generator:
+    """Creates the generator of ``(seed, stream, counters)``: at most three counters (epoch, position, ...) < 2**64.
 
     Philox's 128-bit key holds seed and stream, the upper three words of its 256-bit counter hold the counters, and the
     lowest word counts draws.
@@ -46,13 +47,14 @@ def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Gene
 
 
 def keyed_uniforms(seed: int, stream: int, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
-    """float64 (n, count) in [0, 1). Each row depends only on ``(seed, stream)``, ``count`` and its (epoch, position).
+    """Draws ``count`` numbers in [0, 1) for each of n (epoch, position) pairs: float64 (n, count).
 
-    An epoch has one Philox sequence, and position p its p-th section. So consecutive positions are drawn from one
-    generator, which takes much longer to create than to draw from. Use a stream for this or for `keyed_generator`.
+    A row depends only on ``(seed, stream)``, ``count`` and its pair. An epoch has one Philox sequence, of which
+    position p uses the p-th section, so that consecutive positions share a generator: creating one takes much longer
+    than drawing. Use a stream either here or in `keyed_generator`, not in both.
     """
     key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
-    steps = -(-count // 4)  # of the counter: each gives four numbers
+    steps = math.ceil(count / 4)  # each step of the counter gives four numbers
     rows = np.empty((len(positions), 4 * steps))
     first = 0
     for last in range(1, len(positions) + 1):

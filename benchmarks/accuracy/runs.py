@@ -22,6 +22,7 @@ from benchmarks.speed.coco_scores import average_precision
 from benchmarks.speed.dataset_copy import link
 from benchmarks.speed.report import commit
 from benchmarks.speed.turns import PEER_SIDE, ROOT
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec
@@ -68,7 +69,10 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
         content = {"path": str(folder), **{split: f"images/{split}" for split in ("train", *splits)}}
         path.write_text(yaml.safe_dump(content | {"names": dict(enumerate(spec.names))}, sort_keys=False))
     own = load_dataset_spec(path)
-    gt = {s: load_index(own, s, cache_dir=str(folder / "index"), progress=False).ground_truth() for s in splits}
+    gt = {
+        s: load_index(own, s, IndexSettings(cache_dir=str(folder / "index"), progress=False)).ground_truth()
+        for s in splits
+    }
     return DataCopy(source.stem, path, splits, gt, len(spec.names))
 
 

@@ -113,14 +113,14 @@ def differences(expected: Result, found: Result) -> dict[str, float]:
 
 def compare_detections(options: argparse.Namespace) -> Iterator[str]:
     """NMS with box voting of a crowded batch, on the device and on the host."""
-    from models.postprocess.detections import select_detections
+    from models.postprocess.detections import PostprocessSettings, select_detections
 
     content = make_input(options.batch_size, 2100, 80, 30)
     device = context_of(options.device).device
 
     def detect(on: torch.device) -> Detections:
         given = (content[name].to(on) for name in ("boxes_xyxy", "scores"))
-        return select_detections(*given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=True)
+        return select_detections(*given, PostprocessSettings(conf_thres=0.001, iou_thres=0.7))
 
     expected, found = detect(torch.device("cpu")), detect(device)
     problems = unequal_detections(expected, found)

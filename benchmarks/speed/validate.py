@@ -36,6 +36,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
+    from data.index.index_settings import IndexSettings
     from data.index.load import load_index
     from data.source.dataset_yaml import load_dataset_spec
 
@@ -48,7 +49,7 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
             spent = run(command)
             if turn:  # the first one scans
                 seconds[name].append(spent)
-    index = load_index(load_dataset_spec(data), "val", cache_dir=str(folder / "index"), progress=False)
+    index = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "index"), progress=False))
     gt, classes = index.ground_truth(), len(index.names)
     scores = {
         name: average_precision(next((folder / name).rglob("predictions.json")), gt, classes) for name in commands

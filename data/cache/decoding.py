@@ -21,7 +21,7 @@ from utils.machine.threads import map_ahead
 from utils.strings import format_bytes
 
 T = TypeVar("T")
-_SUFFIXES = (".lmdb", ".tree", ".pixels")
+_SUFFIXES = (".lmdb", ".complete", ".tree", ".pixels")  # ".tree" is of earlier versions
 
 
 class Decoding(NamedTuple):

@@ -5,14 +5,16 @@ is read only after it is complete, and then never written again. On several node
 whole run (`data.source.staging.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
-each image has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one
-in a second file, verified before the first is opened.
+a complete file is used only if it still has the size and the modification time that it had then, which are stored in a
+second file: one that was cut, copied or written to since is made again. Each image has a checksum, verified when it is
+first read: bits of pixels that flip on the disk are found. Bits of LMDB's own pages (a thousandth of the file) are not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import struct
@@ -28,30 +30,29 @@ from data.cache.decoding import Decoding, cache_path, check_space, discard, remo
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.source.staging.file_exchange import exchange_items
-from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
-from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.array_file import CacheError
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
+from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
+from utils.pixels import PixelFormat
 from utils.strings import format_bytes
 
 if TYPE_CHECKING:
     import lmdb
 
 _SUFFIX = ".lmdb"
-_TREE_SUFFIX = ".tree"
+_COMPLETE_SUFFIX = ".complete"
 _LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
 _KEY = struct.Struct(">Q")  # an image's number
 _BATCH_BYTES = 64 << 20
-_PAGE = 4096  # an image's value starts with a header of 16 bytes and takes whole pages
+_PAGE = 4096  # bytes; an image's value starts with a header of 16 bytes and takes whole pages
 _CRC = struct.Struct("<I")  # CRC-32, after the pixels
-_PAGE_HEADER = struct.Struct("<10xHI")  # flags, and the number of pages of a value that starts there
-_IS_VALUE = 4  # flag
 
 
 class DiskCache:
@@ -141,7 +142,7 @@ class _Writer:
 
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
-        if self.path.with_suffix(_TREE_SUFFIX).exists() and _stored_images(self.path, len(self.index)).all():
+        if _is_complete(self.path):
             return  # before the lock, which a read-only folder cannot have
         with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
@@ -219,50 +220,40 @@ class _Writer:
         )
 
     def _mark_complete(self) -> None:
-        """Writes the checksum of the file's tree next to it. The file must hold all images."""
-        tree = self.path.with_suffix(_TREE_SUFFIX)
-        if not tree.exists():
-            pages = _tree_pages(self.path)
-            meta = {"bytes": self.path.stat().st_size, "sum": _checksum(self.path, pages)}
-            write_arrays(tree, meta, {"pages": pages})
+        """Stores size and time of the file, which must hold all images."""
+        if not _is_complete(self.path):
+            write_whole(self.path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(self.path)).encode())
 
 
-def _tree_pages(path: Path) -> np.ndarray:
-    """Numbers of the pages that hold no pixels, int64 ascending. LMDB needs them to find its values."""
-    pages, at = [], 0
-    with open(path, "rb", buffering=0) as file:
-        last = os.fstat(file.fileno()).st_size // _PAGE
-        while at < last:
-            flags, count = _PAGE_HEADER.unpack(os.pread(file.fileno(), _PAGE_HEADER.size, at * _PAGE))
-            if not flags & _IS_VALUE:
-                pages.append(at)
-            at += max(count, 1) if flags & _IS_VALUE else 1
-    return np.array(pages, np.int64)
+def _stamp(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
-def _checksum(path: Path, pages: np.ndarray) -> int:
-    total = 0
-    with open(path, "rb", buffering=0) as file:
-        for page in pages.tolist():
-            total = zlib.crc32(os.pread(file.fileno(), _PAGE, page * _PAGE), total)
-    return total
+def _is_complete(path: Path) -> bool:
+    """Whether the file has not changed since it was marked complete."""
+    try:
+        return path.is_file() and json.loads(read_text(path.with_suffix(_COMPLETE_SUFFIX))) == _stamp(path)
+    except (OSError, UserError, ValueError, RecursionError):
+        return False
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which images are in the file, bool (count,): all if its tree is intact. A damaged file is removed."""
+    """Which images are in the file, bool (count,). A file that is damaged, or has changed since it was complete, is
+    removed."""
     import lmdb
 
-    stored, tree = np.zeros(count, bool), path.with_suffix(_TREE_SUFFIX)
-    if not os.path.lexists(path) and not os.path.lexists(tree):
+    if _is_complete(path):
+        return np.ones(count, bool)
+    stored = np.zeros(count, bool)
+    marker = path.with_suffix(_COMPLETE_SUFFIX)
+    if not os.path.lexists(path) and not os.path.lexists(marker):
         return stored
     try:
         if not path.is_file():
             raise CacheError("not a file")
-        if os.path.lexists(tree):
-            meta, arrays = open_arrays(tree)
-            if meta["bytes"] != path.stat().st_size or meta["sum"] != _checksum(path, arrays["pages"]):
-                raise CacheError("damaged")
-            return ~stored
+        if os.path.lexists(marker):
+            raise CacheError("changed since it was complete")
         with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
             pages = environment.info()["last_pgno"] + 1
             if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
@@ -270,7 +261,7 @@ def _stored_images(path: Path, count: int) -> np.ndarray:
             with environment.begin() as transaction:
                 keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
     except (CacheError, OSError, lmdb.Error) as error:
-        discard("--cache disk", error, tree, path)
+        discard("--cache disk", error, marker, path)
         return stored
     stored[[_KEY.unpack(key)[0] for key in keys]] = True
     return stored

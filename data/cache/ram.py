@@ -22,7 +22,6 @@ import numpy as np
 from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
-from utils.config.pixels import PixelFormat
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import cache_folder, temporary_folder
@@ -30,6 +29,7 @@ from utils.files.locks import FileLock
 from utils.files.safe_io import open_descriptor
 from utils.logger import get_logger
 from utils.machine.resources import available_memory
+from utils.pixels import PixelFormat
 from utils.strings import counted, format_bytes
 
 _LAYOUT = 4  # part of the name of a file on the disk; increase it when the layout or `read_source` changes

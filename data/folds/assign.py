@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, join_groups, read_signatures, roboflow_copies
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.safe_io import csv_cell, read_text
@@ -27,10 +27,15 @@ from utils.strings import counted, listed
 MOST_MOVES = 1000  # of groups, to even out the folds
 
 
-def scan_options(config: TrainConfig) -> dict[str, Any]:
-    """The arguments of `load_index` that the settings give."""
-    options = {name: getattr(config, name) for name in ("cache_dir", "max_bad", "single_cls")}
-    return options | {"repeats": False, "workers": available_cores() if config.workers < 0 else config.workers}
+def scan_settings(config: TrainConfig) -> IndexSettings:
+    """How an index that is divided is read, as the settings of a training say."""
+    return IndexSettings(
+        cache_dir=config.cache_dir,
+        workers=available_cores() if config.workers < 0 else config.workers,
+        max_bad=config.max_bad,
+        single_cls=config.single_cls,
+        repeats=False,
+    )
 
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from data.folds.assign import assign_folds, class_counts, groups_of, scan_options
+from data.folds.assign import assign_folds, class_counts, groups_of, scan_settings
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
@@ -41,7 +41,7 @@ def hold_out_validation(
         )
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and not names:
-            index = load_index(spec, "train", **scan_options(config))
+            index = load_index(spec, "train", scan_settings(config))
             names = validation_images(index, config.val_fraction)
             text = "--val-fraction %g: %d of %d training images are held out for validation"
             get_logger().info(text, config.val_fraction, len(names), len(index))

@@ -18,9 +18,9 @@ import cv2
 import numpy as np
 
 from data.image_io.decode import read_reduced
-from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.errors import UserError
 from utils.logger import progress
+from utils.pixels import RGB8, PixelFormat, as_rgb8
 
 SIDE = 32  # of thumbnails
 MAX_DISTANCE = 7  # bits

@@ -14,9 +14,9 @@ import os
 import cv2
 import numpy as np
 
-from utils.config.pixels import RGB8, PixelFormat, as_16_bits
 from utils.errors import UserError, first_line
 from utils.machine.packages import require_package
+from utils.pixels import RGB8, PixelFormat, as_16_bits
 from utils.strings import counted
 
 NPY_MAGIC = b"\x93NUMPY"

@@ -31,12 +31,13 @@ from data.image_io.channels import (
     to_format,
     with_channels,
 )
-from utils.config.pixels import RGB8, PixelFormat
+from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
 from utils.logger import get_logger
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.
@@ -45,7 +46,6 @@ _SUFFIXES = (
 )
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 ARRAY_SUFFIX = ".npy"  # of images only where a data set or a model has a format of its own: other programs' caches
-SHARDS = ".shards"  # of an index of images in tar files, which are addressed as if it were their folder
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
@@ -201,15 +201,15 @@ def read_reduced(
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """The content of an image file. Raises UserError, or OSError when the disk fails."""
+    """Returns the content of an image file, or of an image in shards. Raises UserError, or OSError when the disk
+    fails."""
+    index = shard_index(path)
+    if index is not None:
+        return read_member(path, index)
     try:
         return read_regular(path, most=MOST_IMAGE_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
-    except NotADirectoryError:  # as if an index of shards were a folder
-        from data.image_io.shards import read_member
-
-        return read_member(path)
     except OSError as error:
         if explanation(error):  # the disk has failed, the image may be correct
             error.filename = os.fspath(path)

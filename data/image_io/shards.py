@@ -23,6 +23,7 @@ from utils.files.safe_io import open_descriptor
 from utils.files.schema import Bounds, check
 from utils.strings import FlatStrings
 
+SUFFIX = ".shards"  # of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
 MOST_BYTES = 1 << 31  # of an image
 _opened: dict[Path, Shards] = {}  # the last one of each path: a worker reads with the index of its labels
@@ -139,14 +140,23 @@ def open_shards(path: Path) -> Shards:
     return _opened[path]
 
 
-def read_member(path: str | os.PathLike) -> bytes:
-    """The content of an image in shards. Raises UserError."""
-    path = Path(path)
-    index = next((folder for folder in path.parents if folder in _opened or folder.is_file()), None)
-    if index is None:
-        raise UserError(f"{path}: no such image")
+def is_shard_path(path: Path) -> bool:
+    """Whether ``path`` is called like an index of shards."""
+    return path.suffix == SUFFIX
+
+
+def shard_index(image: str | os.PathLike) -> Path | None:
+    """The index of shards below which ``image`` is addressed; None for an image file."""
+    if f"{SUFFIX}{os.sep}" not in os.fspath(image):
+        return None
+    parents = (parent for parent in Path(image).parents if is_shard_path(parent))
+    return next((parent for parent in parents if parent in _opened or parent.is_file()), None)
+
+
+def read_member(image: str | os.PathLike, index: Path) -> bytes:
+    """The content of an image in the shards of ``index``. Raises UserError."""
     shards = _opened.get(index) or open_shards(index)
-    return shards.read(shards.find(os.fspath(path.relative_to(index))))
+    return shards.read(shards.find(os.fspath(Path(image).relative_to(index))))
 
 
 def _require(is_right: bool, what: str) -> None:

@@ -24,8 +24,8 @@ from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
 from data.image_io.decode import Header, decode_image, imdecode, png_chunks, read_bytes, read_header
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
 
 _MAX_PIXELS = 1 << 30  # the limit of OpenCV
 _STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of every 2048 are checked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +18,12 @@ from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
-from utils.config.pixels import RGB8, PixelFormat
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
-from utils.structures import MAX_DET, GroundTruth, LabelArrays, ignored_class
+from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 7  # increase it when the arrays or their meaning change
 # The type, and the shape of a row, of arrays with a row per box, and of all arrays.
@@ -124,7 +125,7 @@ class DatasetIndex(LabelArrays):
         """The classes that no image labels: each image has a region in which they are ignored."""
         named = self.crowd & (self.classes >= 0)
         regions = np.bincount(self.classes[named], minlength=len(self.names))
-        is_ignored = (self.boxes_of_classes(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
@@ -141,6 +142,7 @@ class DatasetIndex(LabelArrays):
         rows = np.repeat(np.arange(len(copies)), copies)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
         sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
+        tiles = [len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes]
         return GroundTruth(
             offsets=np.r_[0, np.cumsum(copies)][self.offsets],
             boxes_xywh_px=self.boxes_xywh_px[rows],
@@ -150,8 +152,15 @@ class DatasetIndex(LabelArrays):
             image_hw=self.image_hw,
             image_ids=ids,
             category_ids=self.category_ids or tuple(range(len(self.names))),
-            max_det=MAX_DET * max((len(tile_windows((h, w), self.tile, TILE_OVERLAP)) for h, w in sizes), default=1),
+            max_det=MAX_SCORED_DETECTIONS * max(tiles, default=1),
         )
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
+    """The arrays, by name, of an index with the images of several, in this order."""
+    arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
+    counts = np.concatenate([np.diff(index.offsets) for index in indexes])
+    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
 
 
 class Scan(NamedTuple):

@@ -17,11 +17,11 @@ import numpy as np
 from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.index import DatasetIndex, Scan
-from data.index.views import IndexSettings
+from data.index.index_settings import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,
-    Boxes,
+    CleanBoxes,
     LabelFileError,
     RawLabels,
     RowProblem,
@@ -214,7 +214,7 @@ def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, .
     return Finding(where, p.kind, p.text, image, p.line, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
 
 
-def _unusable_labels(found: list[Finding], boxes: Boxes, source: LabelSource) -> list[Finding]:
+def _unusable_labels(found: list[Finding], boxes: CleanBoxes, source: LabelSource) -> list[Finding]:
     """Findings for images whose labels have a number that is not finite, or of whose objects none is left. As
     backgrounds these images would teach the model to ignore their objects."""
     with_objects = set(np.unique(boxes.image[~boxes.crowd]).tolist())
@@ -279,13 +279,13 @@ def _check_labels_fit(
         )
 
 
-def _usable(image_hw: np.ndarray, boxes: Boxes, found: list[Finding]) -> tuple[list[int], dict[str, np.ndarray]]:
+def _usable(image_hw: np.ndarray, boxes: CleanBoxes, found: list[Finding]) -> tuple[list[int], dict[str, np.ndarray]]:
     """The numbers of the usable images, and the arrays of an index that has these."""
     keep = np.ones(len(image_hw), bool)
     keep[[f.image for f in found if f.kind in kinds.IMAGE_LOST]] = False
     incomplete = np.zeros(len(image_hw), bool)
     incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
-    boxes = Boxes(*(column[keep[boxes.image]] for column in boxes))
+    boxes = CleanBoxes(*(column[keep[boxes.image]] for column in boxes))
     columns = boxes._asdict()
     per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]
     offsets = np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
 from data.image_io.shards import open_shards
-from data.index.index import ARRAYS
+from data.index.index import ARRAYS, Scan, digest_of, index_of
+from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
 from utils.errors import UserError
 from utils.files.schema import Count, check
+from utils.pixels import RGB8
 from utils.strings import class_difference
 
 VERSION = 6  # of the layout and of what the arrays mean
@@ -29,6 +32,16 @@ class _Meta(TypedDict):
     ledger: Ledger
     advice: list[str]
     notes: list[str]
+
+
+def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit:
+    """Opens the index of a split in shards. Raises UserError as `sharded_content`."""
+    index = index_of(*sharded_content(path, spec), spec.as_labeled().names, path)
+    if spec.pixels != RGB8:
+        fingerprint = digest_of(index.fingerprint, spec.pixels.content())
+        index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
+    scans = (Scan(spec, index, None, np.arange(len(index)), []),) if is_check else ()
+    return LoadedSplit(index, note=" (shards)", scans=scans, first_label=path.name)
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -81,7 +81,7 @@ def row_table(image: int, rows: list[tuple]) -> np.ndarray:
     return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
 
 
-class Boxes(NamedTuple):
+class CleanBoxes(NamedTuple):
     """Valid boxes, by image and in file order."""
 
     image: np.ndarray  # int64 (M,)
@@ -96,7 +96,7 @@ class Boxes(NamedTuple):
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
 def clean_rows(
     table: np.ndarray, image_hw: np.ndarray, normalized: bool, *, is_misread: bool = False
-) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
+) -> tuple[CleanBoxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images, removes boxes without area or outside the image, and marks exact repetitions.
 
     Args:
@@ -145,7 +145,7 @@ def clean_rows(
     # The area of a clipped object is reduced by the same factor as its box.
     area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
     area = np.where(np.isfinite(area), area, inside_size.prod(1))
-    boxes = Boxes(
+    boxes = CleanBoxes(
         image=image[kept],
         classes=table[:, CLASS].astype(np.int32),
         boxes_xywh_px=xyxy_to_xywh(inside[kept]),

@@ -13,6 +13,7 @@ MISSING_IMAGE = "missing image"
 BAD_LISTED = "bad row of a list"
 BAD_LABEL = "unusable label file"
 SIZE = "size mismatch"
+UNREAD_LABELS = "labels that are not read"
 # The row is left out, and the image with it if none of its rows can be used:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"

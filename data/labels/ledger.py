@@ -58,7 +58,7 @@ class Ledger:
 
     @classmethod
     def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
-        """The ledger of several splits that are used as one."""
+        """Returns the ledger of several splits that are used as one."""
         return cls(
             sum(ledger.used_images for ledger in ledgers),
             sum(ledger.used_objects for ledger in ledgers),
@@ -67,11 +67,11 @@ class Ledger:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Ledger:
-        """The ledger whose `content` a cache file or an index of shards holds."""
+        """Returns the ledger whose `content` a cache file or an index of shards has."""
         return cls(content["used_images"], content["used_objects"], tuple(Loss(**loss) for loss in content["losses"]))
 
     def content(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         return asdict(self)
 
     @property
@@ -106,7 +106,7 @@ class Ledger:
         return Ledger(self.used_images, self.used_objects, tuple(losses))
 
     def lost(self) -> str:
-        """``3 of 20 images and 45 of 100 labeled objects``; "" if nothing is lost."""
+        """Returns ``3 of 20 images and 45 of 100 labeled objects``; "" if nothing is lost."""
         parts = []
         if self.lost_images:
             parts.append(f"{self.lost_images:,} of {counted(self.images, 'image')}")
@@ -115,7 +115,7 @@ class Ledger:
         return " and ".join(parts)
 
     def reasons(self) -> str:
-        """Why, with an example each: the reasons that cost most."""
+        """Returns the reasons that cost most, with an example each."""
         texts = []
         for loss in self.losses[:_SHOWN]:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
@@ -133,28 +133,29 @@ NOTHING = Ledger()  # of no label at all
 
 
 def refusal(ledger: Ledger, max_bad: float) -> str:
-    """Why a split must not be used; "" if no more than the fraction ``max_bad`` of it is lost, and an image is left."""
+    """Returns why a split must not be used; "" if no more than the fraction ``max_bad`` of it is lost and an image is
+    left."""
     if ledger.used_images and ledger.share <= max_bad:
         return ""
     return f"{ledger.lost()} can't be used (--max-bad is {max_bad:g}): {ledger.reasons()}"
 
 
 def warning(ledger: Ledger) -> str:
-    """What is lost of a split that is used; "" for a trifle."""
+    """Returns what is lost of a split that is used; "" for less than `WARNED_SHARE`."""
     if ledger.share < WARNED_SHARE:
         return ""
     return f"{ledger.lost()} can't be used and are left out: {ledger.reasons()}"
 
 
 def _cause(finding: Finding) -> str:
-    """What is alike in findings of one kind that have one cause."""
+    """Returns what is alike in findings of one kind that have one cause."""
     if finding.kind in (BAD_IMAGE, BAD_LABEL):
         return re.sub(r"\d+", "N", finding.text)
     return ""  # the texts name files and boxes
 
 
 def _example(finding: Finding) -> str:
-    """The place and what is wrong, without what is done about it."""
+    """Returns the place and what is wrong, without what is done about it."""
     text = finding.text.removesuffix("; image left out").removesuffix("; left out")
     begins_with_line = re.match(r"\d+: ", text) is not None
     return f"{finding.where}:{text}" if begins_with_line else f"{finding.where}: {text}"

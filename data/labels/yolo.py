@@ -90,6 +90,8 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
     what = "not numbers"
     if "," in text:
         what = "fields are separated by commas, expected spaces"
+        if len(fields) >= 5 and "." not in text:
+            what = "numbers have commas, expected points"
     elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
         what = "the class is not a number; expected its position in the names, from 0"
     return RowProblem(line, BAD_ROW, f"{what}: {text[:60]!r}")

@@ -5,21 +5,31 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.cache.decoding import Decoding
+from data.cache.ram import RamCache, open_ram_cache
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.class_balance import logged_repeat_factors
+from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
+from data.loading.on_device import render_on_device
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.render.letterbox import CanvasRule
+from data.samples.augmented import AugmentedImages
 from data.samples.dataset import LoadImagesAndLabels
+from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import AugmentedTiles, TiledImages, open_image_cache
 from data.source.dataset_spec import DatasetSpec
+from utils.boxes import TILE_OVERLAP
 from utils.config.parser import check_image_size
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.packages import require_package
@@ -33,6 +43,10 @@ MOST_VALIDATED = 32
 # batches in memory than they are worth.
 MOST_WORKERS = 8
 MOST_WORKERS_CUDA = 16
+MOST_DECODING_THREADS = 64
+
+if TYPE_CHECKING:
+    from data.cache.disk import DiskCache
 
 
 def build_train_loader(
@@ -46,13 +60,12 @@ def build_train_loader(
     """
     check_image_size(config.imgsz, stride)
     workers = loader_workers(config.workers, ctx, "train")
-    dataset = _open_split(ctx, config, spec, "train", workers, tile=spec.tile, hyp=hyp)
+    index = _open_index(ctx, config, spec, "train", workers)
+    dataset = _open_training_samples(ctx, config, hyp, index, workers)
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     repeats = dataset.repeats()
     if config.repeat_factor:
-        from data.loading.class_balance import logged_repeat_factors
-
         factors = logged_repeat_factors(config.repeat_factor, dataset.index)
         repeats = factors if repeats is None else factors * repeats
     order = EpochOrder(
@@ -74,19 +87,17 @@ def build_train_loader(
         quad=config.quad,
         multi_scale=config.multi_scale,
     )
-    on_device: dict[str, Any] = {}
+    make_batch = None
+    renderer = None
     if config.render_on == "device":
-        from data.loading.on_device import render_on_device
-
-        on_device = render_on_device(ctx, config, dataset, workers)
+        make_batch, renderer = render_on_device(ctx, config, dataset, workers)
     return InfiniteDataLoader(
         dataset,
         sampler,
-        workers=workers,
-        pin_memory=ctx.device.type == "cuda",
+        WorkerSettings(workers, pin_memory=ctx.device.type == "cuda", make_batch=make_batch),
         weighted=config.image_weights,
         by_epoch=config.time > 0,
-        **on_device,
+        renderer=renderer,
     )
 
 
@@ -121,9 +132,16 @@ def build_val_loader(
         split = config.task
         batch_size = config.batch_size
     workers = loader_workers(config.workers, ctx, split)
-    dataset = _open_split(ctx, config, spec, split, workers, tile=tile, hyp=hyp, index=index)
+    if index is None:
+        index = _open_index(ctx, config, spec, split, workers)
+    else:
+        _check_agreement(ctx, split, index)
+    if tile:
+        dataset = _open_tiles(ctx, config, hyp or Hyperparameters(), replace(index, tile=tile), workers)
+    else:
+        dataset = _open_letterboxed(ctx, config, index, workers)
     requests = dataset.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
-    return ValidationLoader(dataset, requests, workers=workers, pin_memory=ctx.device.type == "cuda")
+    return ValidationLoader(dataset, requests, WorkerSettings(workers, pin_memory=ctx.device.type == "cuda"))
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
@@ -210,68 +228,113 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
         )  # fmt: skip
 
 
-def _open_split(
-    ctx: DistributedContext,
-    config: TrainConfig | ValConfig,
-    spec: DatasetSpec,
-    split: str,
-    workers: int,
-    *,
-    tile: int,
-    hyp: Hyperparameters | None,
-    index: DatasetIndex | None = None,
-) -> LoadImagesAndLabels:
-    """The samples of a split, scanned (unless its ``index`` is given) and cached. The training split of a training is
-    augmented; others are letterboxed. ``workers``: of the loader that will be made."""
+def _open_index(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, split: str, workers: int
+) -> DatasetIndex:
+    """Opens the index of a split, the same on all processes. Every process of the run must call this. ``workers``: of
+    the loader that will be made."""
     is_training = isinstance(config, TrainConfig) and split == "train"
-    hyp = hyp or Hyperparameters()
-    cache = config.cache if isinstance(config, TrainConfig) else "none"
-    if cache == "device":  # of training images, opened later
-        cache = "none" if is_training else "ram"
-    leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
-    if cache == "disk" and not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
-        from utils.distributed.groups import one_per_node_group
+    settings = IndexSettings(
+        cache_dir=config.cache_dir,
+        workers=max(workers, 1),
+        max_bad=config.max_bad,
+        single_cls=config.single_cls,
+        fraction=config.fraction if is_training else 1.0,
+        seed=config.seed if is_training else 0,
+        repeats=not is_training,
+        progress=ctx.is_node_leader,
+    )
+    with torch_distributed_zero_first(ctx):
+        index = load_index(spec, split, settings)
+    _check_agreement(ctx, split, index)
+    return index
 
-        leaders = one_per_node_group(ctx)
-    if index is None:
-        with torch_distributed_zero_first(ctx):
-            index = load_index(
-                spec,
-                split,
-                cache_dir=config.cache_dir,
-                workers=max(workers, 1),
-                max_bad=config.max_bad,
-                single_cls=config.single_cls,
-                fraction=config.fraction if is_training else 1.0,
-                seed=config.seed if is_training else 0,
-                repeats=not is_training,
-                progress=ctx.is_node_leader,
-            )
-    if ctx.world_size > 1:  # before nodes send each other images
+
+def _check_agreement(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
+    """Raises UserError if processes have read different data, before nodes send each other images."""
+    if ctx.world_size > 1:
         check_agreement(ctx, data_facts(split, index))
-    options = {"imgsz": None if isinstance(config, ValConfig) and config.tile else config.imgsz}
-    if is_training:
-        options |= {"hyp": hyp, "seed": config.seed, "epochs": config.epochs, "rect": config.rect}
-    threads = min(max(workers, 2) * ctx.local_world_size, 64)  # those of the waiting ranks too
-    if tile:
-        from data.samples.tiles import open_tiles
 
-        return open_tiles(ctx, config, replace(index, tile=tile), hyp, threads, options)
-    if cache != "none" and len(index):
-        from data.cache.decoding import Decoding
 
-        decoding = Decoding(threads, ctx.is_main, reduces=is_training)
+def _decoding(ctx: DistributedContext, workers: int, *, reduces: bool = True) -> Decoding:
+    """How caches are filled, with the threads of the processes of this node that wait, too."""
+    threads = min(max(workers, 2) * ctx.local_world_size, MOST_DECODING_THREADS)
+    return Decoding(threads, ctx.is_main, reduces=reduces)
+
+
+def _open_training_samples(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, index: DatasetIndex, workers: int
+) -> AugmentedImages:
+    """The augmented samples of the training split. Every process of the run must call this."""
+    if index.tile:
+        tiles = TiledIndex(index, index.tile, hyp=hyp, seed=config.seed)
+        images = open_image_cache(ctx, index, config.cache, config.cache_dir, _decoding(ctx, workers))
+        return AugmentedTiles(
+            tiles,
+            imgsz=config.imgsz,
+            image_cache=images,
+            hyp=hyp,
+            seed=config.seed,
+            epochs=config.epochs,
+            rect=config.rect,
+        )
+    kind = "none" if config.cache == "device" else config.cache  # the device's is opened by `render_on_device`
+    return AugmentedImages(
+        index,
+        imgsz=config.imgsz,
+        image_cache=_open_cache(kind, ctx, config, index, _decoding(ctx, workers)),
+        hyp=hyp,
+        seed=config.seed,
+        epochs=config.epochs,
+        rect=config.rect,
+    )
+
+
+def _open_tiles(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, hyp: Hyperparameters, index: DatasetIndex, workers: int
+) -> TiledImages:
+    """The tiles of a validation split. Every process of the run must call this."""
+    cache = "none"
+    overlap = TILE_OVERLAP
+    if isinstance(config, TrainConfig):
+        cache = config.cache
+    elif config.overlap:
+        overlap = config.overlap
+    images = open_image_cache(ctx, index, cache, config.cache_dir, _decoding(ctx, workers))
+    tiles = TiledIndex(index, index.tile, hyp=hyp, overlap=overlap)
+    return TiledImages(tiles, imgsz=_letterboxed_side(config), image_cache=images)
+
+
+def _open_letterboxed(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, index: DatasetIndex, workers: int
+) -> LoadImagesAndLabels:
+    """The letterboxed images of a validation split. Every process of the run must call this."""
+    image_cache = None
+    if isinstance(config, TrainConfig):
+        kind = "ram" if config.cache == "device" else config.cache  # on the device are only training images
+        image_cache = _open_cache(kind, ctx, config, index, _decoding(ctx, workers, reduces=False))
+    return LoadImagesAndLabels(index, imgsz=_letterboxed_side(config), image_cache=image_cache, reduces=False)
+
+
+def _letterboxed_side(config: TrainConfig | ValConfig) -> int | None:
+    """The longer side of letterboxed images; None with `ValConfig.tile`, which takes images at their full size."""
+    return None if isinstance(config, ValConfig) and config.tile else config.imgsz
+
+
+def _open_cache(
+    kind: str, ctx: DistributedContext, config: TrainConfig, index: DatasetIndex, decoding: Decoding
+) -> RamCache | DiskCache | None:
+    """Opens a cache of decoded images, and fills it; None for the kind "none". Every process of the run must call
+    this."""
+    if kind == "none" or not len(index):
+        return None
+    if kind == "ram":
         with torch_distributed_zero_first(ctx):
-            if cache == "disk":
-                from data.cache.disk import open_disk_cache
+            return open_ram_cache(index, config.imgsz, decoding, ctx)
+    from data.cache.disk import open_disk_cache  # needs lmdb
 
-                options["image_cache"] = open_disk_cache(index, config.cache_dir, config.imgsz, decoding, ctx, leaders)
-            else:
-                from data.cache.ram import open_ram_cache
-
-                options["image_cache"] = open_ram_cache(index, config.imgsz, decoding, ctx)
-    if not is_training:
-        return LoadImagesAndLabels(index, reduces=False, **options)
-    from data.samples.augmented import AugmentedImages  # which validation does not need
-
-    return AugmentedImages(index, **options)
+    leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
+    if not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
+        leaders = one_per_node_group(ctx)
+    with torch_distributed_zero_first(ctx):
+        return open_disk_cache(index, config.cache_dir, config.imgsz, decoding, ctx, leaders)

@@ -39,7 +39,7 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> n
     factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count.
     """
     factors = np.ones(len(labels.offsets) - 1)
-    of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_of_classes(num_classes), 1)).clip(min=1)
+    of_class = np.sqrt(threshold * len(factors) / np.maximum(labels.images_per_class(num_classes), 1)).clip(min=1)
     np.maximum.at(factors, labels.image_of_box[~labels.crowd], of_class[labels.classes[~labels.crowd]])
     return factors
 
@@ -47,7 +47,7 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> n
 def logged_repeat_factors(threshold: float, index: DatasetIndex) -> np.ndarray:
     """`repeat_factors` of the images, with a line in the log."""
     factors = repeat_factors(threshold, index, len(index.names))
-    images = index.images_of_classes(len(index.names))
+    images = index.images_per_class(len(index.names))
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_NAMED_CLASSES]
     pairs = np.unique(np.stack([index.classes, index.image_of_box], 1)[~index.crowd], axis=0)
     times = np.bincount(pairs[:, 0], factors[pairs[:, 1]], minlength=len(images))[rarest] / images[rarest]

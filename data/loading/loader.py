@@ -1,5 +1,4 @@
-"""Loaders whose workers outlive the epoch: `InfiniteDataLoader` for training, `ValidationLoader` for one pass; and
-`Prefetcher`, which copies their batches to the device while the previous step runs."""
+"""Loaders whose workers outlive the epoch: `InfiniteDataLoader` for training, `ValidationLoader` for one pass."""
 
 from __future__ import annotations
 
@@ -44,6 +43,15 @@ class _SlottedRequests:
             yield replace(request, slot=self.slots.take(nbytes))
 
 
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How a loader makes its batches."""
+
+    workers: int = 0  # number of processes; 0: this process renders
+    pin_memory: bool = False
+    make_batch: Callable[[BatchRequest], Any] | None = None  # runs in the workers, picklable; None: `render_batch`
+
+
 class _RequestLoader(DataLoader):
     """Yields a batch for each request. Its workers stay alive between iterations."""
 
@@ -52,28 +60,21 @@ class _RequestLoader(DataLoader):
         dataset: LoadImagesAndLabels,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
         most_pixels: int,
-        *,
-        workers: int = 0,
-        pin_memory: bool = False,
-        make_batch: Callable[[BatchRequest], Any] | None = None,
+        settings: WorkerSettings,
     ) -> None:
-        """
-        Args:
-            most_pixels: of a batch.
-            workers: number of processes; 0: this process renders.
-            make_batch: runs in the workers, picklable; None: `render_batch`.
-        """
+        """``most_pixels``: of a batch."""
         self.samples = dataset
+        workers = settings.workers
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
-        uses_slots = workers > 0 and make_batch is None
+        uses_slots = workers > 0 and settings.make_batch is None
         pixel_bytes = dataset.index.pixels.nbytes
         self._slots = open_slots(slots, pixel_bytes * most_pixels) if uses_slots else None
         super().__init__(
-            RequestDataset(dataset, make_batch or partial(render_batch, dataset, self._slots), self._slots),
+            RequestDataset(settings.make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
-            pin_memory=pin_memory,
+            pin_memory=settings.pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
@@ -86,7 +87,7 @@ class _RequestLoader(DataLoader):
     @property
     def index(self) -> DatasetIndex:
         """The scanned split that the batches are from."""
-        return self.samples.images
+        return self.samples.split_index
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
@@ -107,10 +108,11 @@ class _RequestLoader(DataLoader):
 class ValidationLoader(_RequestLoader):
     """Yields each of this rank's batches once per ``iter()``."""
 
-    def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
-        """``options``: ``workers`` and ``pin_memory``, see the base class."""
+    def __init__(
+        self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
+    ) -> None:
         most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
-        super().__init__(dataset, requests, most_pixels, **options)
+        super().__init__(dataset, requests, most_pixels, settings)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -121,29 +123,28 @@ class InfiniteDataLoader(_RequestLoader):
         self,
         dataset: LoadImagesAndLabels,
         sampler: KeyedDistributedSampler,
+        settings: WorkerSettings,
         *,
         weighted: bool = False,
         by_epoch: bool = False,
         renderer: Callable[[Any], Batch] | None = None,
-        **options: Any,
     ) -> None:
         """
         Args:
             weighted: draw images by class weights; see `set_class_weights`.
             by_epoch: prefetch nothing across epochs, so that `set_epochs` can be called between them.
             renderer: turns the results of ``make_batch`` into a `Batch` on the device; None: they are one on the host.
-            options: ``workers``, ``pin_memory`` and ``make_batch``, see the base class.
         """
         self.renderer = renderer
         self._requests = sampler
         # float64 (C,); None if images are not drawn by weight. To be saved with a position inside an epoch.
         self.class_weights: np.ndarray | None = None
-        super().__init__(dataset, sampler, sampler.most_pixels, **options)
+        super().__init__(dataset, sampler, sampler.most_pixels, settings)
         sampler.by_epoch = weighted or by_epoch
         if weighted:
             from data.loading.class_balance import inverse_frequency_weights
 
-            self.set_class_weights(inverse_frequency_weights(self.index.boxes_of_classes(len(self.index.names))))
+            self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:
         while True:  # by epoch, else the first iteration is endless

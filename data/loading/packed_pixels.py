@@ -9,7 +9,7 @@ import torch
 
 from data.loading.shared_memory import new_pixels
 from data.render.table import Patches, level_image
-from utils.config.pixels import RGB8, PixelFormat
+from utils.pixels import RGB8, PixelFormat
 
 
 class PackedPixels:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from utils.config.pixels import RGB8, PixelFormat
+from utils.pixels import RGB8, PixelFormat
 from utils.structures import map_tensors
 
 INLINE_BYTES = 65536  # larger tensors are shared

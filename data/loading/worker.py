@@ -31,7 +31,7 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
             out[:] = sample.image
     return Batch(
         images=pixels.permute(0, 3, 1, 2),
-        targets=Targets.of([sample.labels for sample in samples]),
+        targets=Targets.from_labels([sample.labels for sample in samples]),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
         letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
@@ -64,12 +64,10 @@ class RequestDataset:
     """The data set as torch's DataLoader sees it, indexed by requests. A UserError, also for a failure of the machine,
     is returned: torch would wrap one that is raised in a traceback."""
 
-    samples: LoadImagesAndLabels
     make_batch: Callable[[BatchRequest], Any]
     slots: BatchSlots | None = None  # `make_batch` renders into the one that a request names
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        self.samples.epochs = request.epochs or self.samples.epochs
         try:
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
@@ -88,8 +86,8 @@ def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request
     else:
         pixels = torch.from_numpy(slots.pixels(request.slot, (count, *request.canvas_hw, kind.channels), kind.dtype))
     if count < len(request.keys):
-        return collate_quad(dataset.samples(request.keys), request, pixels)
-    return collate(dataset.samples(request.keys, list(pixels.numpy())), pixels)
+        return collate_quad(dataset.samples(request.keys, epochs=request.epochs), request, pixels)
+    return collate(dataset.samples(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
 
 
 def init_worker(parent: int, worker: int) -> None:

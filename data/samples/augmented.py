@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.augment.plan import SamplePlan, draw_plans, plan_labels
 from data.index.index import DatasetIndex
 from data.render.opencv import render_plan
+from data.samples.batch_request import epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
+
+if TYPE_CHECKING:
+    from data.cache.disk import DiskCache
+    from data.cache.ram import RamCache
+    from data.samples.tiled_index import TiledIndex
 
 
 class AugmentedImages(LoadImagesAndLabels):
@@ -24,19 +31,31 @@ class AugmentedImages(LoadImagesAndLabels):
         self,
         index: DatasetIndex,
         *,
+        imgsz: int,
+        image_cache: RamCache | DiskCache | None = None,
         hyp: Hyperparameters | None = None,
         seed: int = 0,
         epochs: int = 1,
         rect: bool = False,
-        **options: Any,
+        tiles: TiledIndex | None = None,
     ) -> None:
-        """``epochs``: of the whole run, for ``hyp.close_mosaic``. ``rect``: canvases fit the images' aspect; disables
-        mosaic and mixup. ``options``: of `LoadImagesAndLabels`. Raises UserError for ``hyp.albumentations``."""
-        super().__init__(index, **options)
+        """
+        Args:
+            imgsz, image_cache, tiles: see `LoadImagesAndLabels`.
+            hyp: strengths and probabilities of augmentations; None: the defaults.
+            epochs: of the whole run, for ``hyp.close_mosaic``.
+            rect: canvases fit the images' aspect; disables mosaic and mixup.
+
+        Raises UserError for ``hyp.albumentations``.
+        """
+        super().__init__(index, imgsz=imgsz, image_cache=image_cache, tiles=tiles)
         hyp = hyp or Hyperparameters()
         if index.pixels.channels != 3:  # there is no color to change
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
-        self.hyp, self.seed, self.epochs, self.rect = hyp, seed, epochs, rect
+        self.hyp = hyp
+        self.seed = seed
+        self.epochs = epochs
+        self.rect = rect
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = None
         if hyp.albumentations:
@@ -44,11 +63,11 @@ class AugmentedImages(LoadImagesAndLabels):
 
             self._transforms = UserTransforms(hyp.albumentations, seed)
 
-    def source_image(self, i: int) -> np.ndarray:
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
         """As in `LoadImagesAndLabels`; images from files are kept for the other samples of their block."""
         image = self._recent.get(i)
         if image is None:
-            image = super().source_image(i)
+            image = super().source_image(i, epoch)
             if self.hyp.mosaic_block and self.image_cache is None:
                 self._recent[i] = image
                 # Blocks are in order: the oldest goes first. An epoch's last block may be almost twice as long.
@@ -56,20 +75,29 @@ class AugmentedImages(LoadImagesAndLabels):
                     self._recent.pop(next(iter(self._recent)), None)
         return image
 
-    def samples(self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None)) -> list[Sample]:
-        plans = self.plans(keys)
+    def samples(
+        self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None), *, epochs: int | None = None
+    ) -> list[Sample]:
+        plans = self.plans(keys, epochs=epochs)
+        read_image = partial(self.source_image, epoch=epoch_of(keys))
         samples = []
         for key, plan, labels, out in zip(keys, plans, self.plan_labels(keys, plans), outs):
-            image = render_plan(plan, self.source_images(keys), out, self.index.pixels)
+            image = render_plan(plan, read_image, out, self.index.pixels)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
             samples.append(self.sample(key, image, labels))
         return samples
 
-    def plans(self, keys: Sequence[SampleKey]) -> list[SamplePlan]:
-        """How the samples of ``keys`` are rendered."""
-        settings = {"hyp": self.hyp, "seed": self.seed, "epochs": self.epochs, "single_image": self.rect}
-        return draw_plans(keys, source_hw=self.source_hw, **settings)
+    def plans(self, keys: Sequence[SampleKey], *, epochs: int | None = None) -> list[SamplePlan]:
+        """How the samples of ``keys`` are rendered. ``epochs``: see `samples`."""
+        return draw_plans(
+            keys,
+            source_hw=self.source_hw,
+            hyp=self.hyp,
+            seed=self.seed,
+            epochs=epochs or self.epochs,
+            single_image=self.rect,
+        )
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
         """The samples of ``keys`` without their images, which are (0, 0, C)."""
@@ -78,11 +106,7 @@ class AugmentedImages(LoadImagesAndLabels):
 
     def plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
         """`data.augment.plan.plan_labels` of the samples of ``keys``."""
-        return plan_labels(plans, self.source_hw, self.index.labels_of)
-
-    def source_images(self, keys: Sequence[SampleKey]) -> Callable[[int], np.ndarray]:
-        """`source_image` in the epoch of ``keys``."""
-        return self.source_image
+        return plan_labels(plans, self.source_hw, partial(self.labels_of, epoch=epoch_of(keys)))
 
     def repeats(self) -> np.ndarray | None:
         """How often an epoch has each sample, as `EpochOrder` takes it."""

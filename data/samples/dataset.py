@@ -17,6 +17,7 @@ from utils.structures import Sample, SampleKey
 if TYPE_CHECKING:
     from data.cache.disk import DiskCache
     from data.cache.ram import RamCache
+    from data.samples.tiled_index import TiledIndex
 
 
 class LoadImagesAndLabels:
@@ -26,9 +27,6 @@ class LoadImagesAndLabels:
     unchanged; `data.samples.augmented` has those of training, `data.samples.tiles` tiles of large images.
     """
 
-    epochs = 0  # of the whole run, in training
-    tiles = None  # of the images, if these are the samples
-
     def __init__(
         self,
         index: DatasetIndex,
@@ -36,6 +34,7 @@ class LoadImagesAndLabels:
         imgsz: int | None,
         image_cache: RamCache | DiskCache | None = None,
         reduces: bool = True,
+        tiles: TiledIndex | None = None,
     ) -> None:
         """
         Args:
@@ -43,12 +42,14 @@ class LoadImagesAndLabels:
             image_cache: of the same index and imgsz.
             reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
                 letterboxing resizes whole images, as detection does.
+            tiles: those that are the samples, with their ``index``; None: whole images are.
         """
         self.index = index
-        self.images = index  # the split that the samples are from
+        self.tiles = tiles
+        self.split_index = index if tiles is None else tiles.images  # of the images that the samples are from
         self.imgsz = imgsz
         self.image_cache = image_cache
-        is_whole = imgsz is None or (image_cache is None and not reduces)
+        is_whole = imgsz is None or tiles is not None or (image_cache is None and not reduces)
         self.source_hw = index.image_hw if is_whole else reduced_sizes(index.image_hw, imgsz)
 
     def __len__(self) -> int:
@@ -80,20 +81,32 @@ class LoadImagesAndLabels:
                 batches.append((images[start : start + batch_size], (height, width)))
         return batches
 
-    def source_image(self, i: int) -> np.ndarray:
-        """(h, w, C), longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
+    def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
+        """Image i as it is in ``epoch``: (h, w, C), longer side at most imgsz; perhaps read-only. Raises UserError if
+        the file is unreadable."""
         if self.image_cache is not None:
             return self.image_cache[i]
         index = self.index
         return read_source(index.path(i), index.image_hw[i], self.source_hw[i], index.pixels)
 
+    def labels_of(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """`DatasetIndex.labels_of` of source images as they are in ``epoch``."""
+        return self.index.labels_of(indices)
+
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
         return self.samples([key])[0]
 
-    def samples(self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None)) -> list[Sample]:
-        """The samples of ``keys``, all of one epoch. Each is independent of the others. ``outs``: an array (H, W, C)
-        per sample to render into, which saves a copy; undefined if the sample has another image."""
+    def samples(
+        self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None), *, epochs: int | None = None
+    ) -> list[Sample]:
+        """The samples of ``keys``, all of one epoch. Each is independent of the others.
+
+        Args:
+            outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has another
+                image.
+            epochs: of the whole run, if it has changed since this data set was made; only augmentation uses it.
+        """
         return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:

@@ -17,10 +17,10 @@ from data.labels.label_format import ImageFile, LabelFormat
 from data.labels.voc import is_voc
 from data.labels.yolo import has_row
 from utils.config.parser import class_numbers
-from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
 from utils.errors import UserError, look_alike, one_line
 from utils.files.safe_io import open_regular
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
 IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
@@ -154,8 +154,21 @@ class DatasetSpec:
         return {"names": list(self.label_names), "classes": classes} | others
 
     def missing_error(self, path: Path) -> UserError:
-        advice = labels_without_images(self.root) or f"{what_exists(path)}; {self.if_missing}"
+        advice = (
+            labels_without_images(self.root) or self._beside_yaml(path) or f"{what_exists(path)}; {self.if_missing}"
+        )
         return UserError(f"{path}: not found (named by {self.source}){advice}")
+
+    def _beside_yaml(self, path: Path) -> str:
+        """For a message: that ``path`` exists if the data set's folder is that of its YAML, as after it has moved."""
+        home = Path(self.source).absolute().parent
+        if (
+            self.root.exists()
+            or not path.is_relative_to(self.root)
+            or not (home / path.relative_to(self.root)).exists()
+        ):
+            return ""
+        return f"; {home / path.relative_to(self.root)} exists: remove 'path: {self.root}' from the YAML"
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:

@@ -13,95 +13,138 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+from data.labels.coco import COCO
 from data.labels.label_format import LabelFormat
+from data.labels.voc import VOC
 from data.labels.yolo import YOLO, folder_with_labels
 from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
+from data.source.folder import read_folder
 from data.source.other_exports import check_no_export
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
-from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
+from utils.pixels import PixelFormat
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 LEAST_TILE = 32  # pixels
 
 
+class _Description(NamedTuple):
+    """What a data set's YAML, or the content of its folder, says."""
+
+    values: dict[str, Any]  # by key; only those that are used
+    path: Path  # of the YAML, or of a folder without one, for messages
+    notes: list[str]  # lines for the log
+
+
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
     ``known_root``: see `DataSource`."""
-    path = Path(path)
-    notes: list[str] = []
-    yaml: Path | None = path
-    values: Any = {}
-    if path.is_dir():
-        from data.source.folder import read_folder
-
-        values, yaml, summary = read_folder(normal_path(path))
-        notes.append(summary)
-    if yaml is None:
-        values = values | {"path": str(path.absolute())}
-    else:
-        path = yaml
-        values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
-    values, lines = split_keys(values, path)
-    notes += lines
+    values, path, notes = _read_description(Path(path))
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     root = _resolve_root(values.get("path"), path, known_root)
-    annotations = _read_annotations(values.get("annotations"), root, path)
-    splits = {
-        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
-        for split in SPLITS
-        if values.get(split) not in (None, "", [])
-    }
-    notes += _windows_paths(values, splits, path)
-    if not splits:
-        raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
-    for split in annotations:
-        if split not in splits and isinstance(values["annotations"], dict):
-            raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
-    label_names = _read_names(values, splits, path)
+    splits = _resolve_splits(values, root, path)
+    _check_annotated_splits(values, splits, path)
+    names = _read_names(values, splits, path)
     tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
-    for part in (part for source in splits.values() for part in source.parts):
+    parts = [part for source in splits.values() for part in source.parts]
+    _check_parts(parts, pixels, tile, path)
+    notes += _windows_paths(values, splits, path)
+    for part in parts:
         notes += part.notes
-        if part.pixels != pixels:
-            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
-        if part.tile not in (0, tile):
-            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
-    if_missing = "correct its paths"
-    if path.absolute().parent == YAML_FOLDER and "url" in values:
-        unpacked = "unpack it as the first lines of that file describe"
-        if_missing = f"download {values['url']} (license: {values['license']}) and {unpacked}"
-    elif values.get("download"):
-        if_missing = "its 'download' is never run: download and unpack the data yourself"
     spec = DatasetSpec(
-        names=label_names,
+        names=names,
         root=root,
         splits=splits,
         source=str(path),
-        if_missing=if_missing,
+        if_missing=_advice_if_missing(values, path),
         notes=tuple(dict.fromkeys(notes)),
         pixels=pixels,
         tile=tile,
     )
-    if not values.get("classes") and not values.get("ignore"):
-        return spec
-    targets = _read_class_map(values, label_names, path)
+    if values.get("classes") or values.get("ignore"):
+        return _with_class_map(spec, _read_class_map(values, names, path))
+    return spec
+
+
+def _read_description(path: Path) -> _Description:
+    """Reads a YAML, or a folder: its own YAML, or else what its files say."""
+    notes: list[str] = []
+    values: Any
+    if path.is_dir():
+        content = read_folder(normal_path(path))
+        notes.append(content.summary)
+        if content.yaml is None:
+            values = content.values | {"path": str(path.absolute())}
+        else:
+            path = content.yaml
+            values = read_yaml(path)
+    else:
+        values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
+    values, lines = split_keys(values, path)
+    return _Description(values, path, notes + lines)
+
+
+def _resolve_splits(values: dict[str, Any], root: Path, path: Path) -> dict[str, SplitSource]:
+    """Where the images and labels of each split are, by the keys ``train``, ``val``, ``test`` and ``annotations``."""
+    annotations = _read_annotations(values.get("annotations"), root, path)
+    return {
+        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
+        for split in SPLITS
+        if values.get(split) not in (None, "", [])
+    }
+
+
+def _check_annotated_splits(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> None:
+    """Raises UserError if there is no split, or one has annotations and no images."""
+    if not splits:
+        raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
+    annotations = values.get("annotations")
+    if not isinstance(annotations, dict):  # one file for all
+        return
+    for split, file in annotations.items():
+        if file is not None and split not in splits:
+            raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
+
+
+def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, path: Path) -> None:
+    """Raises UserError unless data sets that are joined have the same kind of images, and tiles."""
+    for part in parts:
+        if part.pixels != pixels:
+            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
+        if part.tile not in (0, tile):
+            raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
+
+
+def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
+    """See `DatasetSpec.if_missing`."""
+    if path.absolute().parent == YAML_FOLDER and "url" in values:
+        unpacked = "unpack it as the first lines of that file describe"
+        return f"download {values['url']} (license: {values['license']}) and {unpacked}"
+    if values.get("download"):
+        return "its 'download' is never run: download and unpack the data yourself"
+    return "correct its paths"
+
+
+def _with_class_map(spec: DatasetSpec, targets: Sequence[str | None]) -> DatasetSpec:
+    """The data set whose labels have its classes, and whose model learns ``targets``, one per class; None: ignored."""
     names = tuple(dict.fromkeys(name for name in targets if name is not None))
     if not names:
-        raise UserError(f"{path}: classes: all classes are ignored; there is nothing to learn")
+        raise UserError(f"{spec.source}: classes: all classes are ignored; there is nothing to learn")
     number = {None: IGNORED} | {name: i for i, name in enumerate(names)}
     class_of = tuple(number[name] for name in targets)
-    return replace(spec, names=names, label_names=label_names, class_of=class_of)
+    return replace(spec, names=names, label_names=spec.names, class_of=class_of)
 
 
 def read_yaml(path: Path) -> Any:
@@ -152,12 +195,8 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
     if annotations is None:
         return YOLO
     if annotations.is_dir():
-        from data.labels.voc import VOC
-
         return VOC
     if annotations.suffix.lower() == ".json":
-        from data.labels.coco import COCO
-
         return COCO
     return None
 

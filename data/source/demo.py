@@ -142,6 +142,17 @@ def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tup
     turn, squeeze, center = rng.uniform(0, 2 * np.pi), rng.uniform(0.7, 1.0), rng.uniform(0.02, 0.98, (2, 1)) * side
     rotation = radius * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     to_canvas = np.concatenate([rotation * [1.0, squeeze], center], 1)
+    is_inside, has_second, area = shape_pixels(name, to_canvas, side)
+    # Two colors float32 (2, 3): the first unlike the background, the second unlike the first.
+    colors = [np.float32(cv2.mean(canvas, is_inside.astype(np.uint8))[:3])]
+    for few in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
+        colors.append(few[np.linalg.norm(few - colors[-1], axis=1).argmax()])
+    return is_inside, np.stack(colors[1:])[has_second[is_inside]], area
+
+
+def shape_pixels(name: str, to_canvas: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """The pixels of a class on a canvas of ``side`` pixels: which are inside, bool (side, side), which have its second
+    color, uint8 (side, side), and the whole area. ``to_canvas``: float (2, 3) from the square from -1 to 1."""
     points = outline(name)
     contours = [points * scale @ to_canvas[:, :2].T + to_canvas[:, 2] for scale in (1.0, HOLES.get(name, 0.0)) if scale]
     mask = np.zeros((side, side), np.uint8)
@@ -152,13 +163,8 @@ def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tup
     has_second = cv2.warpAffine(
         pattern, from_pattern, (side, side), flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
     )
-    # Two colors float32 (2, 3): the first unlike the background, the second unlike the first.
-    colors = [np.float32(cv2.mean(canvas, mask)[:3])]
-    for few in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
-        colors.append(few[np.linalg.norm(few - colors[-1], axis=1).argmax()])
-    is_inside = mask.astype(bool)
     area = sum(sign * cv2.contourArea(contour.astype(np.float32)) for sign, contour in zip((1, -1), contours))
-    return is_inside, np.stack(colors[1:])[has_second[is_inside]], area
+    return mask.astype(bool), has_second, area
 
 
 def outline(name: str) -> np.ndarray:

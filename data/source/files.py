@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, SHARDS, image_suffixes, unread_image, unread_summary
+from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
+from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, BAD_LISTED, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, LabelFile, LabelFormat
@@ -44,7 +45,10 @@ class Listing:
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets."""
+    """Lists the files of a split.
+
+    Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets.
+    """
     source = spec.split(split)
     if source.parts:
         raise UserError(
@@ -100,7 +104,7 @@ def _find_images(spec: DatasetSpec, split: str, folders: Folders) -> _FoundImage
     suffixes = image_suffixes(spec.pixels)
     found = _FoundImages()
     for entry in source.images:
-        if entry.suffix == SHARDS:
+        if is_shard_path(entry):
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
@@ -149,16 +153,16 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:
-    """The index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
+    """Returns the index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
     images = spec.split(split).images
-    found = [path for path in images if path.suffix == SHARDS]
+    found = [path for path in images if is_shard_path(path)]
     if found and len(images) > 1:
         raise UserError(f"{spec.source}: '{split}': {found[0]} must be the only entry; join data sets by their YAMLs")
     return found[0] if found else None
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:
-    """What `unread_summary` takes."""
+    """Returns what `unread_summary` takes."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
 
 
@@ -359,7 +363,8 @@ def _images_of(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFil
 def _images_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> list[ImageFile]:
     """Returns the images of splits that have the same annotation file as ``split``, without stamps, sorted by name."""
     mine = spec.split(split).annotations
-    others = [other for other, source in spec.splits.items() if other != split and source.annotations == mine]
+    own = spec.split(split).images  # a split of the same folders has no other images
+    others = [name for name, source in spec.splits.items() if source.annotations == mine and source.images != own]
     found = {image.name: image._replace(stamp=None) for other in others for image in _images_of(spec, other, folders)}
     return [found[name] for name in sorted(found)]
 

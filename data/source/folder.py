@@ -6,9 +6,9 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
@@ -21,12 +21,14 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.safe_io import read_regular, read_text
 from utils.program import COMMANDS
-from utils.strings import counted
+from utils.strings import counted, listed
 
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_LABEL_FOLDERS = ("labels", "annotations")
 _COCO = re.compile(r'"categories"\s*:\s*\[')
+_FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 
 
@@ -36,43 +38,96 @@ def split_of(name: str) -> str:
     return match[1].lower() if match else ""
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Any], Path | None, str]:
-    """Finds the splits of ``folder``, and their labels: YOLO txt with a list of names, COCO JSON or Pascal VOC XML.
+class FolderContent(NamedTuple):
+    """What a folder says about its data set."""
 
-    Returns values as in a YAML, the folder's own YAML if there is one that replaces them, and a summary for the log.
-    Raises UserError, with what has been found instead.
-    """
+    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML
+    yaml: Path | None  # its own YAML
+    summary: str  # for the log
+
+
+class _Labels(NamedTuple):
+    """The labels of a folder, in the formats that have recognized them."""
+
+    formats: list[str]  # for the log
+    values: dict[str, Any]  # as in a YAML: names and annotations
+
+
+def read_folder(folder: Path) -> FolderContent:
+    """Finds the splits of ``folder``, and their labels: COCO JSON or Pascal VOC XML, else YOLO txt with a list of
+    names. Raises UserError, with what has been found instead."""
     folder = _unpacked(folder)
     splits = _splits(folder)
+    yaml = _own_yaml(folder)
+    values: dict[str, Any] = {}
+    if yaml is not None:
+        content = load_yaml(yaml, text_under=CLASS_KEYS)
+        if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc"}:
+            return FolderContent({}, yaml, f"{folder}: its YAML is {yaml.name}")
+        values |= content  # Supervision writes the names alone
+    labels = _read_annotated(folder, splits) or _read_yolo(folder, splits, values.get("names"))
+    if labels is None:
+        raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
+    values |= {split: str(path) for split, path in splits.items()} | labels.values
+    places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
+    if unused := _unused_folders(folder, splits.values()):
+        places += f"; called like no split, and not used: {listed(unused, 5)}"
+    return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
+
+
+def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
+    """The folders with images, relative to ``folder``, next to those of splits that are called like these."""
+    found: list[str] = []
+    for base in (folder, folder / "images"):
+        if not base.is_dir() or not any(base in path.parents for path in used if path.is_dir()):
+            continue
+        for path in sorted(base.iterdir()):
+            is_used = any(path == each or path in each.parents or each in path.parents for each in used)
+            if is_used or not path.is_dir() or path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
+                continue
+            if any(file.suffix.lower() in IMAGE_SUFFIXES for file in _images_in(path).iterdir()):
+                found.append(str(path.relative_to(folder)))
+    return found
+
+
+def _own_yaml(folder: Path) -> Path | None:
+    """The YAML of a folder; of several, the one that is called like a data set."""
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     if len(yamls) > 1:
         yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
-    content = load_yaml(yamls[0], text_under=CLASS_KEYS) if yamls else None
-    # Supervision writes the names alone.
-    values = content if isinstance(content, dict) and {"names"} <= content.keys() <= {"names", "nc"} else {}
-    if yamls and not values:
-        return {}, yamls[0], f"{folder}: its YAML is {yamls[0].name}"
-    values |= {split: str(path) for split, path in splits.items()}
-    annotations = {split: found for split, path in splits.items() if (found := _annotations(folder, split, path))}
-    kinds = {"COCO JSON" if path.suffix == ".json" else "Pascal VOC" for path in annotations.values()}
-    if annotations:
-        for split, path in splits.items():  # which classes the numbers mean is not known
-            if split not in annotations and path.is_dir() and _label_files(path):
-                text = f"{path} has YOLO txt, other splits {min(kinds)}; write a YAML, with the names by number"
-                raise UserError(f"--data {folder}: {text}")
-        values["annotations"] = {split: str(path) for split, path in annotations.items()}
-        if "Pascal VOC" in kinds:
-            values["names"] = _voc_names(path for path in annotations.values() if path.is_dir())
-            if not values["names"]:
-                raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
-    elif (names := values.get("names") or _listed_names([folder, *splits.values()])) and any(
-        map(_label_files, splits.values())
-    ):
-        kinds, values["names"] = {"YOLO txt"}, names
-    else:
-        raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
-    where = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
-    return values, None, f"{folder}: {' and '.join(sorted(kinds))}; {where}"
+    return yamls[0] if yamls else None
+
+
+def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
+    """COCO JSON and Pascal VOC, each split in one of them; None if no split is in either."""
+    coco = {split: file for split, images in splits.items() if (file := _coco_json(folder, split, images))}
+    voc = {
+        split: place for split, images in splits.items() if split not in coco and (place := _voc_folder(folder, images))
+    }
+    if not coco and not voc:
+        return None
+    formats = ["COCO JSON"] if coco else []
+    if voc:
+        formats.append("Pascal VOC")
+    for split, images in splits.items():  # which classes the numbers of YOLO txt mean is not known
+        if split not in coco and split not in voc and images.is_dir() and _has_yolo_rows(images):
+            text = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
+            raise UserError(f"--data {folder}: {text}")
+    annotations = {split: str((coco | voc)[split]) for split in splits if split in coco or split in voc}
+    values: dict[str, Any] = {"annotations": annotations}
+    if voc:
+        values["names"] = _voc_names(voc.values())
+        if not values["names"]:
+            raise UserError(f"--data {folder}: {', '.join(annotations.values())}: no object in any XML")
+    return _Labels(formats, values)
+
+
+def _read_yolo(folder: Path, splits: dict[str, Path], names: Any) -> _Labels | None:
+    """YOLO txt, whose classes are ``names`` or listed in a file; None if there are no label files or no names."""
+    names = names or _listed_names([folder, *splits.values()])
+    if not names or not any(map(_has_yolo_rows, splits.values())):
+        return None
+    return _Labels(["YOLO txt"], {"names": names})
 
 
 def _unpacked(folder: Path) -> Path:
@@ -114,23 +169,59 @@ def _images_in(folder: Path) -> Path:
     return next((folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()), folder)
 
 
-def _annotations(folder: Path, split: str, images: Path) -> Path | None:
-    """A COCO JSON of the split, or the folder of its VOC files; None if there is none."""
-    nearby = sorted(images.glob("*.json")) or sorted(images.parent.glob("*.json")) * (images.name in _IMAGE_FOLDERS)
+def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
+    """A COCO JSON of the split, rather one with boxes; None if there is none."""
+    nearby = sorted(images.glob("*.json"))
+    if not nearby and images.name in _IMAGE_FOLDERS:
+        nearby = sorted(images.parent.glob("*.json"))
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
-        of_splits.setdefault(next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), ""), []).append(path)
-    fallback = None
-    for path in (*nearby, *of_splits.get(split, ()), *of_splits.get("", ())):
-        text = read_text(path, most=1 << 32)
-        if _COCO.search(text) and _COCO_IMAGES.search(text):
-            if '"bbox"' in text:
-                return path
-            fallback = fallback or path  # such as image_info_test2017.json
-    above = images.parent
-    places = (images, above / "annotations", above / "Annotations", folder / "annotations" / images.name,
-              folder / "annotations", folder / "Annotations")  # fmt: skip
-    return fallback or next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+        of_splits.setdefault(_split_in(path), []).append(path)
+    without_boxes: Path | None = None  # such as image_info_test2017.json
+    for paths in (nearby, of_splits.get(split, []), of_splits.get("", [])):
+        texts = {path: read_text(path, most=1 << 32) for path in paths}
+        of_images = [path for path in paths if _is_coco(texts[path])]
+        with_boxes = [path for path in of_images if '"bbox"' in texts[path]]
+        if with_boxes:
+            _check_one_has_all(with_boxes, texts, split)
+            return with_boxes[0]
+        without_boxes = without_boxes or next(iter(of_images), None)
+    return without_boxes
+
+
+def _voc_folder(folder: Path, images: Path) -> Path | None:
+    """The folder with the Pascal VOC XML of a split; None if there is none."""
+    places = (
+        images,
+        images.parent / "annotations",
+        images.parent / "Annotations",
+        folder / "annotations" / images.name,
+        folder / "annotations",
+        folder / "Annotations",
+        images.parent / "labels",  # FiftyOne's
+        folder / "labels" / images.name,
+    )
+    return next((place for place in places if any(map(_is_voc, place.glob("*.xml")))), None)
+
+
+def _split_in(path: Path) -> str:
+    """The split that a part of a file's name is called after, as in instances_val2017.json; "" if none is."""
+    return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
+
+
+def _is_coco(text: str) -> bool:
+    return _COCO.search(text) is not None and _COCO_IMAGES.search(text) is not None
+
+
+def _check_one_has_all(paths: list[Path], texts: Mapping[Path, str], split: str) -> None:
+    """Raises UserError if another of the COCO JSONs of a split than the first names further images."""
+    first = paths[0]
+    others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
+    names = set(_FILE_NAME.findall(texts[first])) if others else set()
+    for path in others:
+        if not names.issuperset(_FILE_NAME.findall(texts[path])):
+            text = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
+            raise UserError(f"{path}: {text}")
 
 
 def _is_voc(path: Path) -> bool:
@@ -170,7 +261,7 @@ def _names_in_notes(path: Path) -> list[str]:
         return []
 
 
-def _label_files(images: Path) -> bool:
+def _has_yolo_rows(images: Path) -> bool:
     """Whether there are YOLO txt files where those of ``images`` may be. True for a list of images: the scan looks for
     theirs."""
     if images.is_file():
@@ -194,7 +285,7 @@ def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
         return advice.removeprefix("; ")
     there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
     there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
-    if any(_label_files(path) for path in splits.values()):
+    if any(_has_yolo_rows(path) for path in splits.values()):
         return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
     convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
     return f"{there}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"

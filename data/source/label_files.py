@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from data.image_io.decode import IMAGE_SUFFIXES, is_image_name
-from data.labels.findings import BAD_LABEL, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
+from data.labels.findings import BAD_LABEL, ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS, Finding
 from data.labels.image_names import ImageNames, loose
 from data.labels.label_format import MAX_BYTES, FilesPerImage, ImageFile, LabelFile
+from data.labels.other_formats import format_of_labels
 from data.source.walk import Folders, query, stamp_of
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
@@ -110,7 +111,10 @@ class LabelSearch:
             self._find_otherwise(groups)
         self._list_unused(groups)
         self._list_shared()
-        if any(file is not None and file.stamp for file in self._files):
+        is_labeled = any(file is not None and file.stamp for file in self._files)
+        for group in groups:
+            self._list_unread(group, most=len(self._images) if is_labeled else _SAMPLED)
+        if is_labeled:
             for i in self._doubtful:
                 self._files[i] = None
         return FoundLabels(self._files, self._findings, self._taken)
@@ -383,6 +387,31 @@ class LabelSearch:
             for name in sorted(entries.keys() - used) if len(entries) > len(used) else ():
                 if query(entries[name].is_dir) and not entries[name].is_symlink():
                     pending.append((os.path.join(place, name), os.path.join(mirrored, name)))
+
+    def _list_unread(self, group: _Group, most: int) -> None:
+        """Reports files with labels that are called like images without labels and that are not read, since they have
+        another format or suffix. These images are left out. ``most``: files per folder that are opened."""
+        unlabeled = {self._image_stem(i): i for i in group.missing if self._is_unlabeled(i) and i not in self._doubtful}
+        places = dict.fromkeys((group.places[0], group.folder))
+        for place in places if unlabeled else ():
+            unused = self._folders.besides(place).keys() - self._used.get(place, set())
+            names = sorted(name for name in unused if not is_image_name(name))
+            named = [name for name in names if self._stem_of_unread(name) in unlabeled]
+            for name in named[:most]:
+                i = unlabeled[self._stem_of_unread(name)]
+                kind = format_of_labels(_head(os.path.join(place, name)))
+                if not kind or i in self._doubtful:
+                    continue
+                self._doubtful.add(i)
+                text = f"seems to have the labels of {self._images[i].name}, which is left out ({kind}; labels are "
+                text += f"read from {self._files[i].name}, which may be empty)"
+                self._findings.append(Finding(self._full_name(place, name), UNREAD_LABELS, text, lost_images=1))
+
+    def _stem_of_unread(self, name: str) -> str:
+        """Returns the loose stem of the image that ``00.json``, ``00.png.json``, ``00.txt.bak`` or ``00`` may be of."""
+        stem = self._stem(name)
+        begin, suffix = os.path.splitext(stem)
+        return begin if suffix == self._format.suffix or is_image_name(stem) else stem
 
     def _full_name(self, place: str, name: str) -> str:
         return self._folders.name_in(place) + name

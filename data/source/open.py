@@ -20,7 +20,7 @@ from utils.strings import counted
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
 def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
@@ -92,7 +92,7 @@ def find_data(data: str) -> str:
     data = known_by_name(data)
     path = Path(data)
     if data and path.exists():
-        if path.suffix.lower() in _ARCHIVES and path.is_file():
+        if path.suffix.lower() in ARCHIVES and path.is_file():
             raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]

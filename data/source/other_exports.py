@@ -42,6 +42,7 @@ _EXPORTS = (
         "export its annotations as COCO instead",
     ),
     _Export("Supervisely's JSON", _has_keys("classTitle"), "export as YOLO or COCO instead"),
+    _Export("V7's Darwin JSON", re.compile("darwin_json"), "export as COCO or YOLO instead"),
     _Export("Datumaro's JSON", _has_keys("dm_format_version"), "export as COCO instead (datum convert -f coco)"),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Detection on images, videos and streams: the work of detect.py."""
+"""Implements detect.py: detection on images, videos and streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import errno
 import itertools
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,18 @@ from engine.inference.detection_writer import (
     VideoFiles,
     Window,
     coco_rows,
+    mot_lines,
     write_crops,
     write_yolo_labels,
     written_suffix,
 )
 from engine.inference.frames import source_files
+from engine.inference.object_tracks import ObjectTracks, check_sequence, sequence_of
 from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
 from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
-from utils.config.pixels import as_rgb8
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
@@ -36,7 +38,9 @@ from utils.files.folders import check_run_dir, increment_path
 from utils.files.former_run import WrittenFiles, remove_written
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
+from utils.machine.packages import require_installed
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted, image_ids_of, listed
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
@@ -50,10 +54,13 @@ def detect(config: DetectConfig) -> Path | None:
     the end counts them.
     """
     check_run_dir(config.project, config.name, config.exist_ok)
+    if config.track:
+        check_sequence(config.source)
+        require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     predictor = _open_predictor(config)
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
     frames = predictor.read(config.source, ahead, vid_stride=config.vid_stride, max_frames=config.max_frames)
-    results = predictor.detect_each(frames, ahead)
+    results = _found_in(frames, ahead, predictor, config)
     first = next(results, None)
     if first is None:  # an unreadable source is refused before a folder is made
         raise frames.error
@@ -76,10 +83,23 @@ def detect(config: DetectConfig) -> Path | None:
             window.close()
     output.remove_empty_folder()
     output.summarise()
-    if failed := frames.failed:
-        why = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
+    failed = frames.failed
+    if failed:
+        first_reason = next(iter(failed.values()))
+        count = len(output.seen | failed.keys())
+        raise UserError(f"{len(failed)} of {count} files could not be used (first: {first_reason})")
     return output.run_dir
+
+
+def _found_in(
+    frames: SourceFrames, ahead: Ahead, predictor: Predictor, config: DetectConfig
+) -> Generator[Detected, None, None]:
+    """What is found in each frame, or tracked with ``--track``."""
+    if config.track is None:
+        return predictor.detect_each(frames, ahead)
+    settings = predictor.settings.fitted(predictor.model)
+    tracks = ObjectTracks(config.track, settings.conf, vid_stride=config.vid_stride)
+    return predictor.track_each(frames, ahead, tracks, settings)
 
 
 def writes_files(config: DetectConfig) -> bool:
@@ -103,13 +123,15 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         classes=typed_classes(config.classes),
         agnostic=config.agnostic_nms,
         amp=config.amp,
-        tiles=Tiles.of(config, model.tile) or False,
+        tiles=Tiles.from_config(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        conf, is_stored = predictor.settings.conf, model.confidence is not None
-        why = f"{conf:.3f}, of the best F1 in validation"
-        text = why if is_stored else f"{conf:g}: {config.weights} does not store a better one"
-        get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+        conf = predictor.settings.conf
+        if model.confidence is None:
+            threshold = f"{conf:g}: {config.weights} does not store a better one"
+        else:
+            threshold = f"{conf:.3f}, of the best F1 in validation"
+        get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
     if not config.box_voting and predictor.settings.fitted(model).iou is None:
@@ -152,6 +174,7 @@ class Output:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
     - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
+      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's, when closed;
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
       ids are COCO's for a model of its classes, else the numbers of the classes;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
@@ -170,6 +193,9 @@ class Output:
         self._stem_of = UniqueStems()
         self._videos = VideoFiles(run_dir) if run_dir else None
         self._written = WrittenFiles(run_dir) if run_dir else None
+        self._track_stem_of = UniqueStems()
+        self._track_lines: dict[str, list[str]] = defaultdict(list)  # by stem
+        self._tracks: set[tuple[str, int]] = set()  # sequences and ids
         self._labels: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
@@ -180,10 +206,13 @@ class Output:
         if is_unused or isinstance(item.found, Exception):
             return item
         try:
-            found, labels = item.found, None
+            found = item.found
+            labels = None
             if not self._config.hide_labels:
-                labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
-            colors, thickness = class_colors(found.classes), self._config.line_thickness
+                scores = None if self._config.hide_conf else found.scores
+                labels = label_texts(self._names, found.classes, scores, item.tracks)
+            colors = class_colors(found.classes if item.tracks is None else item.tracks)
+            thickness = self._config.line_thickness
             drawing = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
             if not self._config.nosave and not item.frame.is_video:
                 item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
@@ -213,8 +242,12 @@ class Output:
 
     def _log(self, item: Detected) -> None:
         """A line per frame at first, then one every few seconds; with ``quiet``, none."""
-        frame, milliseconds, counts = item.frame, sum(item.speed.values()), Counter(item.found.classes.tolist())
+        frame = item.frame
+        milliseconds = sum(item.speed.values())
+        counts = Counter(item.found.classes.tolist())
         self._counts += counts
+        if item.tracks is not None:
+            self._tracks.update((sequence_of(frame), track) for track in item.tracks.tolist())
         self._frames += 1
         self._milliseconds += milliseconds
         if frame.is_video:
@@ -236,13 +269,16 @@ class Output:
         config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
         stem = self._stem_of(frame.path, is_video=is_video)
         label = f"{stem}_{frame.index:06d}" if is_video else stem
-        if config.save_txt:
+        if config.save_txt and item.tracks is not None:
+            track_stem = self._track_stem_of(sequence_of(frame), is_video=True)
+            self._track_lines[track_stem].append(mot_lines(found, item.tracks, frame.index))
+        elif config.save_txt:
             path = self._written.add(run_dir / "labels" / f"{label}.txt")
             write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
         if config.save_json:
             self._labels.append(label)
             number = frame.index if is_video else None
-            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number)
+            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number, item.tracks)
         if config.save_crop:
             names = [self._names[c] for c in found.classes]
             write_crops(run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
@@ -257,6 +293,10 @@ class Output:
         if self.run_dir is None:
             return
         self._videos.close()
+        for stem, lines in self._track_lines.items():
+            path = self._written.add(self.run_dir / "tracks" / f"{stem}.txt")
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, "".join(lines))
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
@@ -264,13 +304,17 @@ class Output:
             write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
 
     def summarise(self) -> None:
-        found, mean_ms = describe_counts(self._counts, self._names), self._milliseconds / max(self._frames, 1)
-        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), found, mean_ms)
+        totals = describe_counts(self._counts, self._names)
+        if self._config.track:
+            totals += f" in {counted(len(self._tracks), 'track')}"
+        mean_ms = self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
         if self.run_dir is not None:
             get_logger().info("results are in %s", self.run_dir)
 
     def remove_empty_folder(self) -> None:
-        """Such as that of crops where nothing was found: its number is free again."""
+        """Removes the folder if nothing was written, such as crops where nothing was found: its number is free
+        again."""
         if self.run_dir is not None and not self._config.exist_ok:
             with contextlib.suppress(OSError):  # there are files in it
                 self.run_dir.rmdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.source.open import check_data
 from models.spec import load_spec
+from models.weights.download import check_weights
 from utils.config.parser import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import read_launch
@@ -36,7 +37,7 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
                 load_spec(config.model)
         with mistakes.noted():
             if config.weights:
-                _check_weights(config.weights)
+                check_weights(config.weights)
         with mistakes.noted():
             if has_recipe:
                 read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
@@ -53,10 +54,4 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
                 check_data(data, splits, classes)
         with mistakes.noted():
             if weights:
-                _check_weights(weights)
-
-
-def _check_weights(path: str) -> None:
-    from models.weights.download import check_weights
-
-    check_weights(path)
+                check_weights(weights)

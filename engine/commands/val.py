@@ -1,4 +1,4 @@
-"""Validation of checkpoints and exported files on a split: the work of val.py."""
+"""Implements val.py: validation of checkpoints and exported files on a split."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
-from engine.inference.runtimes.open import is_exported, open_model
+from engine.inference.open_model import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import ValidationSettings, iou_of_selections, select_for_validation
+from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.coco_classes import coco_category_ids
@@ -67,9 +67,12 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
-    weights, is_file = config.weights, is_exported(config.weights)
-    path = Path(weights) if is_file else fetch_weights(weights, ctx=ctx, offline=config.offline)
-    if config.tta and is_file:
+    weights = config.weights
+    if is_exported(weights):
+        path = Path(weights)
+    else:
+        path = fetch_weights(weights, ctx=ctx, offline=config.offline)
+    if config.tta and is_exported(weights):
         raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
@@ -112,7 +115,7 @@ def score(
     """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data. ``index``: of the split
     ``config.task``, if it is open already."""
     canvases = canvases_of(config, model)
-    if tiles := Tiles.of(config, model.tile or spec.tile):
+    if tiles := Tiles.from_config(config, model.tile or spec.tile):
         tiles.check(model.stride, model.input_hw)
     in_loader = tiles is not None and tiles.scaled  # as in training
     loader = build_val_loader(
@@ -135,12 +138,13 @@ def score(
             scored,
             select,
             tiles=tiles,
-            stride=model.stride,
-            imgsz=canvases.imgsz,
-            input_hw=model.input_hw,
-            batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            iou_thres=iou_of_selections(model.nms_iou, settings),
-            max_det=config.max_det,
+            view_input=ViewInput(
+                stride=model.stride,
+                imgsz=canvases.imgsz,
+                only_hw=model.input_hw,
+                batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
+            ),
+            selections=settings.selections(model.nms_iou),
         )
         postprocess = TiledDetector.stitch
     evaluator = Evaluator(

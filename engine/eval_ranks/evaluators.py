@@ -19,8 +19,8 @@ from engine.evaluation.evaluator import Evaluator
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluators
-from utils.distributed.store_barrier import has_died
 from utils.logger import get_logger
+from utils.machine.processes import has_died
 from utils.strings import rank_list
 from utils.structures import EvalResult
 

@@ -20,15 +20,7 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import score_detections
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import (
-    PLAIN,
-    SCORED,
-    SELECTIONS,
-    SHOWN,
-    ValidationSettings,
-    iou_of_selections,
-    select_for_validation,
-)
+from models.postprocess.detections import PLAIN, SCORED, SELECTIONS, SHOWN, ValidationSettings, select_for_validation
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
@@ -263,8 +255,8 @@ def stitchers_of(
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    ious = iou_of_selections(nms_iou, settings)
-    return {name: TileStitcher(tiles.image, tiles.windows, ious[name], settings.max_det) for name in ious}
+    selections = settings.selections(nms_iou)
+    return {name: TileStitcher(tiles.image, tiles.windows, selection) for name, selection in selections.items()}
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -22,7 +22,7 @@ LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class LabelBox:
     """A labeled or suggested box."""
 
     class_name: str
@@ -47,9 +47,9 @@ class Issue:
     split: str = ""  # empty: of the whole data set
     images: tuple[str, ...] = ()
     where: str = ""  # the file to correct, and the line in it; empty: the first image
-    boxes: tuple[Box, ...] = ()  # as labeled, all in the first image
+    boxes: tuple[LabelBox, ...] = ()  # as labeled, all in the first image
     score: float | None = None  # of label errors: how sure it is, 0 to 1
-    suggestion: Box | None = None  # of label errors, unless the label should go
+    suggestion: LabelBox | None = None  # of label errors, unless the label should go
     splits: tuple[str, ...] = ()  # of ``images``, if they are in several
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Issue:
         return {key: value for key, value in values.items() if value not in (None, "", (), [])}
 
 
-def _box_content(box: Box) -> dict[str, Any]:
+def _box_content(box: LabelBox) -> dict[str, Any]:
     values = asdict(box) | {"line": box.line, "xyxy_px": [round(v, 2) for v in box.xyxy_px]}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -85,10 +85,10 @@ class CheckedSplit(NamedTuple):
     index: DatasetIndex
     parts: tuple[Scan, ...] = ()  # in the order of the images; empty: not known
 
-    def box(self, row: int) -> Box:
+    def box(self, row: int) -> LabelBox:
         index = self.index
         image = self.image_of(row)
-        return Box(
+        return LabelBox(
             index.names[index.classes[row]],
             int(index.classes[row]),
             tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
@@ -111,7 +111,7 @@ class CheckedSplit(NamedTuple):
         """An issue about boxes of one image."""
         return self.issue_of(kind, text, self.image_of(rows[0]), tuple(map(self.box, rows)))
 
-    def issue_of(self, kind: str, text: str, image: int, boxes: tuple[Box, ...]) -> Issue:
+    def issue_of(self, kind: str, text: str, image: int, boxes: tuple[LabelBox, ...]) -> Issue:
         """An issue about ``boxes`` of the image with this number."""
         return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 

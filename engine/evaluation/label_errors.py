@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, Box, CheckedSplit, Issue
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from utils.boxes import xyxy_to_xywh
 from utils.strings import counted, listed
@@ -31,7 +31,7 @@ TOUCHING = 0.1  # IoU from which a detection supports a label a little
 # position, as AP50 does not say how exactly it places boxes, from which AP75 on.
 MIN_AP, GOOD_AP50, GOOD_AP75 = 0.4, 0.7, 0.9
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
-MIN_SCORE = 0.01  # of detections: low ones too tell that the model sees something
+MIN_DETECTION_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
 MIN_MOVED_RATE = 0.01  # the same for positions, where `_estimated_rate` finds fewer
 RATE_STEPS = 100  # of `_estimated_rate`
@@ -48,12 +48,12 @@ def find_label_errors(
     scan reports.
 
     Args:
-        table: all detections of the model; those below `MIN_SCORE` are not used.
+        table: all detections of the model; those below `MIN_DETECTION_SCORE` are not used.
         class_metrics: AP50 and AP75 of these detections, float (C,); errors about classes below `MIN_AP` are left
             out.
     """
     truth, is_repeated = split.index.ground_truth(), split.index.repeated
-    seen = np.flatnonzero(table.scores > MIN_SCORE)
+    seen = np.flatnonzero(table.scores > MIN_DETECTION_SCORE)
     seen = seen[np.argsort(table.image_index[seen], kind="stable")]
     table = table.take(seen)
     # All pairs of a detection and a label, of any classes.
@@ -120,7 +120,7 @@ def _issue(
     labeled, suggestion = () if row is None else (split.box(row),), None
     if detection >= 0:
         class_id, box = int(table.classes[detection]), table.boxes_xyxy_px[detection]
-        suggestion = Box(split.index.names[class_id], class_id, tuple(box.tolist()))
+        suggestion = LabelBox(split.index.names[class_id], class_id, tuple(box.tolist()))
     name = (suggestion or labeled[0]).class_name
     text = {
         MISSED: f"{name} without a label",
@@ -189,7 +189,7 @@ def _label_scores(
     same, _ = _best(pairs, score, is_same & on_object, count)
     other, other_detection = _best(pairs, score, ~is_same & on_object, count)
     near, _ = _best(pairs, score * np.minimum(pairs.overlap / SAME_OBJECT, 1), np.ones_like(on_object), count)
-    swapped = _posterior(other, np.maximum(same, MIN_SCORE))
+    swapped = _posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
 
     rows = np.flatnonzero(matched.detection >= 0)
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]

@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
         return Pairs(*(column[rows] for column in self))
 
 
-class Assignment(NamedTuple):
+class CocoAssignment(NamedTuple):
     """COCO's matches of the N detections that overlap an object."""
 
     overlapping: np.ndarray  # int64 (N,) rows of these detections, ascending
@@ -65,7 +65,7 @@ class Matches(NamedTuple):
     ranked: Ranked
     objects: Objects
     ignored: np.ndarray  # bool (M, A) objects that do not count: crowd, or out of the area range
-    assignment: Assignment
+    assignment: CocoAssignment
     num_classes: int
 
     @property
@@ -138,12 +138,24 @@ def sort_by_class(matches: Matches) -> Outcomes:
     return Outcomes(offsets, *(v[order] for v in (ranked.scores, ranked.classes, true_positive, false_positive)))
 
 
-def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
+def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> CocoAssignment:
     """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
 
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
     the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
     region may be matched any number of times.
+
+    Step k matches the k-th best overlapping detection of every group at once. For example, two detections of one group,
+    a (score 0.9) and b (0.8), and three objects x, y and z, none of them ignored, with these overlaps:
+
+              x     y     z
+        a   0.60  0.75   -
+        b   0.55  0.70   -
+
+    Step 1: a takes y at the thresholds up to 0.75, for its overlap with y is larger than with x. Step 2: b takes x at
+    0.5 and 0.55, since y is taken; at 0.6 to 0.7 it overlaps only y enough, and is a false positive; at 0.8 both are.
+    z is in no pair and stays free. If y were ignored, a would take x up to 0.6, and y, as ignored, only above that.
+
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
     overlapping, slot = np.unique(pairs.detection, return_inverse=True)
@@ -178,7 +190,7 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
         ignored[detection[starts]] = np.logical_or.reduceat(
             chosen & target_ignored[candidate][:, :, None], starts, axis=0
         )
-    return Assignment(overlapping, matched, ignored, matched_target)
+    return CocoAssignment(overlapping, matched, ignored, matched_target)
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:

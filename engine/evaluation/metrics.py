@@ -24,7 +24,7 @@ from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.parser import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.files.schema import suggestion
-from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_of
+from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
@@ -72,7 +72,7 @@ class ConfidenceCurves:
         recall = tp / np.maximum(targets, 1)[:, None]
         precision[targets == 0] = np.nan
         recall[targets == 0] = np.nan
-        f1 = f1_of(precision, recall)
+        f1 = f1_score(precision, recall)
         return cls(precision, recall, f1, _middle_of_best(mean_known(f1, axis=0)))
 
     @property
@@ -193,7 +193,7 @@ def score_detections(
         ap_small=ap_small,
         ap_medium=ap_medium,
         ap_large=ap_large,
-        class_targets=gt.boxes_of_classes(num_classes),
+        class_targets=gt.boxes_per_class(num_classes),
         confusion=confusion_matrix(gt, shown, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
         curve_confidence=CONFIDENCES.copy(),

@@ -35,7 +35,7 @@ def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> li
     """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
     every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
     scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
-    columns = names, gt.images_of_classes(len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
+    columns = names, gt.images_per_class(len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
     return [every, *map(Row, *columns)]
 
 
@@ -74,7 +74,7 @@ def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
 def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
     """A sentence about the classes of which the best confidence finds no object, and where each is found best; "" if
     there is none."""
-    silenced = result.silenced
+    silenced = result.missed_at_best_confidence
     if not silenced.size:
         return ""
     f1 = result.curve_f1[silenced]

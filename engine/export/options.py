@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from utils.config.export_formats import EXPORT_FORMATS, formats_with
 from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
@@ -14,29 +15,40 @@ from utils.machine.packages import require_installed
 if TYPE_CHECKING:
     from models.detector import Detector
 
-PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
-
 
 def require_packages(formats: Iterable[str]) -> None:
     """Raises UserError, which names all of them, if packages that write or run the formats are missing."""
-    packages = dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ()))
+    packages = dict.fromkeys(package for name in formats for package in EXPORT_FORMATS[name].packages)
     require_installed(packages, "export", "choose other formats")
 
 
 def check_flags(config: ExportConfig) -> None:
     """Raises UserError for flags that are wrong for any model."""
-    torch_formats = [name for name in config.format if name in ("torchscript", "pt2")]
     with all_mistakes() as mistakes:
         if len(config.imgsz) > 2:
             mistakes.add(f"--imgsz: one number or two (height, width), got {len(config.imgsz)}")
         if config.half and config.int8:
             mistakes.add("--half and --int8: a file has one of these precisions; choose one")
-        if config.int8 and torch_formats:
-            mistakes.add(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
+        for flag in _flags_of_some_formats(config):
+            lacking = [name for name in dict.fromkeys(config.format) if flag in EXPORT_FORMATS[name].unsupported]
+            if lacking:
+                others = " or ".join(formats_with(flag))
+                mistakes.add(f"{flag}: not for {' and '.join(lacking)}; use --format {others}")
         if not config.box_voting and config.layout != "end2end":
             mistakes.add(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
         if config.dynamic and config.batch > 1:
             mistakes.add(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
+
+
+def _flags_of_some_formats(config: ExportConfig) -> list[str]:
+    """The flags of ``config`` that `ExportFormat.unsupported` may name."""
+    is_used = {
+        "--int8": config.int8,
+        "--dynamic": config.dynamic,
+        "--batch": config.batch > 1,
+        "--layout end2end": config.layout == "end2end",
+    }
+    return [flag for flag, used in is_used.items() if used]
 
 
 def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportConfig:
@@ -48,11 +60,12 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
         check_image_size(side, detector.stride)
     if config.dynamic and min(sides) < 2 * detector.stride:
         raise UserError(f"--imgsz {min(sides)}: too small for --dynamic; use {2 * detector.stride} or more")
-    given = "--iou-thres" if config.iou_thres is not None else "" if config.box_voting else "--no-box-voting"
-    if given and detector.nms_iou is None:
-        raise UserError(
-            f"{given}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
-        )
+    nms_flags = {"--iou-thres": config.iou_thres is not None, "--no-box-voting": not config.box_voting}
+    for flag, is_given in nms_flags.items():
+        if is_given and detector.nms_iou is None:
+            raise UserError(
+                f"{flag}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
+            )
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
     box_voting = config.box_voting and config.layout == "end2end" and nms_iou is not None
     return replace(config, imgsz=[sides[0], sides[-1]], iou_thres=nms_iou, box_voting=box_voting)

@@ -48,7 +48,7 @@ MATCHED_SCORE = 0.05  # detections of lower scores are not matched
 class Tolerance:
     """The largest differences that are allowed."""
 
-    least_iou: float  # of a match
+    min_iou: float  # of a match
     missing: float  # fraction of detections without a match; one detection is allowed in any case
     box: float  # of a side, as a fraction of the longer side of the box
     score: float
@@ -57,9 +57,15 @@ class Tolerance:
     f1: float = math.inf
 
 
-FLOAT32 = Tolerance(least_iou=0.9, missing=0.01, box=1e-3, score=1e-4, on_average=False, ap=0.001)
-FLOAT16 = Tolerance(least_iou=0.9, missing=0.05, box=0.01, score=0.01, on_average=True, ap=0.003)
-INT8 = Tolerance(least_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True, ap=0.015, f1=0.02)
+FLOAT32 = Tolerance(min_iou=0.9, missing=0.01, box=1e-3, score=1e-4, on_average=False, ap=0.001)
+FLOAT16 = Tolerance(min_iou=0.9, missing=0.05, box=0.01, score=0.01, on_average=True, ap=0.003)
+INT8 = Tolerance(min_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True, ap=0.015, f1=0.02)
+
+
+def tolerance_of(config: ExportConfig) -> Tolerance:
+    if config.int8:
+        return INT8
+    return FLOAT16 if config.half else FLOAT32
 
 
 @dataclass(frozen=True)
@@ -90,26 +96,28 @@ class Parity:
         )
 
     def violations(self, allowed: Tolerance) -> list[str]:
-        """What is out of tolerance, as text."""
-        found = []
+        """Returns a message for each value that is out of tolerance. A NaN is."""
+        messages = []
         if not self.matched:
-            found.append("it has none of the checkpoint's detections")
-        box, score, how = self.box, self.score, ""
-        if allowed.on_average:
-            box, score, how = self.mean_box, self.mean_score, " on average"
+            messages.append("it has none of the checkpoint's detections")
+        box = self.mean_box if allowed.on_average else self.box
+        score = self.mean_score if allowed.on_average else self.score
+        on_average = " on average" if allowed.on_average else ""
         if not box <= allowed.box:
-            found.append(f"boxes differ by {box:.2g} of their size{how} (allowed: {allowed.box:g})")
+            messages.append(f"boxes differ by {box:.2g} of their size{on_average} (allowed: {allowed.box:g})")
         if not score <= allowed.score:
-            found.append(f"scores differ by {score:.2g}{how} (allowed: {allowed.score:g})")
+            messages.append(f"scores differ by {score:.2g}{on_average} (allowed: {allowed.score:g})")
         total = self.matched + self.missing
         if self.missing > 1 and self.missing / total > allowed.missing:
-            text = f"{self.missing} of {total} detections have no counterpart of their class"
-            found.append(f"{text} (allowed: {allowed.missing:.0%})")
+            messages.append(
+                f"{self.missing} of {total} detections have no counterpart of their class (allowed: "
+                f"{allowed.missing:.0%})"
+            )
         if not abs(self.ap - self.ap_checkpoint) <= allowed.ap:
-            found.append(f"AP is {self.ap:.4f} instead of {self.ap_checkpoint:.4f} (allowed: {allowed.ap:g})")
+            messages.append(f"AP is {self.ap:.4f} instead of {self.ap_checkpoint:.4f} (allowed: {allowed.ap:g})")
         if not abs(self.f1 - self.f1_checkpoint) <= allowed.f1:
-            found.append(f"F1 is {self.f1:.4f} instead of {self.f1_checkpoint:.4f} (allowed: {allowed.f1:g})")
-        return found
+            messages.append(f"F1 is {self.f1:.4f} instead of {self.f1_checkpoint:.4f} (allowed: {allowed.f1:g})")
+        return messages
 
 
 def spread(index: DatasetIndex, count: int) -> DatasetIndex:
@@ -171,7 +179,7 @@ class Reference:
         evaluator = self._evaluator(exported, postprocess)
         result = evaluator.run(exported, self._batches)
         table = evaluator.detections
-        image, box, score, missing = match_tables(self.table, table, allowed.least_iou)
+        image, box, score, missing = match_tables(self.table, table, allowed.min_iou)
         worst = np.zeros(len(self._index))
         np.maximum.at(worst, image, box + score)
         worst[missing] += 1
@@ -218,7 +226,7 @@ class Differences(NamedTuple):
     missing: np.ndarray  # int64 (Q,) images
 
 
-def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float) -> Differences:
+def match_tables(first: DetectionTable, second: DetectionTable, min_iou: float) -> Differences:
     """Pairs detections of two models that have the same image and class, the best IoU first.
 
     A detection counts as missing if its score is clearly above `MATCHED_SCORE`, so that rounding does not decide.
@@ -231,7 +239,7 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     a, b = (table.take(table.scores > MATCHED_SCORE / 2) for table in (first, second))
     a, b = (table.take(np.argsort(groups(table), kind="stable")) for table in (a, b))
     objects = Objects(groups(b), xyxy_to_xywh(b.boxes_xyxy_px), np.zeros(len(b.scores), bool))
-    pairs = overlapping_pairs(groups(a), a.boxes_xyxy_px, objects, least_iou)
+    pairs = overlapping_pairs(groups(a), a.boxes_xyxy_px, objects, min_iou)
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 

@@ -15,7 +15,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepFlags, StepValues
-from engine.run.run import Run
+from engine.run.run import TrainingRun
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -38,7 +38,7 @@ class Training(Protocol):
     """What hooks see of `engine.train.trainer.Trainer`."""
 
     ctx: DistributedContext
-    run: Run
+    run: TrainingRun
     step: Any  # `engine.train.step.TrainStep`
     loader: InfiniteDataLoader
     progress: Progress

@@ -15,15 +15,14 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.results import Results, TensorBoard, Validation
-from engine.report.page import ReportPage, Subject
-from engine.report.page import Validation as ScoredValidation
+from engine.hooks.results import EpochResults, TensorBoard, Validation
+from engine.report.page import ReportPage, ScoredValidation, Subject
 from utils.boxes import cxcywh_to_xyxy
-from utils.config.pixels import as_rgb8
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
 from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package
+from utils.pixels import as_rgb8
 from utils.structures import Batch, Detections, EvalResult
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Plots(Hook):
             imgsz=run.config.imgsz,
             stride=model.stride,
             indexes={"train": trainer.loader.index, "val": validation.loader.index},
-            fitness=trainer.hooks.get(Results).fitness,
+            fitness=trainer.hooks.get(EpochResults).fitness,
             batches=len(trainer.loader),
         )
         self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)

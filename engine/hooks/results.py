@@ -52,7 +52,7 @@ class Validation(Hook):
         return trainer.control.after_validation()
 
 
-class Results(Hook):
+class EpochResults(Hook):
     """Records the result of each epoch in the progress of all ranks. ``fitness`` decides which epoch is the best."""
 
     def __init__(self, fitness: Fitness) -> None:

@@ -1,8 +1,14 @@
 """``--tracker``: MLflow and Weights & Biases, called in a thread of their own, so that a slow or broken server does not
-hold up the run. Their vendor telemetry is off, unless the user's environment turns it on."""
+hold up the run. Their vendor telemetry is off, unless the user's environment turns it on.
+
+Their own queues are not enough. With a server that is down or does not answer, ``wandb.init`` returns after 91 s, and a
+process with MLflow's asynchronous logging (``log_batch(synchronous=False)``), whose exit flushes the queue, was still
+there four minutes after its last line (wandb 0.31, MLflow 3.17).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -20,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
 from utils.errors import UserError, first_line
+from utils.files.folders import cache_folder
 from utils.files.safe_io import write_whole
 from utils.files.schema import Count, build
 from utils.logger import get_logger
@@ -30,18 +37,16 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from wandb import Run as WandbRun
 
-# Longest wait for a service at the end:
-CLOSE_S = 10.0  # for epochs, or after errors
-FINISH_S = 60.0  # for the files of a complete run
+CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors
+FINISH_S = 60.0  # and with files
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
-# In the folder of runs:
-STORE = "mlflow.db"
-ARTIFACTS = "mlartifacts"
+STORE = "mlflow.db"  # in the folder of runs
+ARTIFACTS = "mlartifacts"  # there, too
 EXPERIMENT = "lockstep"
 MAX_PARAMETERS = 100  # in a request to MLflow
-MAX_PARAMETER_CHARACTERS = 6000
+MAX_CHARACTERS = 6000  # of a parameter
 MAX_NAME_CHARACTERS = 250  # of a metric
-# Messages about each step.
+# Variables that turn off messages about each step.
 QUIET = {"mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING"}, "wandb": {"WANDB_SILENT": "true"}}
 
 
@@ -60,12 +65,12 @@ class Note:
 class Service(Protocol):
     """A run in a tracking service. `Tracking` calls the methods in one thread, in this order; any may raise."""
 
-    flag: str  # its name for ``--tracker``
-    name: str
+    flag: str  # value of ``--tracker``
+    name: str  # in messages
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
-        """Starts the tracked run for that in ``folder``, or continues that of ``note``. Returns what the service has of
-        it. Called again if it raises."""
+        """Starts the tracked run for the run in ``folder``, or continues the one that ``note`` names. Returns its key
+        and the last epoch that the service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """The results of an epoch, from 1, by the names of results.csv."""
@@ -99,7 +104,7 @@ class Tracking(Hook):
         self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
         if run.checkpoint is None and run.config.exist_ok:
-            # Of an earlier run. (A run that torchrun restarts before its first checkpoint begins anew, too.)
+            # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
             self._path.unlink(missing_ok=True)
         self._note = Note.read(self._path) if self._path.exists() else Note()
         self._thread.start()
@@ -117,14 +122,16 @@ class Tracking(Hook):
         self._update()
         self._calls.put(self._end)
         self._calls.put(None)
-        limit = self._finish_s if self._is_complete and not self._has_warned else self._close_s
-        self._thread.join(limit)
+        name = self._service.name
+        stores_files = self._is_complete and not self._has_warned
+        timeout_s = self._finish_s if stores_files else self._close_s
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", self._service.name, limit)
+            get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", name, timeout_s)
             return
         missing = sum(epoch > self._note.epoch for epoch in self._table.rows)
         if missing:
-            get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(missing, "epoch"))
+            get_logger().warning("%s lacks %s that results.csv has", name, counted(missing, "epoch"))
 
     def _update(self) -> None:
         self._calls.put(partial(self._synchronize, dict(self._table.rows)))
@@ -154,51 +161,69 @@ class Tracking(Hook):
         write_whole(self._path, json.dumps(asdict(note)) + "\n")
 
     def _end(self) -> None:
-        if self._is_open:
-            files = [self._folder / name for name in REPORT_FILES] if self._is_complete else []
-            for path in files:
+        if not self._is_open:
+            return
+        if self._is_complete:
+            for name in REPORT_FILES:
+                path = self._folder / name
                 if path.exists():
                     self._service.store(path)
-            self._service.close(is_complete=self._is_complete)
+        self._service.close(is_complete=self._is_complete)
 
 
 class Mlflow:
     """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs."""
 
-    flag, name = "mlflow", "MLflow"
+    flag = "mlflow"
+    name = "MLflow"
 
     def __init__(self) -> None:
         self._client: MlflowClient | None = None
         self._run_id = ""
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
-        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        folder, uri = folder.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
-        self._client = client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
+        folder = folder.resolve()
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
         if note.key:
-            client.update_run(note.key, status="RUNNING")
+            self._client.update_run(note.key, status="RUNNING")
             self._run_id = note.key
-            return Note(note.key, max((m.step for m in client.get_metric_history(note.key, "time")), default=0))
-        if not self._run_id:  # else a first try has failed after this
-            title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-            place = None if uri else (folder.parent / ARTIFACTS).as_uri()
-            stored = client.get_experiment_by_name(title)
-            experiment = stored.experiment_id if stored else client.create_experiment(title, artifact_location=place)
-            name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
-            self._run_id = client.create_run(experiment, tags={"folder": str(folder)}, run_name=name).info.run_id
-            get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
-        parameters = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in settings.items()]
-        for start in range(0, len(parameters), MAX_PARAMETERS):
-            client.log_batch(self._run_id, params=parameters[start : start + MAX_PARAMETERS])
+            epochs = [metric.step for metric in self._client.get_metric_history(note.key, "time")]
+            return Note(note.key, max(epochs, default=0))
+        if not self._run_id:  # else an earlier call has failed after this
+            self._run_id = self._create_run(folder, uri)
+        self._log_parameters(settings)
         return Note(self._run_id)
+
+    def _create_run(self, folder: Path, uri: str | None) -> str:
+        """Returns the id of a new run in the experiment, which is made if it does not exist."""
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
+        experiment = self._client.get_experiment_by_name(title)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            artifacts = None if uri else (folder.parent / ARTIFACTS).as_uri()
+            experiment_id = self._client.create_experiment(title, artifact_location=artifacts)
+        run = self._client.create_run(experiment_id, tags={"folder": str(folder)}, run_name=name)
+        get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
+        return run.info.run_id
+
+    def _log_parameters(self, settings: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=parameters[start : start + MAX_PARAMETERS])
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self._run_id, [Metric(_metric_name(k), v, now_ms, epoch) for k, v in row.items()])
+        metrics = [Metric(_metric_name(name), value, now_ms, epoch) for name, value in row.items()]
+        self._client.log_batch(self._run_id, metrics)
 
     def store(self, path: Path) -> None:
         self._client.log_artifact(self._run_id, str(path))
@@ -215,7 +240,8 @@ def _metric_name(name: str) -> str:
 class Wandb:
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
-    flag, name = "wandb", "Weights & Biases"
+    flag = "wandb"
+    name = "Weights & Biases"
     _run: WandbRun | None = None
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
@@ -255,6 +281,9 @@ def open_services(names: Sequence[str]) -> list[Tracking]:
     for name in names:
         for variable, value in QUIET[name].items():
             os.environ.setdefault(variable, value)
+        if name == "wandb":
+            with contextlib.suppress(UserError):  # there is no home folder
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # of its own log files
         require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         for package in ("sqlalchemy", "alembic"):

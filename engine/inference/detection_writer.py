@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +110,36 @@ class UniqueStems:
 
     def __init__(self) -> None:
         self._stems: dict[str, str] = {}
-        self._taken: set[str | tuple[str, str | None]] = set()  # stems; of which stems there are videos, and frames
+        self._taken: set[str] = set()
+        self._videos: set[str] = set()  # stems of videos
+        self._videos_of_frames: set[str] = set()  # STEM of images that are called STEM_000123
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
             base = safe_name(_base_of(source, is_video=is_video))
-            own, other = ("video", "frame") if is_video else ("frame", "video")
             for number in itertools.count(1):
                 stem = base if number == 1 else f"{base}-{number}"
-                key = stem.casefold()  # some file systems ignore case
-                frame = None if is_video else _FRAME.fullmatch(key)
-                video = key if is_video else frame and frame[1]
-                if key not in self._taken and (other, video) not in self._taken:
+                if self._take(stem, is_video=is_video):
                     break
-            self._taken |= {key, (own, video)}
             self._stems[source] = stem
         return self._stems[source]
+
+    def _take(self, stem: str, *, is_video: bool) -> bool:
+        """Takes a stem unless its file names may be those of another source."""
+        key = stem.casefold()  # some file systems ignore case
+        frame = _FRAME.fullmatch(key)
+        if is_video:
+            is_free = key not in self._videos_of_frames
+        else:
+            is_free = frame is None or frame[1] not in self._videos
+        if key in self._taken or not is_free:
+            return False
+        self._taken.add(key)
+        if is_video:
+            self._videos.add(key)
+        elif frame is not None:
+            self._videos_of_frames.add(frame[1])
+        return True
 
 
 def _base_of(source: str, *, is_video: bool) -> str:
@@ -143,6 +157,15 @@ def safe_name(text: str) -> str:
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
 
 
+def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the row and the pixels, a view, of each box (N, 4) that is not empty, rounded outward to whole pixels."""
+    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
+        if crop.size:
+            yield row, crop
+
+
 def write_crops(
     folder: Path,
     stem: str,
@@ -151,16 +174,13 @@ def write_crops(
     class_names: Sequence[str],
     before_writing: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Writes each box (N, 4) that is not empty to FOLDER/CLASS/STEM_ROW.jpg, rounded outward to whole pixels.
+    """Writes the pixels of boxes (N, 4), as `crop_images` yields them, to FOLDER/CLASS/STEM_ROW.jpg.
     ``before_writing`` is called with the path of each file."""
-    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
-    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
-        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
-        if crop.size:
-            path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            before_writing(path)
-            write_image(path, crop)
+    for row, crop in crop_images(image, boxes_xyxy_px):
+        path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before_writing(path)
+        write_image(path, crop)
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
@@ -173,14 +193,33 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTab
     write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
 
 
+def mot_lines(found: DetectionTable, tracks: np.ndarray, frame: int) -> str:
+    """Returns the detections of a frame as lines of a MOT Challenge file: frame, id, left, top, width, height, score
+    and three times -1. ``tracks``: ids (N,). ``frame``: from 0 here, from 1 there."""
+    numbers = np.full(len(tracks), frame + 1)
+    boxes = xyxy_to_xywh(found.boxes_xyxy_px)
+    rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, found.scores[:, None]], 1)
+    form = "{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{:.3f},{:.6f},-1,-1,-1\n"
+    return "".join(form.format(*row) for row in rows.tolist())
+
+
 def coco_rows(
-    found: DetectionTable, names: Sequence[str], ids: Sequence[int], source: str, label: str, frame: int | None
+    found: DetectionTable,
+    names: Sequence[str],
+    ids: Sequence[int],
+    source: str,
+    label: str,
+    frame: int | None,
+    tracks: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
-    ``ids``, by class, as those of the categories."""
+    ``ids``, by class, as those of the categories; ``tracks``: ids (N,) of tracks, which the rows have as track_id."""
     boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
     common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
-    return [
+    rows = [
         {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
         for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
     ]
+    for row, track in zip(rows, () if tracks is None else tracks.tolist()):
+        row["track_id"] = track
+    return rows

@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +33,12 @@ from data.image_io.decode import (
     unread_image,
     unread_summary,
 )
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
+from utils.pixels import RGB8, PixelFormat
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
@@ -52,7 +53,7 @@ class Frame:
 
     path: str  # file, URL without user and password, or number of a webcam
     image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
-    index: int = 0  # in its video or stream
+    index: int = 0  # in its video or stream; of an image: among those of its folder in the source
     fps: float = 0.0  # of the video or stream
     is_video: bool = False
     total: int | None = 1  # frames of the video, None if unknown
@@ -193,7 +194,8 @@ def _checked(path: Path, named: str, suffixes: frozenset[str]) -> Path:
 
 def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Iterator[Frame | FileProblem]:
     usable, read = 0, partial(_read_image, pixels=options.pixels)
-    for path, found in zip(files, map_ahead(read, files, threads=options.threads, ahead=options.ahead)):
+    numbered = list(zip(files, _numbers_in_folders(files)))
+    for path, found in zip(files, map_ahead(read, numbered, threads=options.threads, ahead=options.ahead)):
         for item in _read_video(path, options) if found is None else found:
             if isinstance(item, Frame):
                 usable += 1
@@ -204,13 +206,24 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-def _read_image(path: Path, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
-    """None for a video, which is opened only when the files before it are finished."""
+def _numbers_in_folders(files: Sequence[Path]) -> Iterator[int]:
+    """Yields the position of each file, from 0, among the images of its folder."""
+    counts = Counter[Path]()
+    for path in files:
+        yield counts[path.parent]
+        if path.suffix.lower() not in VIDEO_SUFFIXES:
+            counts[path.parent] += 1
+
+
+def _read_image(file: tuple[Path, int], pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+    """Reads an image, given with its number. Returns None for a video, which is opened only when the files before it
+    are finished."""
+    path, number = file
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     found: list[Frame | FileProblem] = []
     try:
-        found.append(Frame(str(path), read_image(path, _noting_damage(found), pixels)))
+        found.append(Frame(str(path), read_image(path, _noting_damage(found), pixels), number))
     except UserError as error:
         found.append(FileProblem(str(path), str(error), True))
     return found

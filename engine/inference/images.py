@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -15,8 +16,8 @@ from torch import Tensor
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
 from engine.inference.frames import VIDEO_SUFFIXES, Frame
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,6 +64,26 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
             kinds = "a path, numpy array, PIL image, torch tensor or a list"
             raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
     return found
+
+
+def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> Iterator[Frame]:
+    """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
+    number = 0
+    for item in images:
+        for frame in as_images(item, color, pixels):
+            path = frame.path if isinstance(item, str | os.PathLike) else f"image{number}.jpg"
+            yield replace(frame, path=path, index=number, is_live=True)
+            number += 1
+
+
+def check_many(images: object) -> None:
+    """Raises UserError for what is no iterable of images, such as one image."""
+    pillow = sys.modules.get("PIL.Image")
+    is_one = isinstance(images, np.ndarray | Tensor) and images.ndim < 4
+    is_one = is_one or (pillow is not None and isinstance(images, pillow.Image))
+    if is_one or not isinstance(images, Iterable):
+        kind = "one image" if is_one else type(images).__name__
+        raise UserError(f"track() needs a video, a stream, a folder or an iterable of images, in order, not {kind}")
 
 
 def _read(path: str, pixels: PixelFormat) -> np.ndarray:

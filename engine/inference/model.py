@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
 from models.postprocess.detections import DEFAULT_CONFIDENCE
-from utils.config.pixels import PixelFormat
 from utils.config.settings import MOST_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
+from utils.pixels import PixelFormat
 
 
 class InferenceModel(nn.Module):
     """A detector for inference. Several threads may call one model."""
 
     path: Path  # of its file or folder
-    format: str  # "checkpoint", "onnx", "openvino", "torchscript" or "pt2"
+    format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
     names: tuple[str, ...]  # of the classes
     pixels: PixelFormat  # of the images
     stride: int  # canvas sides must be multiples of it
@@ -44,9 +44,12 @@ class InferenceModel(nn.Module):
     device: torch.device  # where images are expected and outputs are
 
     def stored(self, key: str) -> Any:
-        """What training stored as ``key``, in the checkpoint or its settings, or in the details of an exported file."""
-        parts = (self.info, self.info.get("config", {}), self.info.get("details", {}))
-        return next((part[key] for part in parts if part.get(key)), None)
+        """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
+        file; None if it stored nothing, or an empty or false value."""
+        for part in (self.info, self.info.get("config", {}), self.info.get("details", {})):
+            if part.get(key):
+                return part[key]
+        return None
 
     def stored_words(self, key: str) -> list[str]:
         """As `stored`, for a list of words."""
@@ -71,10 +74,10 @@ class InferenceModel(nn.Module):
 
     def threshold(self, *, box_voting: bool) -> float:
         """The confidence threshold of detection with or without box voting, unless the user sets another one."""
-        known = self.confidence
+        best = self.confidence
         if not box_voting and self.plain_confidence is not None:
-            known = self.plain_confidence
-        return DEFAULT_CONFIDENCE if known is None else known
+            best = self.plain_confidence
+        return DEFAULT_CONFIDENCE if best is None else best
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -116,12 +119,19 @@ class CheckpointModel(InferenceModel):
         """``detector``: fused, see `Detector.fuse`."""
         super().__init__()
         self.detector = detector.to(device, memory_format=torch.channels_last)
-        self.path, self.format, self.device, self.info = path, "checkpoint", device, info
-        self.names, self.stride, self.imgsz = detector.names, detector.stride, info["imgsz"]
+        self.path = path
+        self.format = "checkpoint"
+        self.device = device
+        self.info = info
+        self.names = detector.names
+        self.stride = detector.stride
+        self.imgsz = info["imgsz"]
         with errors_of(path):
             self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
         self.input_hw = self.batch = None
-        self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
+        self.nms_iou = detector.nms_iou
+        self.validation_iou = detector.head.validation_iou
+        self.votes = False
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
         progress = info.get("progress", {})

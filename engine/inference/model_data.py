@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data, with_classes
+from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
 from utils.config.parser import typed_classes
 from utils.distributed.context import DistributedContext
@@ -26,9 +27,7 @@ def open_for_model(
     """
     classes, stored = source.classes, model.stored_words("classes")
     if not source.data:
-        file, folder = model.path, model.path.parent
-        is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
-        data, root = find_location(model.info.get("data", {}), folder if is_inside else file)
+        data, root = find_location(model.info.get("data", {}), folder_of(model.path))
         source = replace(source, data=data, known_root=root, stored_in=str(model.path))
     if not source.data:
         raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")

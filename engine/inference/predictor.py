@@ -13,20 +13,21 @@ import numpy as np
 import torch
 
 from engine.inference.frames import FileProblem, Frame, open_source
-from engine.inference.images import Color, Source, as_images
+from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
+from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
+from engine.inference.open_model import is_exported, open_model
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
-from engine.inference.runtimes.open import is_exported, open_model
 from engine.inference.settings import Canvases, DetectionSettings, Pipeline
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
-from utils.config.pixels import as_rgb8
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
 from utils.machine.threads import Ahead, map_ahead
+from utils.pixels import as_rgb8
 from utils.strings import counted
 from utils.structures import DetectionTable
 
@@ -62,6 +63,7 @@ class Detected:
     frame: Frame
     found: DetectionTable | Exception
     speed: dict[str, float]  # milliseconds by stage
+    tracks: np.ndarray | None = None  # int64 (N,), ids of the tracks of ``found``; None: objects are not tracked
     drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes
     encoded: bytes = b""  # the drawing as an image file
 
@@ -107,7 +109,7 @@ class Predictor:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises AttributeError for other attributes, which would have no effect."""
-        if name not in self.__slots__:
+        if not hasattr(type(self), name):
             raise attribute_error("model", "a model", name)
         object.__setattr__(self, name, value)
 
@@ -134,8 +136,8 @@ class Predictor:
             device: for programs that name the device in each call; it must be the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
-        if device is not None and parse_devices(str(device)) != (self.device,):
-            raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
+        if device is not None:
+            self.check_device(device)
         fitted = self._settings_of_call(settings)
         images = as_images(source, color or self.color, self.model.pixels)
         prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
@@ -145,6 +147,11 @@ class Predictor:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
         return results
+
+    def check_device(self, device: str | int | torch.device) -> None:
+        """Raises UserError unless ``device`` is the model's."""
+        if parse_devices(str(device)) != (self.device,):
+            raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
 
     def _settings_of_call(self, keywords: dict[str, Any]) -> DetectionSettings:
         """The predictor's settings with those of a call. If the call turns box voting on or off, and nobody has chosen
@@ -167,24 +174,79 @@ class Predictor:
         ahead = Ahead(self.pipeline.images_at_once())
         frames = self.read(str(source), ahead, vid_stride=vid_stride)
         with contextlib.closing(self.detect_each(frames, ahead)) as found:
-            for item in found:
-                if isinstance(item.found, Exception):
-                    raise item.found
-                yield self._result(item.frame, item.found, item.speed)
+            yield from self._results(found)
         if frames.error:
             raise frames.error
+
+    def track(
+        self,
+        source: str | os.PathLike[str] | int | Iterable[Source],
+        *,
+        tracker: TrackerSource = "bytetrack",
+        vid_stride: int = 1,
+        color: Color | None = None,
+        **settings: Any,
+    ) -> Iterator[Results]:
+        """A result for each frame of ``source``, in order, with the detections that belong to tracks; ``boxes.id`` has
+        the ids of these.
+
+        Args:
+            source: as of `stream`, or an iterable of images, each as in a call, which are processed one by one.
+            tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
+                package trackers for each sequence (a video, a stream, or the images of a folder).
+            vid_stride: read every n-th frame of videos and streams.
+            color: as of a call, for the arrays of an iterable.
+            settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks.
+
+        Raises UserError as `stream`, for settings that do not fit, and without the package.
+        """
+        if vid_stride < 1:
+            raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
+        fitted = self._settings_of_call(settings)
+        tracks = ObjectTracks(tracker, fitted.conf, vid_stride=vid_stride)
+        ahead = Ahead(self.pipeline.images_at_once())
+        if isinstance(source, str | os.PathLike | int):
+            check_sequence(str(source))
+            frames = self.read(str(source), ahead, vid_stride=vid_stride)
+        else:
+            check_many(source)
+            frames = SourceFrames(as_frames(source, color or self.color, self.model.pixels))
+        with contextlib.closing(self.track_each(frames, ahead, tracks, fitted)) as found:
+            yield from self._results(found)
+        if frames.error:
+            raise frames.error
+
+    def _results(self, found: Iterable[Detected]) -> Iterator[Results]:
+        for item in found:
+            if isinstance(item.found, Exception):
+                raise item.found
+            yield self._result(item.frame, item.found, item.speed, item.tracks)
 
     def read(self, source: str, ahead: Ahead, **options: Any) -> SourceFrames:
         """The frames of a source, as the model takes them. ``options``: of `open_source`."""
         return SourceFrames(open_source(source, threads=self.threads, ahead=ahead, pixels=self.model.pixels, **options))
 
-    def detect_each(self, frames: Iterable[Frame], ahead: Ahead) -> Iterator[Detected]:
-        """What is found in each of ``frames``.
+    def track_each(
+        self, frames: Iterable[Frame], ahead: Ahead, tracks: ObjectTracks, settings: DetectionSettings
+    ) -> Iterator[Detected]:
+        """What `detect_each` finds and ``tracks`` keeps. ``settings``: as by `DetectionSettings.fitted`."""
+        needed = replace(settings, conf=tracks.lowest_confidence)
+        with contextlib.closing(self.detect_each(frames, ahead, needed)) as detected:
+            for item in detected:
+                if not isinstance(item.found, Exception):
+                    item.found, item.tracks = tracks.update(item.frame, item.found)
+                yield item
+
+    def detect_each(
+        self, frames: Iterable[Frame], ahead: Ahead, settings: DetectionSettings | None = None
+    ) -> Iterator[Detected]:
+        """What is found in each of ``frames``, in order. ``settings``: as by `DetectionSettings.fitted`; None: the
+        predictor's.
 
         A batch has at most ``ahead()`` frames; ``ahead`` learns the size of each. While the model runs, the next batch
         is read and letterboxed in another thread, but not of a live stream, whose frames are processed one by one.
         """
-        settings, is_live = self.settings.fitted(self.model), False
+        settings, is_live = settings or self.settings.fitted(self.model), False
 
         def batches() -> Iterator[list[Frame]]:
             nonlocal is_live
@@ -233,8 +295,11 @@ class Predictor:
         """Threads for reading and drawing: one on a CPU, whose cores the model uses."""
         return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
-    def _result(self, frame: Frame, table: DetectionTable, speed: dict[str, float]) -> Results:
-        return Results(as_rgb8(frame.image), frame.path, self.names, boxes_of(table, frame.image.shape[:2]), speed)
+    def _result(
+        self, frame: Frame, table: DetectionTable, speed: dict[str, float], tracks: np.ndarray | None = None
+    ) -> Results:
+        boxes = boxes_of(table, frame.image.shape[:2], tracks)
+        return Results(as_rgb8(frame.image), frame.path, self.names, boxes, speed)
 
 
 def load(

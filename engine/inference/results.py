@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
@@ -23,10 +23,14 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.other_programs import python_hint
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
+from utils.machine.packages import require_package
 from utils.structures import DetectionTable
 
+DataFrame: TypeAlias = Any  # of pandas, which is not required
 _OF_ONE_RESULT = ("boxes", "image", "names", "orig_shape", "path", "speed")
+SUMMARY_COLUMNS = ["name", "class", "confidence", "box"]
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
+TRACKED_COLUMNS = 7  # x1, y1, x2, y2, id of the track, confidence, class
 
 
 def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
@@ -40,15 +44,15 @@ class Boxes:
     """Boxes with confidences and classes, as one tensor or array. ``boxes[0]`` and the items of an iteration are
     `Boxes` with one row."""
 
-    id = None  # of tracks, which this program does not make
-
     def __init__(self, data: Tensor | np.ndarray, orig_shape: tuple[int, int]) -> None:
-        """``data``: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class. ``orig_shape``: height and width of the
-        image."""
+        """``data``: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class; of tracked objects (N, 7) or (7,): the id
+        of the track before the confidence. ``orig_shape``: height and width of the image."""
         self.data = data[None] if data.ndim == 1 else data
         self.orig_shape = tuple(orig_shape)
-        if self.data.ndim != 2 or self.data.shape[1] != COLUMNS:
-            raise ValueError(f"rows of {COLUMNS} numbers are expected, got the shape {tuple(data.shape)}")
+        if self.data.ndim != 2 or self.data.shape[1] not in (COLUMNS, TRACKED_COLUMNS):
+            raise ValueError(
+                f"rows of {COLUMNS} or {TRACKED_COLUMNS} numbers are expected, got the shape {tuple(data.shape)}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,12 +79,22 @@ class Boxes:
     @property
     def conf(self) -> Tensor | np.ndarray:
         """(N,)"""
-        return self.data[:, 4]
+        return self.data[:, -2]
 
     @property
     def cls(self) -> Tensor | np.ndarray:
         """Classes (N,), whole numbers of the type of ``data``."""
-        return self.data[:, 5]
+        return self.data[:, -1]
+
+    @property
+    def is_track(self) -> bool:
+        """Whether objects were tracked."""
+        return self.data.shape[1] == TRACKED_COLUMNS
+
+    @property
+    def id(self) -> Tensor | np.ndarray | None:
+        """Ids of tracks (N,), whole numbers of the type of ``data``; None if objects were not tracked."""
+        return self.data[:, 4] if self.is_track else None
 
     def cpu(self) -> Boxes:
         """Itself: detections are on the CPU."""
@@ -157,9 +171,10 @@ class Results:
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
         """The image with its boxes: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence; ``line_width``:
         pixels, None: by image size."""
-        boxes, classes = self.boxes.numpy(), self._classes()
-        texts = label_texts(self.names, classes, boxes.conf if conf else None) if labels else None
-        return draw_boxes(self.image, boxes.xyxy, texts, class_colors(np.array(classes)), thickness=line_width or 0)
+        boxes, classes, tracks = self.boxes.numpy(), self._classes(), self._tracks()
+        texts = label_texts(self.names, classes, boxes.conf if conf else None, tracks) if labels else None
+        colors = class_colors(np.array(classes if tracks is None else tracks))
+        return draw_boxes(self.image, boxes.xyxy, texts, colors, thickness=line_width or 0)
 
     def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
         """As `drawn`, but BGR, as OpenCV shows and writes images."""
@@ -203,14 +218,24 @@ class Results:
         write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.numpy().xyxy, names)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
-        """A record of each detection: name, class, confidence, and box with x1, y1, x2, y2."""
+        """A record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id`` if
+        objects were tracked."""
         boxes = self.boxes.numpy()
         corners = np.round((boxes.xyxyn if normalize else boxes.xyxy).astype(np.float64), decimals).tolist()
         scores = np.round(boxes.conf.astype(np.float64), decimals).tolist()
-        return [
+        records = [
             {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
             for c, score, box in zip(self._classes(), scores, corners)
         ]
+        for record, track in zip(records, self._tracks() or ()):
+            record["track_id"] = track
+        return records
+
+    def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
+        """Returns `summary` as a table of pandas. Raises UserError without pandas."""
+        pandas = require_package("pandas", "to_df()", "use summary(), a list of records")
+        columns = [*SUMMARY_COLUMNS, "track_id"] if self.boxes.is_track else SUMMARY_COLUMNS
+        return pandas.DataFrame(self.summary(normalize, decimals), columns=columns)
 
     def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
         """`summary` as JSON text."""
@@ -218,6 +243,10 @@ class Results:
 
     def _classes(self) -> list[int]:
         return self.boxes.numpy().cls.astype(int).tolist()
+
+    def _tracks(self) -> list[int] | None:
+        """The ids of tracks; None if objects were not tracked."""
+        return self.boxes.numpy().id.astype(int).tolist() if self.boxes.is_track else None
 
     def _with(self, boxes: Boxes) -> Results:
         return Results(self.image, self.path, self.names, boxes, self.speed)
@@ -234,19 +263,27 @@ class ResultList(list):
         raise AttributeError(f"{error}, for each result") if ": " in str(error) else error
 
 
-def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:
-    """The detections of one image as float32 on the CPU."""
-    columns = [table.boxes_xyxy_px, table.scores[:, None], table.classes[:, None]]
+def boxes_of(table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:
+    """The detections of one image as float32 on the CPU. ``tracks``: ids (N,) of their tracks."""
+    ids = [] if tracks is None else [tracks[:, None]]
+    columns = [table.boxes_xyxy_px, *ids, table.scores[:, None], table.classes[:, None]]
     return Boxes(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
 
 
 def label_texts(
-    names: Mapping[int, str] | Sequence[str], classes: Iterable[int], scores: Iterable[float] | None
+    names: Mapping[int, str] | Sequence[str],
+    classes: Iterable[int],
+    scores: Iterable[float] | None,
+    tracks: Iterable[int] | None = None,
 ) -> list[str]:
-    """The texts next to boxes; ``scores`` None: without confidences."""
-    if scores is None:
-        return [names[c] for c in classes]
-    return [f"{names[c]} {score:.2f}" for c, score in zip(classes, scores)]
+    """The texts next to boxes, as ``#3 person 0.85``; ``scores`` None: without confidences; ``tracks`` None: without
+    ids."""
+    texts = [names[c] for c in classes]
+    if tracks is not None:
+        texts = [f"#{track} {text}" for track, text in zip(tracks, texts)]
+    if scores is not None:
+        texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores)]
+    return texts
 
 
 def describe_counts(counts: Mapping[int, int], names: Mapping[int, str] | Sequence[str]) -> str:

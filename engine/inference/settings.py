@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +19,16 @@ from torch import Tensor
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import DETECTION_IOU, SHOWN, detection_iou, select_detections
+from models.postprocess.detections import DETECTION_IOU, SHOWN, PostprocessSettings, detection_iou, select_detections
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.config.other_programs import python_hint
 from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
 from utils.files.schema import suggestion
 from utils.logger import get_logger
 from utils.structures import Detections, DetectionTable
-
-if TYPE_CHECKING:
-    from models.postprocess.tiling import TiledDetector
 
 BATCH_SIZE = 16  # on GPUs
 
@@ -55,49 +53,72 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
-                hint = suggestion(name, known) or "; results have save() and show(), stream() yields them one by one"
+                written = python_hint("argument", name) or "results have save() and show()"
+                hint = suggestion(name, known) or f"; {written}"
                 raise UserError(f"{name}={value!r}: unknown{hint}")
-        given = {name: value for name, value in keywords.items() if name in known and value is not None}
-        return replace(self, **given | {"imgsz": given.get("imgsz") or self.imgsz})
+        changes = {name: value for name, value in keywords.items() if name in known and value is not None}
+        changes["imgsz"] = changes.get("imgsz") or self.imgsz
+        return replace(self, **changes)
 
     def fitted(self, model: InferenceModel) -> DetectionSettings:
-        """As ``model`` takes them: with an image size, a threshold and classes by number; ``iou`` None: no NMS. Raises
-        UserError for settings that do not fit."""
-        names, iou = dict(enumerate(model.names)), self.iou
+        """Returns the settings as ``model`` takes them: with an image size, a threshold and classes by number; ``iou``
+        None: no NMS. Raises UserError for settings that do not fit."""
+        fitted = self._with_checked_values(model)
+        if model.votes and not self.box_voting:
+            raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
+        imgsz = _fitted_imgsz(fitted.imgsz, model)
+        conf = model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf
+        iou = self.iou
+        if iou is None:
+            iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
+        return replace(fitted, imgsz=imgsz, conf=conf, iou=iou)
+
+    def _with_checked_values(self, model: InferenceModel) -> DetectionSettings:
+        """Returns the settings with whole numbers, and classes by number. Raises UserError for values that no model
+        takes, and for classes that ``model`` does not have."""
         try:
             if isinstance(self.classes, str):
                 raise TypeError
-            classes = class_numbers(() if self.classes is None else self.classes, names, "the model")
-            imgsz, max_det = operator.index(self.imgsz), operator.index(self.max_det)
+            classes = () if self.classes is None else self.classes
+            classes = class_numbers(classes, dict(enumerate(model.names)), "the model")
+            imgsz = operator.index(self.imgsz)
+            max_det = operator.index(self.max_det)
         except TypeError:
             raise UserError(
                 "classes, imgsz, max_det: must be a list of class numbers or names, and whole numbers, got "
                 f"{self.classes!r}, {self.imgsz!r} and {self.max_det!r}"
             ) from None
-        for name, value in (("conf", self.conf), ("iou", iou)):
+        for name, value in (("conf", self.conf), ("iou", self.iou)):
             if value is not None and not (isinstance(value, int | float | np.number) and 0 <= value <= 1):
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
         if max_det < 1:
             raise UserError(f"max_det: must be at least 1, got {max_det}")
-        if model.votes and not self.box_voting:
-            raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
-        if model.input_hw is None:
-            imgsz = imgsz or model.imgsz
-            check_image_size(imgsz, model.stride)
-        elif imgsz not in (0, max(model.input_hw)):
-            size = "{}x{}".format(*model.input_hw)
-            raise UserError(f"--imgsz {imgsz}: {model.path} takes {size} pixels (height x width) only")
-        conf = model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf
-        if iou is None:
-            iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
-        return replace(
-            self,
-            imgsz=max(model.input_hw) if model.input_hw else imgsz,
-            conf=conf,
-            iou=iou,
-            max_det=max_det,
-            classes=classes,
+        return replace(self, classes=classes, imgsz=imgsz, max_det=max_det)
+
+    @property
+    def postprocess(self) -> PostprocessSettings:
+        """How detections are selected with settings that are `fitted`."""
+        return PostprocessSettings(
+            conf_thres=self.conf,
+            iou_thres=self.iou,
+            max_det=self.max_det,
+            agnostic=self.agnostic,
+            multi_label=False,
+            classes=self.classes or None,
+            box_voting=self.box_voting,
         )
+
+
+def _fitted_imgsz(imgsz: int, model: InferenceModel) -> int:
+    """The longer side of the canvas of ``model``; ``imgsz``: the wanted one, pixels, 0: the model's. Raises UserError
+    for one that it does not take."""
+    if model.input_hw is None:
+        check_image_size(imgsz or model.imgsz, model.stride)
+        return imgsz or model.imgsz
+    if imgsz not in (0, max(model.input_hw)):
+        height, width = model.input_hw
+        raise UserError(f"--imgsz {imgsz}: {model.path} takes {height}x{width} pixels (height x width) only")
+    return max(model.input_hw)
 
 
 class Canvases(NamedTuple):
@@ -214,13 +235,13 @@ class Pipeline:
             self.model,
             lambda model, raw: {SHOWN: _select(model, raw, settings)},
             tiles=self.tiles,
-            stride=self.model.stride,
-            imgsz=settings.imgsz,
-            input_hw=self.model.input_hw,
-            batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
-            iou_thres={SHOWN: settings.iou},
-            max_det=settings.max_det,
-            agnostic=settings.agnostic,
+            view_input=ViewInput(
+                stride=self.model.stride,
+                imgsz=settings.imgsz,
+                only_hw=self.model.input_hw,
+                batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
+            ),
+            selections={SHOWN: settings.postprocess},
         )
 
     def _now(self) -> float:
@@ -233,17 +254,7 @@ class Pipeline:
 def _select(model: InferenceModel, raw: list[Tensor], settings: DetectionSettings) -> Detections:
     """The detections in the model's raw outputs, float32."""
     boxes, scores = model.decode(raw)
-    return select_detections(
-        boxes,
-        scores,
-        conf_thres=settings.conf,
-        iou_thres=settings.iou,
-        max_det=settings.max_det,
-        agnostic=settings.agnostic,
-        multi_label=False,
-        classes=settings.classes or None,
-        box_voting=settings.box_voting,
-    )
+    return select_detections(boxes, scores, settings.postprocess)
 
 
 def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:

@@ -48,7 +48,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x
 
 
-class Batch(NamedTuple):
+class MatrixBatch(NamedTuple):
     """Matrices that are orthogonalized together."""
 
     members: list[int]
@@ -56,23 +56,23 @@ class Batch(NamedTuple):
     columns: int
 
 
-def plan_batches(shapes: Sequence[tuple[int, int]], *, padded: bool) -> list[Batch]:
+def plan_batches(shapes: Sequence[tuple[int, int]], *, padded: bool) -> list[MatrixBatch]:
     """Groups matrices of ``shapes`` into batches of a common shape with rows <= columns; tall matrices are transposed.
     If ``padded``, repeatedly merges the two batches whose union saves most, as long as the padding costs less than the
     kernel launches of another batch."""
 
-    def cost(batch: Batch) -> float:
+    def cost(batch: MatrixBatch) -> float:
         # The time of the products grows with the rows; below about 512 memory traffic outweighs them.
         return _BATCH_COST + len(batch.members) * batch.rows * batch.columns * (1 + batch.rows / 512)
 
-    def union(a: Batch, b: Batch) -> Batch:
-        return Batch([*a.members, *b.members], max(a.rows, b.rows), max(a.columns, b.columns))
+    def union(a: MatrixBatch, b: MatrixBatch) -> MatrixBatch:
+        return MatrixBatch([*a.members, *b.members], max(a.rows, b.rows), max(a.columns, b.columns))
 
     unit = _ALIGNMENT if padded else 1
     by_shape = defaultdict(list)
     for number, shape in enumerate(shapes):
         by_shape[tuple(-(-side // unit) * unit for side in sorted(shape))].append(number)
-    batches = [Batch(members, *shape) for shape, members in by_shape.items()]
+    batches = [MatrixBatch(members, *shape) for shape, members in by_shape.items()]
     while padded and len(batches) > 1:
         saving, a, b = max(
             ((cost(a) + cost(b) - cost(union(a, b)), a, b) for a, b in combinations(batches, 2)),
@@ -112,7 +112,7 @@ class Muon(Optimizer):
     def __init__(self, params: Iterable[Any], lr: float, momentum: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
-        self._plans: dict[tuple, list[tuple[Batch, Tensor]]] = {}  # with factors of the rate, (n, 1, 1)
+        self._plans: dict[tuple, list[tuple[MatrixBatch, Tensor]]] = {}  # with factors of the rate, (n, 1, 1)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -149,7 +149,7 @@ class Muon(Optimizer):
                 moves[i] = found[part].mT if matrices[i].shape[0] > matrices[i].shape[1] else found[part]
         return moves
 
-    def _plan(self, shapes: tuple[tuple[int, int], ...], like: Tensor) -> list[tuple[Batch, Tensor]]:
+    def _plan(self, shapes: tuple[tuple[int, int], ...], like: Tensor) -> list[tuple[MatrixBatch, Tensor]]:
         if shapes not in self._plans:
             batches = plan_batches(shapes, padded=pads_matrices(like.device))
             factors = [[0.2 * max(shapes[i]) ** 0.5 for i in batch.members] for batch in batches]

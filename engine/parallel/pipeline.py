@@ -74,7 +74,7 @@ class Stage(Strategy):
         self._peer = ctx.rank ^ 1
         self._side = 2 * model.stride
         self._cut, self._examples = _cut(model, self._side, autocast)
-        self._taken = model.taken_from_before(self._cut)
+        self._taken = model.inputs_from_before(self._cut)
         first_norms = _trained_norms(model.model[: self._cut])
         last_norms = _trained_norms(model.model[self._cut :])
         is_first = ctx.rank % STAGES == 0
@@ -255,7 +255,7 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
         handle.remove()
     total = sum(counts)
     cut = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
-    taken = model.taken_from_before(cut)
+    taken = model.inputs_from_before(cut)
     get_logger().info(
         "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
         cut - 1,

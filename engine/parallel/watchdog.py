@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from utils.distributed.context import DistributedContext, all_objects
-from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
 from utils.machine import decoder_warnings
+from utils.machine.processes import has_died, this_process
 from utils.machine.stop_signals import StopSignals
 from utils.program import resume_flag
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, Box, CheckedSplit, Issue, learned_names
+from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing.page import Card, code
@@ -22,7 +22,7 @@ LABEL_LEGEND = (
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
 MAX_LABEL_ERRORS = 60
-MAX_LABELS, MAX_DETECTIONS = 60, 40  # drawn in a picture of a label error
+MAX_DRAWN_LABELS, MAX_DRAWN_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
 class DrawnDetections(NamedTuple):
@@ -54,11 +54,11 @@ class Galleries:
         index = self._splits[split].index
         return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
 
-    def _labels(self, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> list[Outline]:
+    def _labels(self, split: str, rows: np.ndarray, but: Sequence[LabelBox] = ()) -> list[Outline]:
         """The labels of an image, in ``rows`` of the index, without ``but``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
         boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
-        return outlines(boxes[:MAX_LABELS], "correct")
+        return outlines(boxes[:MAX_DRAWN_LABELS], "correct")
 
     def _label_error(self, issue: Issue, album: Album) -> Card:
         name, suggestion = issue.images[0], issue.suggestion
@@ -86,7 +86,7 @@ class Galleries:
         i = self._number[issue.split, issue.images[0]]
         rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
-        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MAX_DETECTIONS]
+        rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MAX_DRAWN_DETECTIONS]
         texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
         drawn = [Outline(table.boxes_xyxy_px[row], "location", text) for row, text in zip(rows, texts)]
         suggestion = issue.suggestion
@@ -114,5 +114,5 @@ def source_of(split: CheckedSplit, image: int) -> Source:
     return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
 
 
-def corners_of(boxes: Sequence[Box]) -> np.ndarray:
+def corners_of(boxes: Sequence[LabelBox]) -> np.ndarray:
     return np.array([box.xyxy_px for box in boxes], np.float64).reshape(-1, 4)

@@ -48,7 +48,7 @@ from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
-MIN_SCORE = 0.5  # of label errors: more probable than not
+MIN_LABEL_ERROR_SCORE = 0.5  # of label errors: more probable than not
 MAX_PAIRS = 200  # of classes
 MAX_LABEL_BYTES = 700_000  # of JPEG files of label errors
 DRAWS = 400  # of the images of a split with few objects
@@ -56,7 +56,7 @@ SHEET_COLUMNS = 4  # of charts in results.png
 
 
 @dataclass(frozen=True)
-class Validation:
+class ScoredValidation:
     result: EvalResult
     detections: DetectionTable  # that are scored
     shown: DetectionTable  # as detect.py finds them
@@ -103,13 +103,13 @@ class ReportPage:
     def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
         self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
         self.path = folder / FILE_NAME
-        self.validation: Validation | None = None  # the newest
+        self.validation: ScoredValidation | None = None  # the newest
         self._ap_of_draws: dict[int, np.ndarray] = {}  # by epoch, of this process: `ap_of_draws`
         self._data: dict[str, Any] | None = None  # what census.html shows
         self._warning = ""
         self.is_written = False  # whether the newest call of `write` has replaced the page
 
-    def set_validation(self, validation: Validation) -> None:
+    def set_validation(self, validation: ScoredValidation) -> None:
         """Sets the newest one. With few objects, epochs are compared on the same draws of the images."""
         self.validation = validation
         index = self._subject.validated
@@ -148,7 +148,7 @@ class ReportPage:
         if self.is_written:
             get_logger().info("report: %s", self.path)
 
-    def _content(self, history: dict[str, np.ndarray], validation: Validation | None) -> dict[str, Any]:
+    def _content(self, history: dict[str, np.ndarray], validation: ScoredValidation | None) -> dict[str, Any]:
         subject = self._subject
         if self._data is None:
             censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
@@ -189,13 +189,13 @@ class ReportPage:
             "history": {chart.title: chart_picture(chart) for chart in history_charts(history)},
         }
 
-    def _validation_content(self, validation: Validation) -> dict[str, Any]:
+    def _validation_content(self, validation: ScoredValidation) -> dict[str, Any]:
         split, index = list(self._subject.indexes.items())[-1]
         names, truth, result = index.names, index.ground_truth(), validation.result
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
-        issues = find_label_errors(checked, validation.detections, result.class_metrics, MIN_SCORE)
+        issues = find_label_errors(checked, validation.detections, result.class_metrics, MIN_LABEL_ERROR_SCORE)
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         drawn = DrawnDetections(validation.shown, result.confusion_confidence)
         confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"

@@ -11,10 +11,10 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
-from utils.config.pixels import RGB8, PixelFormat, as_rgb8
 from utils.drawing.draw import draw_boxes
 from utils.drawing.page import image
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.structures import GRAY
 
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import Run, RunPlan, RunSettings
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -30,7 +30,7 @@ _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
 
-def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack) -> Run:
+def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack) -> TrainingRun:
     """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
 
@@ -49,7 +49,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
         write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return Run(folder=folder, settings=settings, checkpoint=plan.checkpoint, data_root=plan.data_root)
+    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint, data_root=plan.data_root)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:

@@ -38,7 +38,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainingRun:
     """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
 
     folder: Path

@@ -19,11 +19,11 @@ from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import LEAST_SEARCHED, build_step
 from models.losses.base import Criterion
-from utils.config.pixels import RGB8, PixelFormat
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 from utils.structures import Batch, Targets, ignored_class
 
@@ -203,7 +203,7 @@ def blank_batch(images: int, side: int, labels: np.ndarray, device: torch.device
     shape = (images, side, side, pixels.channels)
     return Batch(
         images=torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2),
-        targets=Targets.of([labels] * images).to(device, non_blocking=False),
+        targets=Targets.from_labels([labels] * images).to(device, non_blocking=False),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
         letterbox=torch.zeros((images, 4), dtype=torch.float64),

@@ -20,13 +20,13 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
-from engine.export.run import try_formats
+from engine.export.trial import try_formats
 from engine.hooks.callbacks import load_callbacks
 from engine.hooks.hook import Hook
 from engine.hooks.plots import Plots
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.results import ClassScores, ClassWeights, Results, ResultsCsv, Summary, TensorBoard, Validation
+from engine.hooks.results import ClassScores, ClassWeights, EpochResults, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.trackers import open_services
 from engine.optim.build import RULES, SHORT_RUN
@@ -37,7 +37,7 @@ from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
 from engine.run.resume import check_classes, restore_run
-from engine.run.run import Run, RunPlan, RunSettings
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
@@ -300,7 +300,7 @@ def build_criterion(
     classes count alike."""
     config, weights = settings.config, None
     if config.cls_pw and train is not None:
-        weights = class_weights(train.boxes_of_classes(model.num_classes), config.cls_pw)
+        weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
         by_weight = weights.argsort(descending=True, stable=True).tolist()
         shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
         get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
@@ -378,7 +378,7 @@ def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
 
 
 def describe_run(
-    run: Run, data: RunData, start: StartingModel, optimizer_name: str, fingerprint: str
+    run: TrainingRun, data: RunData, start: StartingModel, optimizer_name: str, fingerprint: str
 ) -> RunDescription:
     """What all checkpoints of the run say of its settings, data and model."""
     spec, model = data.spec, start.model
@@ -405,7 +405,7 @@ def describe_run(
 
 def build_hooks(
     ctx: DistributedContext,
-    run: Run,
+    run: TrainingRun,
     step: TrainStep,
     loaders: Loaders,
     fitness: Fitness,
@@ -415,7 +415,7 @@ def build_hooks(
     config = run.config
     evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
     validation = Validation(evaluator, loaders.val, config.val_every)
-    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), Results(fitness), ProgressBar()]
+    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
     if config.image_weights:
         hooks.append(ClassWeights(loaders.train))
     if config.time:

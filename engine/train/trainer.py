@@ -16,7 +16,7 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import Run
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.errors import UserError
@@ -29,7 +29,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        run: Run,
+        run: TrainingRun,
         step: TrainStep,
         loader: InfiniteDataLoader,
         plan: StepPlan,

@@ -1,8 +1,10 @@
-"""SimOTA (YOLOX, Ge et al. 2021): the cheapest cells near each target, as many as its largest IoUs add up to. Fixed
-shapes, no host sync, no gradient.
+"""SimOTA (YOLOX, Ge et al. 2021): each target gets the cheapest cells near it, as many as its largest IoUs add up to.
 
-Legend: B images, K target slots, N cells over all levels, C classes, T candidates per target. Boxes are xyxy canvas
-pixels.
+The steps, in this order: `find_candidates`, `matching_cost`, `dynamic_k`, `select_cheapest`, then `resolve_conflicts`.
+All have fixed shapes, need no host sync and carry no gradient.
+
+Legend: B images, K target slots, N cells over all levels, C classes, T cheapest cells of a target. Boxes are xyxy
+canvas pixels.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.assigners.candidates import match_one_to_one, resolve_conflicts, widened
+from models.assigners.candidates import match_one_to_one, resolve_conflicts, widen_to_stride
 from utils.boxes import iou
 
-MOST_CELLS = 10  # a target; it gets as many as the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
-CENTER_RADIUS = 2.5  # strides between a target's middle and its candidates, by x and by y
-OVERLAP_WEIGHT = 3.0  # of the IoU's cost, relative to the score's
-_OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle
-_LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
-# Images are assigned in groups, so that no (group, K, N) intermediate exceeds this many elements: on a CPU they should
-# stay in the cache, on an accelerator the limit bounds memory (64 MiB each) on dense images.
+MAX_CELLS = 10  # of a target; dynamic k is the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
+CENTER_RADIUS = 2.5  # strides between a target's center and its candidates, along x and along y
+OVERLAP_WEIGHT = 3.0  # weight of the IoU's cost relative to the score's
+_OUTSIDE_COST = 1e5  # added for cells that are inside the target or near its center, but not both
+_MIN_LOG = -100.0  # logarithms of probabilities are clamped here
+# Images are assigned in groups so that no (group, K, N) intermediate has more elements: on a CPU it should stay in the
+# cache, on an accelerator the limit bounds memory on dense images (64 MiB per intermediate).
 _GROUP_ELEMENTS_CPU = 2**17
 _GROUP_ELEMENTS = 2**24
 
 
 class Predictions(NamedTuple):
-    """What the model predicts in each cell."""
+    """Outputs of the model for every cell."""
 
     objectness: Tensor  # (B, N, 1) logits
     class_logits: Tensor  # (B, N, C)
@@ -36,15 +38,15 @@ class Predictions(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """The targets of each image."""
+    """Targets of each image, padded to K slots."""
 
-    labels: Tensor  # int64 (B, K), any valid class where there is no target
+    labels: Tensor  # int64 (B, K), any valid class in an empty slot
     boxes: Tensor  # (B, K, 4)
-    mask: Tensor  # bool (B, K), where there is a target
+    mask: Tensor  # bool (B, K), False in an empty slot
 
 
 class Cells(NamedTuple):
-    """The cells of all levels."""
+    """Cells of all levels."""
 
     centers: Tensor  # (N, 2) pixels
     strides: Tensor  # (N, 1) pixels
@@ -52,75 +54,104 @@ class Cells(NamedTuple):
 
 
 class SimOtaAssignment(NamedTuple):
-    """The cells of every target. A cell is assigned to at most one slot."""
+    """Cells of every target. A cell is assigned to at most one slot."""
 
-    cells: Tensor  # int64 (B, K, T), any valid index where it is not assigned
+    cells: Tensor  # int64 (B, K, T), any valid index where not assigned
     assigned: Tensor  # bool (B, K, T)
-    overlap: Tensor  # float32 (B, K, T): IoU of the cell's box with the target
+    overlap: Tensor  # float32 (B, K, T): IoU of the cell's box and the target
 
 
-def candidate_cells(centers: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
-    """Cells whose center lies in the target, `widened`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
-    low, high = (corner[..., None] for corner in widened(boxes, finest_stride))
+class Candidates(NamedTuple):
+    """Cells that each target may get."""
+
+    mask: Tensor  # bool (B, K, N): inside the target or near its center
+    preferred: Tensor  # bool (B, K, N): inside the target and near its center
+
+
+class CheapestCells(NamedTuple):
+    """The T = min(`MAX_CELLS`, N) cells of lowest cost for each target, cheapest first."""
+
+    cells: Tensor  # int64 (B, K, T)
+    selected: Tensor  # bool (B, K, T): the first k of them, as far as they are candidates
+    cost: Tensor  # float32 (B, K, T), inf where the cell is no candidate
+    overlap: Tensor  # float32 (B, K, T): IoU
+
+
+def cells_inside(centers: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
+    """Finds the cells whose center is inside a target after `widen_to_stride`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
+    low, high = (corner[..., None] for corner in widen_to_stride(boxes, finest_stride))
     x, y = centers.unbind(-1)
     inside = (x >= low[:, :, 0]) & (x <= high[:, :, 0])
     return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
 
 
-def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: logits (B, N, 1)
-    and (B, N, C), labels int64 (B, K) -> (B, K, N).
-
-    The sum over the other classes is the same for every target up to one term, so nothing of shape (B, K, N, C) is
-    made.
-    """
-    log_yes = ((logsigmoid(objectness) + logsigmoid(class_logits)) / 2).clamp_(min=_LEAST_LOG)
-    log_no = torch.log1p(-log_yes.exp()).clamp_(min=_LEAST_LOG)
-    index = labels[..., None].expand(-1, -1, class_logits.shape[1])
-    target_term = (log_no - log_yes).transpose(1, 2).gather(1, index)
-    return target_term.sub_(log_no.sum(-1)[:, None]).clamp_(min=0)
-
-
-def near_middle(cells: Cells, boxes: Tensor) -> Tensor:
-    """Cells within `CENTER_RADIUS` strides of a target's middle: boxes (B, K, 4) -> bool (B, K, N)."""
-    reach = CENTER_RADIUS * cells.strides[:, 0]
+def cells_near_center(cells: Cells, boxes: Tensor) -> Tensor:
+    """Finds the cells within `CENTER_RADIUS` strides of a target's center: (B, K, 4) -> bool (B, K, N)."""
+    radius = CENTER_RADIUS * cells.strides[:, 0]
     x, y = ((boxes[..., :2] + boxes[..., 2:]) / 2).split(1, -1)
-    is_near_x = (x - cells.centers[:, 0]).abs() < reach
-    is_near_y = (y - cells.centers[:, 1]).abs() < reach
+    is_near_x = (x - cells.centers[:, 0]).abs() < radius
+    is_near_y = (y - cells.centers[:, 1]).abs() < radius
     return is_near_x.logical_and_(is_near_y)
 
 
-class Cheapest(NamedTuple):
-    """The cheapest cells of each target, T = min(10, N) of them."""
-
-    cells: Tensor  # int64 (B, K, T)
-    selected: Tensor  # bool (B, K, T): as many as the target's largest IoUs add up to, if they are candidates
-    cost: Tensor  # float32 (B, K, T), inf where the cell is no candidate
-    overlap: Tensor  # float32 (B, K, T): IoU
+def find_candidates(objects: Objects, cells: Cells) -> Candidates:
+    """Step 1: finds the cells inside each target or near its center."""
+    inside = cells_inside(cells.centers, objects.boxes, cells.finest_stride)
+    near = cells_near_center(cells, objects.boxes)
+    return Candidates((inside | near).logical_and_(objects.mask[..., None]), inside & near)
 
 
-def cheapest_cells(predictions: Predictions, objects: Objects, cells: Cells) -> Cheapest:
-    """Chooses the cells of lowest cost for every target, which other targets may choose, too."""
-    inside = candidate_cells(cells.centers, objects.boxes, cells.finest_stride)
-    near = near_middle(cells, objects.boxes)
-    candidates = (inside | near).logical_and_(objects.mask[..., None])
-    overlap = iou(predictions.boxes[:, None], objects.boxes[:, :, None]).mul_(candidates)
+def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
+    """Computes the cross-entropy of sqrt(objectness * class score) against the target's class, summed over classes.
+
+    For every target the sum over classes differs in one term only, so no tensor of shape (B, K, N, C) is needed.
+
+    Args: logits (B, N, 1) and (B, N, C), labels int64 (B, K). Returns (B, K, N).
+    """
+    log_positive = ((logsigmoid(objectness) + logsigmoid(class_logits)) / 2).clamp_(min=_MIN_LOG)
+    log_negative = torch.log1p(-log_positive.exp()).clamp_(min=_MIN_LOG)
+    index = labels[..., None].expand(-1, -1, class_logits.shape[1])
+    target_term = (log_negative - log_positive).transpose(1, 2).gather(1, index)
+    return target_term.sub_(log_negative.sum(-1)[:, None]).clamp_(min=0)
+
+
+def matching_cost(predictions: Predictions, objects: Objects, candidates: Candidates, overlap: Tensor) -> Tensor:
+    """Step 2: computes the cost of each cell for each target, (B, K, N), inf where the cell is no candidate.
+
+    A low score and a low IoU, ``overlap`` (B, K, N), raise it; cells both inside and near the center come first.
+    """
     cost = score_cost(predictions.objectness, predictions.class_logits, objects.labels)
     cost -= OVERLAP_WEIGHT * (overlap + 1e-8).log()
-    cost = torch.where(inside & near, cost, cost + _OUTSIDE).masked_fill_(~candidates, float("inf"))
-    most = min(MOST_CELLS, cells.centers.shape[0])
-    count = overlap.topk(most, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
-    lowest, chosen = cost.topk(most, dim=-1, largest=False)
-    selected = (torch.arange(most, device=chosen.device) < count) & lowest.isfinite()
-    return Cheapest(chosen, selected, lowest, overlap.gather(-1, chosen))
+    cost = torch.where(candidates.preferred, cost, cost + _OUTSIDE_COST)
+    return cost.masked_fill_(~candidates.mask, float("inf"))
+
+
+def dynamic_k(overlap: Tensor, max_cells: int) -> Tensor:
+    """Step 3: counts the cells of each target: the sum of its largest IoUs, rounded down, and at least 1.
+
+    Args: overlap (B, K, N), 0 where a cell is no candidate. Returns (B, K, 1).
+    """
+    return overlap.topk(max_cells, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
+
+
+def select_cheapest(predictions: Predictions, objects: Objects, cells: Cells) -> CheapestCells:
+    """Steps 1 to 4: selects each target's k cells of lowest cost. Several targets may select the same cell."""
+    candidates = find_candidates(objects, cells)
+    overlap = iou(predictions.boxes[:, None], objects.boxes[:, :, None]).mul_(candidates.mask)
+    cost = matching_cost(predictions, objects, candidates, overlap)
+    max_cells = min(MAX_CELLS, cells.centers.shape[0])
+    count = dynamic_k(overlap, max_cells)
+    lowest, chosen = cost.topk(max_cells, dim=-1, largest=False)
+    selected = (torch.arange(max_cells, device=chosen.device) < count) & lowest.isfinite()
+    return CheapestCells(chosen, selected, lowest, overlap.gather(-1, chosen))
 
 
 class SimOtaAssigner:
-    """Assigns to each target the cells of lowest cost, which a low score and a low IoU both raise.
+    """Assigns to each target its cells of lowest cost.
 
-    Candidates are the cells in the target and those near its middle; cells that are both come first. A target gets as
-    many cells as the sum of its largest IoUs, at least one. A cell that several targets select goes to the one for
-    which it costs least. With ``one_to_one`` a target gets the cheapest cell that no other has.
+    Candidates are the cells inside the target and those near its center. A target gets as many of them as its largest
+    IoUs add up to, and at least one. A cell that several targets select goes to the one for which it costs least. With
+    ``one_to_one`` a target gets the cheapest cell that no other target has.
     """
 
     def __init__(self, *, one_to_one: bool = False) -> None:
@@ -128,9 +159,9 @@ class SimOtaAssigner:
 
     @torch.no_grad()
     def __call__(self, predictions: Predictions, objects: Objects, cells: Cells) -> SimOtaAssignment:
-        """Assigns every image's cells; T = min(10, N), or 1."""
+        """Assigns the cells of every image; T = min(`MAX_CELLS`, N), or 1 with ``one_to_one``."""
         num_cells = predictions.boxes.shape[1]
-        cheapest = self._in_groups(predictions, objects, cells)
+        cheapest = self._select_in_groups(predictions, objects, cells)
         cheapness = 1 / (1 + cheapest.cost)
         if self.one_to_one:  # among all candidates, however small the sum of IoUs
             chosen, assigned = match_one_to_one(cheapest.cells, cheapness, cheapness, num_cells)
@@ -138,19 +169,16 @@ class SimOtaAssigner:
         assigned = resolve_conflicts(cheapest.cells, cheapest.selected, cheapness, num_cells)
         return SimOtaAssignment(cheapest.cells, assigned, cheapest.overlap)
 
-    def _in_groups(self, predictions: Predictions, objects: Objects, cells: Cells) -> Cheapest:
-        """`cheapest_cells` of a few images at a time, so that intermediates stay small."""
+    def _select_in_groups(self, predictions: Predictions, objects: Objects, cells: Cells) -> CheapestCells:
+        """Runs `select_cheapest` on a few images at a time, so that intermediates stay small."""
         batch, slots = objects.labels.shape
         num_cells = predictions.boxes.shape[1]
         limit = _GROUP_ELEMENTS_CPU if predictions.boxes.device.type == "cpu" else _GROUP_ELEMENTS
-        group = max(1, limit // (slots * max(1, num_cells)))
-        parts = []
-        for start in range(0, max(batch, 1), group):
-            images = slice(start, start + group)
-            part = cheapest_cells(
-                Predictions(*(tensor[images] for tensor in predictions)),
-                Objects(*(tensor[images] for tensor in objects)),
-                cells,
-            )
-            parts.append(part)
-        return Cheapest(*(torch.cat(column) for column in zip(*parts)))
+        group_size = max(1, limit // (slots * max(1, num_cells)))
+        groups = []
+        for start in range(0, max(batch, 1), group_size):
+            images = slice(start, start + group_size)
+            group_predictions = Predictions(*(tensor[images] for tensor in predictions))
+            group_objects = Objects(*(tensor[images] for tensor in objects))
+            groups.append(select_cheapest(group_predictions, group_objects, cells))
+        return CheapestCells(*(torch.cat(tensors) for tensors in zip(*groups)))

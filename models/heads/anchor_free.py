@@ -1,6 +1,6 @@
-"""The anchor-free head (YOLOv8 and later): boxes as distances from cell centers to their sides.
+"""Anchor-free head (YOLOv8 and later): boxes as distances from cell centers to their sides.
 
-Legend: B images, L levels, C classes, R bins of a box side, N predictions over all levels.
+Legend: B images, L levels, C classes, R bins of a box side, N cells over all levels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.box_coding import (
     flatten_levels,
     grid_shapes,
 )
-from models.heads.base import REFERENCE_SIZE, DetectionHead
+from models.heads.base import REFERENCE_SIZE, DetectionHead, output_bias
 from models.layers.conv import Conv, DWConv
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 
 class DFL(nn.Module):
-    """The values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
-    weight, for public state dicts; `expected_distances` computes the sum."""
+    """Holds the values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
+    weight.
+
+    It exists for the names of public state dicts and is never run: `expected_distances` computes the mean.
+    """
 
     def __init__(self, bins: int) -> None:
         super().__init__()
@@ -42,8 +45,11 @@ class DFL(nn.Module):
 
 
 class AnchorFreeHead(DetectionHead):
-    """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride or, with R =
-    1, distances in strides. Raw maps are (B, 4R + C, h, w): left, top, right and bottom bins first."""
+    """Separate box and class layers at each level.
+
+    Box sides are distributions over R bins, each one stride wide; with R = 1 they are distances in strides. Raw maps
+    are (B, 4R + C, h, w): the bins of left, top, right and bottom, then classes.
+    """
 
     branch = ("cv2", "cv3")
     validation_iou = 0.7  # YOLOv8
@@ -58,7 +64,7 @@ class AnchorFreeHead(DetectionHead):
         reg_max: int = 16,
         depthwise: bool = False,
     ) -> None:
-        """``depthwise``: class branches of depthwise-separable convolutions (YOLO11)."""
+        """``depthwise``: whether class layers are depthwise-separable convolutions (YOLO11)."""
         super().__init__(strides, num_classes)
         self.reg_max = reg_max
         box_width = max(16, in_channels[0] // 4, 4 * reg_max)
@@ -72,12 +78,12 @@ class AnchorFreeHead(DetectionHead):
             self.dfl = DFL(reg_max)
 
     def _class_branch(self, channels: int, width: int, depthwise: bool) -> nn.Sequential:
-        if depthwise:
-            first = nn.Sequential(DWConv(channels, channels, 3), Conv(channels, width))
-            second = nn.Sequential(DWConv(width, width, 3), Conv(width, width))
-        else:
-            first, second = Conv(channels, width, 3), Conv(width, width, 3)
-        return nn.Sequential(first, second, nn.Conv2d(width, self.num_classes, 1))
+        output = nn.Conv2d(width, self.num_classes, 1)
+        if not depthwise:
+            return nn.Sequential(Conv(channels, width, 3), Conv(width, width, 3), output)
+        first = nn.Sequential(DWConv(channels, channels, 3), Conv(channels, width))
+        second = nn.Sequential(DWConv(width, width, 3), Conv(width, width))
+        return nn.Sequential(first, second, output)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -85,32 +91,37 @@ class AnchorFreeHead(DetectionHead):
             self.dfl.reset_parameters()
 
     @torch.no_grad()
-    def reset_branch(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
-        """Box sides start at the middle of their bins or, without bins, at two strides. Class scores start at 5 objects
-        in a typical image."""
+    def reset_branch(self, *layers: nn.ModuleList) -> None:
+        """Starts box sides at the middle of their bins (without bins, at two strides) and class scores at 5 objects per
+        typical image."""
+        boxes, classes = layers
         for box, cls, stride in zip(boxes, classes, self.strides):
-            box[-1].bias.fill_(1.0 if self.reg_max > 1 else 2.0)
+            output_bias(box).fill_(1.0 if self.reg_max > 1 else 2.0)
             cells = (REFERENCE_SIZE / stride) ** 2
-            cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
+            output_bias(cls).fill_(math.log(5 / self.num_classes / cells))
 
     def branch_loss(self, settings: LossSettings) -> AnchorFreeLoss:
-        from models.losses.anchor_free import AnchorFreeLoss  # inference needs none
+        from models.losses.anchor_free import AnchorFreeLoss  # inference needs no losses
 
         return AnchorFreeLoss(settings, self.reg_max)
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
 
-    def forward_branch(self, features: list[Tensor], boxes: nn.ModuleList, classes: nn.ModuleList) -> list[Tensor]:
+    def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
+        boxes, classes = layers
         return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, boxes, classes)]
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        # Runtimes of ONNX files are faster with channels before cells, torch with cells before channels.
+        # ONNX runtimes are faster with channels before cells, torch with cells before channels.
         channels_first = torch.onnx.is_in_onnx_export()
-        flat, channels = (flatten_cells(raw), 1) if channels_first else (flatten_levels(raw), 2)
-        sides, logits = flat.split((4 * self.reg_max, self.num_classes), channels)
-        distances = expected_distances(sides.unflatten(channels, (4, self.reg_max)), dim=channels - 3)
+        channel_dim = 1 if channels_first else 2
+        flat = flatten_cells(raw) if channels_first else flatten_levels(raw)
+        sides, logits = flat.split((4 * self.reg_max, self.num_classes), channel_dim)
+        distances = expected_distances(sides.unflatten(channel_dim, (4, self.reg_max)), dim=channel_dim - 3)
         scores = logits.sigmoid()
         if channels_first:
-            distances, scores = distances.transpose(1, 2), scores.transpose(1, 2)
-        return distances_to_xyxy(distances, *cell_centers(grid_shapes(raw), self.strides, flat.device)), scores
+            distances = distances.transpose(1, 2)
+            scores = scores.transpose(1, 2)
+        centers, strides = cell_centers(grid_shapes(raw), self.strides, flat.device)
+        return distances_to_xyxy(distances, centers, strides), scores

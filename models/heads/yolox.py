@@ -1,4 +1,4 @@
-"""YOLOX's decoupled head: one tower for class scores, one for box and objectness (Ge et al. 2021).
+"""YOLOX's decoupled head: one tower for class scores, another for box and objectness (Ge et al. 2021).
 
 Legend: B images, L levels, C classes, N cells over all levels.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.box_coding import cell_centers, flatten_levels, grid_shapes, offsets_to_cxcywh
-from models.heads.base import REFERENCE_SIZE, DetectionHead
+from models.heads.base import REFERENCE_SIZE, DetectionHead, output_bias
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
 from utils.boxes import cxcywh_to_xyxy
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class YOLOXHead(DetectionHead):
-    """One box per cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes. Attribute
-    names are those of public state dicts."""
+    """One box per cell, with objectness.
+
+    Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes. Attribute names are those of public state dicts.
+    """
 
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
     validation_iou = 0.65  # YOLOX
@@ -40,45 +42,51 @@ class YOLOXHead(DetectionHead):
         width: int,
         separable: bool = False,
     ) -> None:
-        """``width``: channels of both towers at every level; ``separable``: depthwise-separable 3x3 convolutions."""
+        """``width``: channels of both towers at every level; ``separable``: whether their 3x3 convolutions are
+        depthwise-separable."""
         super().__init__(strides, num_classes)
         conv = SeparableConv if separable else Conv
 
-        def two_convolutions() -> nn.Sequential:
+        def tower() -> nn.Sequential:
             return nn.Sequential(conv(width, width, 3), conv(width, width, 3))
 
         self.stems = nn.ModuleList(Conv(c, width) for c in in_channels)
-        self.cls_convs = nn.ModuleList(two_convolutions() for _ in in_channels)
-        self.reg_convs = nn.ModuleList(two_convolutions() for _ in in_channels)
+        self.cls_convs = nn.ModuleList(tower() for _ in in_channels)
+        self.reg_convs = nn.ModuleList(tower() for _ in in_channels)
         self.cls_preds = nn.ModuleList(nn.Conv2d(width, num_classes, 1) for _ in in_channels)
         self.reg_preds = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in in_channels)
         self.obj_preds = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in in_channels)
 
     def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
         raw = []
-        for x, stem, class_convs, box_convs, classes, box, objectness in zip(features, *layers, strict=True):
-            x = stem(x)
-            box_features = box_convs(x)
-            raw.append(torch.cat((box(box_features), objectness(box_features), classes(class_convs(x))), 1))
+        for level, stem, class_tower, box_tower, classes, box, objectness in zip(features, *layers, strict=True):
+            stem_features = stem(level)
+            box_features = box_tower(stem_features)
+            outputs = (box(box_features), objectness(box_features), classes(class_tower(stem_features)))
+            raw.append(torch.cat(outputs, 1))
         return raw
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Scores are objectness times class."""
+        """Decodes boxes and scores, which are objectness times class score."""
         box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
-        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centers(grid_shapes(raw), self.strides, box.device)))
+        centers, strides = cell_centers(grid_shapes(raw), self.strides, box.device)
+        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
         return boxes, objectness.sigmoid() * classes.sigmoid()
 
     @torch.no_grad()
     def reset_branch(self, *layers: nn.ModuleList) -> None:
-        """Boxes start in the middle of their cell, two strides wide, objectness at 8 objects in a typical image, class
-        scores at about 0.6 / C."""
-        for *_, classes, box, objectness, stride in zip(*layers, self.strides, strict=True):
-            box.bias.copy_(torch.tensor([0.5, 0.5, math.log(2), math.log(2)]))
-            objectness.bias.fill_(math.log(8 / (REFERENCE_SIZE / stride) ** 2))
-            classes.bias.fill_(math.log(0.6 / (self.num_classes - 0.99999)))
+        """Starts boxes in the middle of their cell and two strides wide, objectness at 8 objects per typical image,
+        class scores at about 0.6 / C."""
+        *_, class_outputs, box_outputs, objectness_outputs = layers
+        for classes, box, objectness, stride in zip(
+            class_outputs, box_outputs, objectness_outputs, self.strides, strict=True
+        ):
+            output_bias(box).copy_(torch.tensor([0.5, 0.5, math.log(2), math.log(2)]))
+            output_bias(objectness).fill_(math.log(8 / (REFERENCE_SIZE / stride) ** 2))
+            output_bias(classes).fill_(math.log(0.6 / (self.num_classes - 0.99999)))
 
     def branch_loss(self, settings: LossSettings) -> YOLOXLoss:
-        from models.losses.yolox import YOLOXLoss  # inference needs none
+        from models.losses.yolox import YOLOXLoss  # inference needs no losses
 
         return YOLOXLoss(settings)
 

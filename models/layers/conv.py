@@ -1,6 +1,6 @@
 """Convolution, pooling and resampling layers.
 
-Attribute names are those of public state dicts. Layers take empty batches and keep the memory format of their input.
+Attribute names are those of public state dicts. Layers accept empty batches and keep the memory format of their input.
 """
 
 from __future__ import annotations
@@ -15,20 +15,35 @@ from models.layers.ops import double_nearest
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
-Identity = nn.Identity  # as a model YAML names it
+Identity = nn.Identity  # under the name that a model YAML uses
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` that does not count its batches, which would be a kernel of its own in each norm. The
-    training step counts for all norms at once."""
+    """`torch.nn.BatchNorm2d` that does not count its batches, which would take one more kernel per norm.
+
+    The training step counts for all norms at once.
+    """
+
+    momentum: float  # never None, as `Conv` creates it
 
     def forward(self, x: Tensor) -> Tensor:
-        statistics = (self.running_mean, self.running_var)
-        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps)
+        return F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
 
 
 class Conv(nn.Module):
-    """Convolution without bias, batch norm, activation; padded so that stride 1 keeps the size."""
+    """Convolution without bias, batch norm and activation; padded so that stride 1 keeps the size."""
+
+    bn: BatchNorm2d | nn.Identity  # Identity once folded into ``conv``
+    act: nn.Module
 
     def __init__(
         self,
@@ -55,15 +70,17 @@ class Conv(nn.Module):
 
 
 class DWConv(Conv):
-    """A depthwise `Conv`: one group for each channel that input and output share."""
+    """Depthwise `Conv`: the number of groups is the greatest common divisor of the numbers of channels."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, stride, groups=math.gcd(in_channels, out_channels))
 
 
 class RepConv(nn.Module):
-    """A 3x3 and a 1x1 convolution side by side while training, one 3x3 convolution after `merge` (RepVGG, Ding et al.
+    """Parallel 3x3 and 1x1 convolutions in training, a single 3x3 convolution after `merge` (RepVGG, Ding et al.
     2021)."""
+
+    act: nn.Module
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -77,21 +94,29 @@ class RepConv(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Adds the 1x1 convolution into the middle of the 3x3 one. Batch norms must have been folded in before."""
+        """Adds the 1x1 convolution to the middle of the 3x3 one, unless that is done. Raises RuntimeError if the batch
+        norms are not yet folded into them."""
+        if self.conv2 is None:
+            return
         wide, narrow = self.conv1.conv, self.conv2.conv
+        if wide.bias is None or narrow.bias is None:
+            raise RuntimeError("fold the batch norms before merging")
         wide.weight[:, :, 1:2, 1:2] += narrow.weight
         wide.bias += narrow.bias
         self.conv2 = None
 
 
 class Upsample(nn.Upsample):
-    """Resizes to ``size`` pixels or by ``scale``: exactly one of the two. Modes: nearest, bilinear, bicubic."""
+    """Resizes to ``size`` pixels or by the factor ``scale``; exactly one of the two must be given.
+
+    Modes: nearest, nearest-exact, bilinear, bicubic.
+    """
 
     def __init__(self, size: int | None = None, scale: float | None = None, mode: str = "nearest") -> None:
         if (size is None) == (scale is None):
-            raise ValueError("needs either a size or a scale, the other None")
+            raise ValueError("needs either size or scale; write None for the other")
         if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-            raise ValueError(f"has no mode '{mode}' (nearest, nearest-exact, bilinear, bicubic)")
+            raise ValueError(f"has no mode '{mode}'; known: nearest, nearest-exact, bilinear, bicubic")
         super().__init__(size=size, scale_factor=scale, mode=mode)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,19 +126,19 @@ class Upsample(nn.Upsample):
 
 
 class MaxPool(nn.MaxPool2d):
-    """`torch.nn.MaxPool2d`, its arguments checked."""
+    """`torch.nn.MaxPool2d` with annotated arguments, against which a YAML row is checked."""
 
     def __init__(self, kernel: int, stride: int | None = None, padding: int = 0) -> None:
         super().__init__(kernel, stride, padding)
 
 
 class Concat(nn.Module):
-    """Joins feature maps of one size along the channels (the only axis accepted: 1)."""
+    """Concatenates feature maps of equal size along the channels. ``dimension`` may only be 1."""
 
     def __init__(self, dimension: int = 1) -> None:
         super().__init__()
         if dimension != 1:
-            raise ValueError(f"joins channels, axis 1, not axis {dimension}")
+            raise ValueError(f"concatenates channels (dimension 1), not dimension {dimension}")
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         return torch.cat(inputs, 1)

@@ -1,8 +1,8 @@
-"""Blocks of cross-stage partial networks: C3, C2f, C3k2, SPPF, attention, and depthwise-separable ones.
+"""Blocks of cross-stage partial networks: C3, C2f, C3k2, SPPF, attention, and depthwise-separable blocks.
 
 Attribute names (``cv1``, ``m``, ``attn``, ...) are those of public state dicts. Blocks keep height and width unless
-they say otherwise, take empty batches, and keep the memory format of their input. YAML rows are checked against the
-annotations of constructors (registry.py).
+they say otherwise, accept empty batches, and keep the memory format of their input. The rows of model YAMLs are checked
+against the annotations of the constructors (registry.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from models.layers.conv import Conv
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions with a residual around them where the channels allow it (He et al. 2016)."""
+    """Two convolutions with a residual connection if input and output channels are equal (He et al. 2016)."""
+
+    cv1: nn.Module
+    cv2: nn.Module
 
     def __init__(
         self,
@@ -38,7 +41,8 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Cross-stage partial block with three 1x1 convolutions (CSPNet, Wang et al. 2020): only one half is deep."""
+    """Cross-stage partial block with three 1x1 convolutions (CSPNet, Wang et al. 2020): half of the channels skip the
+    bottlenecks."""
 
     kernels = (1, 3)
 
@@ -65,7 +69,7 @@ class C3(nn.Module):
 
 
 class C3k(C3):
-    """`C3` whose bottlenecks are two 3x3 convolutions."""
+    """`C3` with two 3x3 convolutions per bottleneck."""
 
     kernels = (3, 3)
 
@@ -92,15 +96,17 @@ class C2f(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = list(self.cv1(x).split(self.hidden, 1))
-        outputs[-1] = outputs[-1].clone()  # dense once; otherwise every reader of the half copies it
+        outputs[-1] = outputs[-1].clone()  # made contiguous once; otherwise every reader copies it
         for block in self.m:
             outputs.append(block(outputs[-1]))
         return self.cv2(torch.cat(outputs, 1))
 
 
 class C3k2(C2f):
-    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or half-width bottlenecks; with ``attention``,
-    such a bottleneck and then a `PSABlock`, its heads 64 channels wide (YOLO26)."""
+    """`C2f` with other inner blocks: half-width bottlenecks or, if ``deep``, `C3k` blocks of two bottlenecks.
+
+    With ``attention`` each is a half-width bottleneck and then a `PSABlock` with heads of 64 channels (YOLO26).
+    """
 
     def __init__(
         self,
@@ -116,14 +122,16 @@ class C3k2(C2f):
         super().__init__(in_channels, out_channels, 0, shortcut, groups, expansion)
         hidden = self.hidden
 
-        def inner() -> nn.Module:
+        def inner_block() -> nn.Module:
             if deep and not attention:
                 return C3k(hidden, hidden, 2, shortcut, groups)
             bottleneck = Bottleneck(hidden, hidden, shortcut, groups, kernels=(3, 3))
-            return nn.Sequential(bottleneck, PSABlock(hidden, attention_heads(hidden))) if attention else bottleneck
+            if attention:
+                return nn.Sequential(bottleneck, PSABlock(hidden, attention_heads(hidden)))
+            return bottleneck
 
         self.cv2 = Conv((2 + repeats) * hidden, out_channels)
-        self.m = nn.ModuleList(inner() for _ in range(repeats))
+        self.m = nn.ModuleList(inner_block() for _ in range(repeats))
 
 
 class SPP(nn.Module):
@@ -142,8 +150,11 @@ class SPP(nn.Module):
 
 
 class SPPF(nn.Module):
-    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work. With ``shortcut`` it is
-    YOLO26's: no activation before the pools, and a residual around where channels allow it."""
+    """`SPP` with kernels k, 2k-1, 3k-2 as three max pools of kernel k in a row: the same result with less work.
+
+    With ``shortcut`` it is YOLO26's: no activation before the pools, and a residual connection if input and output
+    channels are equal.
+    """
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int = 5, pools: int = 3, shortcut: bool = False
@@ -190,15 +201,16 @@ class Attention(nn.Module):
 
 
 def attention_heads(channels: int) -> int:
-    """How many heads of 64 channels, at least one. Raises ValueError where they do not split the channels."""
+    """Returns the number of attention heads of 64 channels, at least one. Raises ValueError if ``channels`` is no
+    multiple of it."""
     heads = max(channels // 64, 1)
     if channels % heads:
-        raise ValueError(f"{channels} hidden channels do not split into {heads} heads")
+        raise ValueError(f"has {channels} hidden channels, which cannot be divided among {heads} attention heads")
     return heads
 
 
 class PSABlock(nn.Module):
-    """Attention, then a two-layer perceptron of 1x1 convolutions, each with a residual around it."""
+    """Attention, then two 1x1 convolutions as a feed-forward network, each with a residual connection."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -211,13 +223,15 @@ class PSABlock(nn.Module):
 
 
 class C2PSA(nn.Module):
-    """Cross-stage partial block with self-attention in one half, with heads 64 channels wide. Raises ValueError unless
-    input and output channels are equal."""
+    """Cross-stage partial block with self-attention in one half of the channels, in heads of 64 channels.
+
+    Raises ValueError unless input and output channels are equal.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int = 1, expansion: float = 0.5) -> None:
         super().__init__()
         if in_channels != out_channels:
-            raise ValueError(f"needs as many output as input channels: got {in_channels} in and {out_channels} out")
+            raise ValueError(f"needs equal input and output channels, got {in_channels} and {out_channels}")
         self.hidden = int(in_channels * expansion)
         heads = attention_heads(self.hidden)
         self.cv1 = Conv(in_channels, 2 * self.hidden)
@@ -226,11 +240,11 @@ class C2PSA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kept, mixed = self.cv1(x).split(self.hidden, 1)
-        return self.cv2(torch.cat((kept, self.m(mixed.clone())), 1))  # dense once, as in C2f
+        return self.cv2(torch.cat((kept, self.m(mixed.clone())), 1))  # made contiguous once, as in C2f
 
 
 class SeparableConv(nn.Module):
-    """A depthwise convolution and a 1x1 one, each with batch norm and activation."""
+    """Depthwise convolution, then a 1x1 convolution, each with batch norm and activation."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__()
@@ -242,7 +256,7 @@ class SeparableConv(nn.Module):
 
 
 class SeparableBottleneck(Bottleneck):
-    """`Bottleneck` of equal channels throughout, whose 3x3 convolution is separable."""
+    """`Bottleneck` with a separable 3x3 convolution and the same number of channels throughout."""
 
     def __init__(self, channels: int, shortcut: bool = True) -> None:
         super().__init__(channels, channels, shortcut, expansion=1.0)
@@ -250,7 +264,7 @@ class SeparableBottleneck(Bottleneck):
 
 
 class SeparableC3(C3):
-    """`C3` of separable bottlenecks."""
+    """`C3` with separable bottlenecks."""
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int = 1, shortcut: bool = True) -> None:
         super().__init__(in_channels, out_channels, 0, shortcut)

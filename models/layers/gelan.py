@@ -1,5 +1,5 @@
-"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, downsampling by halves. Attribute names are those of public
-state dicts."""
+"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks and downsampling. Attribute names are those of public state
+dicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.layers.csp import C3, Bottleneck
 
 
 class RepBottleneck(Bottleneck):
-    """`Bottleneck` of equal channels throughout: a `RepConv`, then a 3x3 convolution."""
+    """`Bottleneck` with a `RepConv` first and the same number of channels throughout."""
 
     def __init__(self, channels: int, shortcut: bool = True) -> None:
         super().__init__(channels, channels, shortcut, expansion=1.0)
@@ -20,7 +20,7 @@ class RepBottleneck(Bottleneck):
 
 
 class RepCSP(C3):
-    """`C3` of `RepBottleneck`."""
+    """`C3` with bottlenecks of type `RepBottleneck`."""
 
     def __init__(self, in_channels: int, out_channels: int, repeats: int = 1) -> None:
         super().__init__(in_channels, out_channels, 0)
@@ -28,13 +28,16 @@ class RepCSP(C3):
 
 
 class RepNCSPELAN4(nn.Module):
-    """GELAN block: half of ``wide`` channels go through two stages of ``narrow`` ones, and everything is joined. Raises
-    ValueError if ``wide`` is odd."""
+    """GELAN block: half of the ``wide`` channels pass two stages of ``narrow`` channels, and all outputs are
+    concatenated.
+
+    Raises ValueError if ``wide`` is odd.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, wide: int, narrow: int, repeats: int = 1) -> None:
         super().__init__()
         if wide % 2:
-            raise ValueError(f"{wide} channels do not split into halves")
+            raise ValueError(f"needs an even number of wide channels, got {wide}")
         self.cv1 = Conv(in_channels, wide)
         self.cv2 = self.stage(wide // 2, narrow, repeats)
         self.cv3 = self.stage(narrow, narrow, repeats)
@@ -42,17 +45,18 @@ class RepNCSPELAN4(nn.Module):
 
     @staticmethod
     def stage(in_channels: int, out_channels: int, repeats: int) -> nn.Module:
+        """Creates one stage; subclasses may override it."""
         return nn.Sequential(RepCSP(in_channels, out_channels, repeats), Conv(out_channels, out_channels, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         kept, deep = self.cv1(x).chunk(2, 1)
-        deep = deep.clone()  # dense once, as in C2f
+        deep = deep.clone()  # made contiguous once, as in C2f
         middle = self.cv2(deep)
         return self.cv4(torch.cat((kept, deep, middle, self.cv3(middle)), 1))
 
 
 class ELAN1(RepNCSPELAN4):
-    """`RepNCSPELAN4` whose stages are single 3x3 convolutions."""
+    """`RepNCSPELAN4` with a single 3x3 convolution per stage."""
 
     def __init__(self, in_channels: int, out_channels: int, wide: int, narrow: int) -> None:
         super().__init__(in_channels, out_channels, wide, narrow)
@@ -63,7 +67,7 @@ class ELAN1(RepNCSPELAN4):
 
 
 class SPPELAN(nn.Module):
-    """Three max pools in a row, joined with what they began with: `SPPF` with its hidden width given."""
+    """Three max pools in a row, concatenated with their input: `SPPF` with a free choice of ``hidden`` channels."""
 
     def __init__(self, in_channels: int, out_channels: int, hidden: int, kernel: int = 5) -> None:
         super().__init__()
@@ -90,13 +94,16 @@ class AConv(nn.Module):
 
 
 class ADown(nn.Module):
-    """Halves height and width: 2x2 average pooling of stride 1, then half the channels by a 3x3 convolution of stride
-    2, the other half by a max pool and a 1x1 convolution. Raises ValueError for odd numbers of channels."""
+    """Halves height and width: 2x2 average pooling of stride 1, then for half of the channels a 3x3 convolution of
+    stride 2, for the others a max pool of stride 2 and a 1x1 convolution.
+
+    Raises ValueError for an odd number of channels.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         if in_channels % 2 or out_channels % 2:
-            raise ValueError(f"needs even numbers of channels, got {in_channels} and {out_channels}")
+            raise ValueError(f"needs even numbers of input and output channels, got {in_channels} and {out_channels}")
         self.cv1 = Conv(in_channels // 2, out_channels // 2, 3, 2)
         self.cv2 = Conv(in_channels // 2, out_channels // 2)
 

@@ -1,6 +1,6 @@
-"""Functions with a backward pass of their own, which passes over memory less often than autograd's.
+"""Functions with a hand-written backward pass, which reads and writes memory less often than autograd's.
 
-Legend: B images, N cells over all levels, C classes, D channels, P picked cells.
+Legend: B images, I images with ignore regions, N cells over all levels, C classes, D channels, P selected cells.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell the two apart there
+SOFTPLUS_THRESHOLD = 40.0  # above it softplus(x) is computed as x; even float64 cannot tell the two apart there
 
 
 class _DoubleNearest(torch.autograd.Function):
-    """Twice the height and width by repetition. torch's backward pass takes six times as long on a CPU."""
+    """See `double_nearest`. torch's backward pass takes six times as long on a CPU."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -30,53 +30,59 @@ class _DoubleNearest(torch.autograd.Function):
 
 
 def double_nearest(x: Tensor) -> Tensor:
-    """(B, D, h, w) to (B, D, 2h, 2w)."""
+    """Doubles height and width by repeating pixels: (B, D, h, w) to (B, D, 2h, 2w)."""
     return _DoubleNearest.apply(x)
 
 
 class _SplitRows(torch.autograd.Function):
-    """See `split_rows`. With cat, cast and split, autograd makes three times as many passes over memory."""
+    """See `split_rows`. Autograd of cat, cast and split passes over memory three times as often."""
 
     @staticmethod
     def forward(ctx, width: int, *raw: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(raw[0].dtype, torch.float32)
-        batch, cells = raw[0].shape[0], sum(level.shape[2] * level.shape[3] for level in raw)
+        batch, channels = raw[0].shape[:2]
+        cells = sum(level.shape[2] * level.shape[3] for level in raw)
         first = raw[0].new_empty((batch, cells, width), dtype=dtype)
-        rest = raw[0].new_empty((batch, cells, raw[0].shape[1] - width), dtype=dtype)
-        ctx.width, ctx.dtype, ctx.shapes = width, raw[0].dtype, [level.shape for level in raw]
-        for level, a, b in _by_level(ctx.shapes, first, rest, raw):
-            a.copy_(level[..., :width])
-            b.copy_(level[..., width:])
+        rest = raw[0].new_empty((batch, cells, channels - width), dtype=dtype)
+        ctx.width = width
+        ctx.dtype = raw[0].dtype
+        ctx.shapes = [level.shape for level in raw]
+        for level, level_first, level_rest in _views_by_level(ctx.shapes, first, rest, raw):
+            level_first.copy_(level[..., :width])
+            level_rest.copy_(level[..., width:])
         return first, rest
 
     @staticmethod
     @once_differentiable
     def backward(ctx, first: Tensor, rest: Tensor) -> tuple[Tensor | None, ...]:
-        like = {"dtype": ctx.dtype, "device": first.device, "memory_format": torch.channels_last}
-        gradients = [torch.empty(shape, **like) for shape in ctx.shapes]
-        for level, a, b in _by_level(ctx.shapes, first, rest, gradients):
-            level[..., : ctx.width].copy_(a)
-            level[..., ctx.width :].copy_(b)
+        gradients = [
+            torch.empty(shape, dtype=ctx.dtype, device=first.device, memory_format=torch.channels_last)
+            for shape in ctx.shapes
+        ]
+        for level, level_first, level_rest in _views_by_level(ctx.shapes, first, rest, gradients):
+            level[..., : ctx.width].copy_(level_first)
+            level[..., ctx.width :].copy_(level_rest)
         return None, *gradients
 
 
-def _by_level(
+def _views_by_level(
     shapes: Sequence[torch.Size], first: Tensor, rest: Tensor, maps: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Views of a level's map and of its part of two tensors of rows, (B, h, w, channels) each."""
+    """Yields views (B, h, w, channels) of each level's map and of its rows in ``first`` and ``rest``."""
     sizes = [shape[2] * shape[3] for shape in shapes]
-    for shape, level, a, b in zip(shapes, maps, first.split(sizes, 1), rest.split(sizes, 1)):
-        yield level.permute(0, 2, 3, 1), a.unflatten(1, shape[2:]), b.unflatten(1, shape[2:])
+    for shape, level, level_first, level_rest in zip(shapes, maps, first.split(sizes, 1), rest.split(sizes, 1)):
+        grid_hw = shape[2:]
+        yield level.permute(0, 2, 3, 1), level_first.unflatten(1, grid_hw), level_rest.unflatten(1, grid_hw)
 
 
 def split_rows(raw: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
-    """`models.box_coding.flatten_levels`, split after ``width`` channels: (B, N, width) and (B, N, the rest), each
-    contiguous."""
+    """Computes `models.box_coding.flatten_levels`, split after ``width`` channels: (B, N, width) and (B, N, the rest),
+    both contiguous."""
     return _SplitRows.apply(width, *raw)
 
 
 class _GatherCells(torch.autograd.Function):
-    """See `gather_cells`. Autograd's backward pass of index_select makes one more copy of the zeros it adds to."""
+    """See `gather_cells`. Autograd's backward pass of index_select makes one more copy of the tensor it adds to."""
 
     @staticmethod
     def forward(ctx, values: Tensor, cells: Tensor) -> Tensor:
@@ -95,12 +101,12 @@ class _GatherCells(torch.autograd.Function):
 
 
 def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
-    """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
+    """Selects the rows of ``values`` (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
     return _GatherCells.apply(values, cells)
 
 
 def _row_numbers(cells: Tensor, num_cells: int) -> Tensor:
-    """``cells`` int64 (B, P) of N an image as row numbers int64 (B * P) among the cells of all images."""
+    """Numbers ``cells`` int64 (B, P), each below N = ``num_cells``, over all images: int64 (B * P,)."""
     return (torch.arange(cells.shape[0], device=cells.device)[:, None] * num_cells + cells).flatten()
 
 
@@ -112,26 +118,31 @@ class _SparseCrossEntropy(torch.autograd.Function):
         ctx, logits: Tensor, cells: Tensor, targets: Tensor, weights: Tensor | None, *ignored: Tensor
     ) -> Tensor:
         ctx.save_for_backward(logits, cells, targets, weights, *ignored)
-        background, positive = F.softplus(logits, threshold=THRESHOLD), gather_cells(logits, cells) * targets
-        _clear(background, *ignored)
+        # BCE(x, t) = softplus(x) - t * x, whose second term is 0 except in a few cells.
+        background = F.softplus(logits, threshold=SOFTPLUS_THRESHOLD)
+        positive = gather_cells(logits, cells) * targets
+        _clear(background, ignored)
         if weights is not None:
-            background, positive = background * weights, positive * weights
+            background = background * weights
+            positive = positive * weights
         return background.sum() - positive.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         logits, cells, targets, weights, *ignored = ctx.saved_tensors
-        result, rows = logits.sigmoid(), _row_numbers(cells, logits.shape[1])
+        result = logits.sigmoid()
+        rows = _row_numbers(cells, logits.shape[1])
         result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
         result.mul_(gradient if weights is None else gradient * weights)
-        _clear(result, *ignored)
+        _clear(result, ignored)
         return result, None, None, None, *(None for _ in ignored)
 
 
-def _clear(values: Tensor, images: Tensor | None = None, cells: Tensor | None = None) -> None:
-    """Sets ``values`` (B, N, C) to 0 in ``cells`` bool (I, N, C) of ``images`` int64 (I,)."""
-    if images is not None:
+def _clear(values: Tensor, ignored: Sequence[Tensor]) -> None:
+    """Sets ``values`` (B, N, C) to 0 where ``ignored``: empty, or images int64 (I,) and cells bool (I, N, C)."""
+    if ignored:
+        images, cells = ignored
         values.index_copy_(0, images, values.index_select(0, images).masked_fill_(cells, 0))
 
 
@@ -142,12 +153,13 @@ def sparse_cross_entropy(
     weights: Tensor | None = None,
     ignored: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 except in a few cells.
+    """Sums the binary cross-entropy of all logits (B, N, C) against targets that are 0 except in a few cells.
 
     Args:
+        logits: (B, N, C).
         cells: int64 (B, P).
         targets: (B, P, C); targets of repeated cells add up.
-        weights: (C,), of the classes' terms; None: 1.
-        ignored: images int64 (I,) and bool (I, N, C), their logits without a loss, whose targets are 0.
+        weights: (C,), factors of the classes' terms; None: 1.
+        ignored: images int64 (I,), and bool (I, N, C), logits without a loss; their targets must be 0.
     """
     return _SparseCrossEntropy.apply(logits, cells, targets, weights, *(ignored or ()))

@@ -1,13 +1,14 @@
-"""The loss of anchor-free heads, as sums over a shard of the batch and one normalizer (`LossOutput`).
+"""Loss of anchor-free heads, as sums over a shard of the batch and one normalizer (`LossOutput`).
 
-Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates per target,
-P picked cells.
+Legend: B images, M targets, K target slots, N cells over all levels, C classes, R distance bins, T candidates per
+target, P = K * T assigned cells of an image, unused ones included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +16,34 @@ from torch import Tensor
 from models.assigners.task_aligned import CandidatePairs, TaskAlignedAssigner, list_pairs
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
-from models.losses.base import Criterion, IgnoredCells, LossSettings, canvas_targets, smooth_labels, with_empty_regions
+from models.losses.base import (
+    Criterion,
+    IgnoredCells,
+    LossSettings,
+    add_up,
+    canvas_targets,
+    smooth_labels,
+    with_empty_regions,
+)
+from models.losses.distillation import distill_maps
 from utils.boxes import iou
 from utils.structures import LossOutput, Targets
 
 
+class AssignedCells(NamedTuple):
+    """Cells assigned to targets, and their targets. Unused slots have weight 0."""
+
+    cells: Tensor  # int64 (B, P)
+    weight: Tensor  # float32 (B, P), target score
+    boxes: Tensor  # float32 (B, P, 4) xyxy canvas pixels
+    class_targets: Tensor  # float32 (B, P, C)
+
+
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
-    """Cross-entropy against the two bins around the true distance (Li et al. 2020): logits (*S, R) over distances
-    0..R-1, and distances (*S), cells -> (*S)."""
+    """Computes the cross-entropy against the two bins around the true distance (Li et al. 2020).
+
+    Args: logits (*S, R) over distances 0..R-1, and distances (*S) in cells. Returns (*S).
+    """
     # The weights of the two bins are a triangle of width 2 about the distance, evaluated on all bins.
     bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     distance = distance.clamp(0, logits.shape[-1] - 1)
@@ -37,25 +58,32 @@ class AnchorFreeLoss(Criterion):
     normalizer is the sum of target scores.
     """
 
+    class_weights: Tensor | None  # float32 (C,)
+    taught: Tensor  # int64, classes with targets from a teacher
+
     def __init__(self, settings: LossSettings, reg_max: int) -> None:
         super().__init__()
-        self.settings, self.strides, self.reg_max, hyp = settings, settings.strides, reg_max, settings.hyp
+        hyp = settings.hyp
+        self.settings = settings
+        self.strides = settings.strides
+        self.reg_max = reg_max
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
         if settings.taught:
-            from models.losses.distillation import distill_maps
-
-            self._distill = distill_maps
             self.register_buffer("taught", torch.tensor(settings.taught), persistent=False)
-            self.names, self.gains = (*self.names, "distill"), (*self.gains, hyp.distill)
+            self.names = (*self.names, "distill")
+            self.gains = (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, one_to_one=settings.one_to_one)
         self._compiled_terms: Callable[..., LossOutput] | None = None
-        self._has_regions = False  # whether the compiled terms always get regions to ignore; see `compile_terms`
+        self._has_regions = False  # whether the compiled terms always get ignore regions, see `compile_terms`
 
     def compile_terms(self, *, has_regions: bool = False) -> None:
-        """See `Criterion.compile_terms`. With and without regions are two versions: where batches may have regions, the
-        others get empty ones."""
+        """See `Criterion.compile_terms`.
+
+        With and without ignore regions are two compilations. Where some batches have regions, the others get empty
+        ones, so that one is enough.
+        """
         self._compiled_terms = torch.compile(self._terms, dynamic=True)
         self._has_regions = has_regions
 
@@ -64,25 +92,24 @@ class AnchorFreeLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w), one per level."""
         images = raw[0].shape[0]
-        is_compiled = self._runs_compiled(targets)
-        if is_compiled and self._has_regions:
-            targets = replace(targets, ignore=with_empty_regions(targets.ignore, images, 2))
+        # The compiled terms are for training, and for two targets or more: torch would compile once more for a tensor
+        # with one row, and for one without.
+        compiled_terms = self._compiled_terms
+        if not torch.is_grad_enabled() or len(targets.rows) < 2:
+            compiled_terms = None
+        if compiled_terms is not None and self._has_regions:
+            targets = replace(targets, ignore=with_empty_regions(targets.ignore, images, min_images=2))
         pairs = list_pairs(targets.on_host, images, targets.max_targets, grid_shapes(raw), self.strides, raw[0].device)
         ignored = self.ignored_cells(raw, targets)
         arguments = (raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
-        if not is_compiled:
+        if compiled_terms is None:
             return self._terms(*arguments)
-        # Sizes that are equal in the first batch would be taken for one, and other batches would need another version.
+        # torch takes sizes that are equal in the first batch for one symbol, and would compile again when they differ.
         for level in raw:
             torch._dynamo.maybe_mark_dynamic(level, [2, 3])
         for tensor in (targets.rows, *(ignored or ())):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return self._compiled_terms(*arguments)
-
-    def _runs_compiled(self, targets: Targets) -> bool:
-        """Whether the compiled terms, which are for training and for two targets or more, take ``targets``: torch
-        compiles a version of its own for a tensor with one row, and another for one without."""
-        return self._compiled_terms is not None and torch.is_grad_enabled() and len(targets.rows) > 1
+        return compiled_terms(*arguments)
 
     def _terms(
         self,
@@ -93,48 +120,70 @@ class AnchorFreeLoss(Criterion):
         ignored: IgnoredCells | None,
         teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
-        """The part of `forward` that runs on the device: assigns the targets and computes the loss. ``targets``: the
-        rows, (M, 6)."""
+        """Assigns the targets and computes the loss: the part of `forward` that runs on the device.
+
+        ``targets``: (M, 6) as in `Targets`.
+        """
         centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
             predicted = distances_to_xyxy(distances, centers, strides)
             labels, boxes, _ = canvas_targets(raw[0], self.strides[0], targets, max_targets)
-            cells, scores = self.assigner(class_logits, predicted, labels, boxes, pairs)
-            class_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.settings).flatten(1, 2)
+            assigned = self._assign(class_logits, predicted, labels, boxes, pairs)
 
-        cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
-        boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
-        picked = gather_cells(box_logits, cells)
-        box, distance = self._box_terms(picked, boxes, centers[cells], strides[cells], weight)
+        logits = gather_cells(box_logits, assigned.cells)
+        box, distance = self._box_terms(logits, assigned, centers[assigned.cells], strides[assigned.cells])
         if ignored is not None:
-            assigned = torch.zeros_like(class_logits[..., 0]).scatter_reduce_(1, cells, weight, "amax")
-            ignored = ignored.except_positive(assigned > 0)
-        cls = sparse_cross_entropy(class_logits, cells, class_targets, self.class_weights, ignored)
-        normalizer = scores.sum()
+            score = torch.zeros_like(class_logits[..., 0])
+            score.scatter_reduce_(1, assigned.cells, assigned.weight, "amax")
+            ignored = ignored.except_positive(score > 0)
+        cls = sparse_cross_entropy(class_logits, assigned.cells, assigned.class_targets, self.class_weights, ignored)
+        normalizer = assigned.weight.sum()
         if not self.settings.taught:
             return self.weighted((box, cls, distance), normalizer)
-        unlabeled, both = self.settings.unlabeled_only, (box_logits, class_logits)
-        found = self._distill(both, teacher_maps, self.taught, ignored, centers, strides, unlabeled_only=unlabeled)
-        distill = sum(gain * term for gain, term in zip(self.gains, found[:3]))
-        return self.weighted((box, cls, distance, distill), normalizer + found.weight)
+        assert teacher_maps is not None, "a loss with a teacher needs its maps"
+        distilled = distill_maps(
+            (box_logits, class_logits),
+            teacher_maps,
+            self.taught,
+            ignored,
+            centers,
+            strides,
+            unlabeled_only=self.settings.unlabeled_only,
+        )
+        terms = (distilled.box, distilled.cls, distilled.sides)
+        distill = add_up([gain * term for gain, term in zip(self.gains, terms)])
+        return self.weighted((box, cls, distance, distill), normalizer + distilled.weight)
+
+    def _assign(
+        self, class_logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor, pairs: CandidatePairs
+    ) -> AssignedCells:
+        """Assigns cells to targets and makes the targets of each. Arguments: see `TaskAlignedAssigner`."""
+        cells, scores = self.assigner(class_logits, predicted, labels, boxes, pairs)  # (B, K, T)
+        class_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.settings)
+        return AssignedCells(
+            cells=cells.flatten(1),
+            weight=scores.flatten(1),
+            boxes=boxes.repeat_interleave(scores.shape[-1], dim=1),
+            class_targets=class_targets.flatten(1, 2),
+        )
 
     def _box_terms(
-        self, logits: Tensor, boxes: Tensor, centers: Tensor, strides: Tensor, weight: Tensor
+        self, logits: Tensor, assigned: AssignedCells, centers: Tensor, strides: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weighted sums over slots of 1 - CIoU and of the distance loss.
+        """Computes the weighted sums over assigned cells of 1 - CIoU and of the distance loss.
 
-        Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centers (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
+        Args: logits (B, P, 4R); centers (B, P, 2) in cells; strides (B, P, 1) in pixels.
         """
         logits = logits.unflatten(-1, (4, self.reg_max))
         distances = expected_distances(logits)
         predicted = distances_to_xyxy(distances, centers, strides)
-        box = (weight * (1 - iou(predicted, boxes, kind="ciou"))).sum()
-        low, high = (boxes / strides).split(2, -1)
+        box = (assigned.weight * (1 - iou(predicted, assigned.boxes, kind="ciou"))).sum()
+        low, high = (assigned.boxes / strides).split(2, -1)
         true_distances = torch.cat((centers - low, high - centers), -1)
         if self.reg_max > 1:
             error = distribution_focal_loss(logits, true_distances)
         else:
             error = (distances - true_distances).abs()
-        return box, (weight * error.mean(-1)).sum()
+        return box, (assigned.weight * error.mean(-1)).sum()

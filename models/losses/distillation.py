@@ -1,19 +1,21 @@
-"""A trained model, the teacher, gives targets: its class scores by binary cross-entropy (Hinton et al. 2015), its boxes
-by the losses of the boxes wherever it is confident (of the distributions of the sides, Localization Distillation, Zheng
-et al. 2022).
+"""Distillation: a trained model, the teacher, gives targets in addition to the labels.
 
-With ``--teacher`` they add to the labels in all cells. With ``--keep-old`` the teacher keeps what an old model knows of
-classes that the labels leave out (Learning without Forgetting, Li & Hoiem 2016; incremental detection, Shmelkov et al.
-2017): it gives targets where a class is ignored because an image does not label it, but not in cells that are assigned
-to a labeled object.
+Its class scores are targets of a binary cross-entropy (Hinton et al. 2015). Where it is confident, its boxes are
+targets of the box losses (for distributions of sides, Localization Distillation, Zheng et al. 2022).
 
-Legend: B images, N cells over all levels, O classes that both models have, R distance bins, T the teacher's.
+With ``--teacher`` the student learns from it in all cells. With ``--keep-old`` an old model teaches the classes that
+the labels leave out, so that they are not forgotten (Learning without Forgetting, Li & Hoiem 2016; incremental
+detection, Shmelkov et al. 2017): it gives targets where a class is ignored because an image does not label it, but not
+in cells that are assigned to a labeled object.
+
+Legend: B images, N cells over all levels, C classes of the student, O classes that both models have, R distance bins of
+the student, T those of the teacher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,27 +26,40 @@ from models.layers.ops import split_rows
 from models.losses.base import IgnoredCells
 from utils.boxes import iou
 
-CONFIDENT = 0.1  # class score from which the teacher's box is a target
+if TYPE_CHECKING:
+    from models.detector import Detector
+
+MIN_TEACHER_SCORE = 0.1  # class score from which a box of the teacher is a target
 
 
 class Teacher(nn.Module):
-    """Gives the raw maps of a detector for the classes that a model shares with it."""
+    """Runs a fused detector and returns its raw maps, reduced to the classes of the student."""
 
-    def __init__(self, detector: nn.Module, names: Sequence[str], *, dual: bool = False, unlabeled_only: bool = False):
-        """``names``: the classes of the model that is taught; ``dual``: whether that has a one-to-one branch, which
-        learns from the teacher's if it has one, too; ``unlabeled_only``: whether only classes that an image does not
-        label are taught."""
+    channels: Tensor  # int64 (4T + O,), channels of the detector's maps that are returned
+
+    def __init__(
+        self, detector: Detector, names: Sequence[str], *, dual: bool = False, unlabeled_only: bool = False
+    ) -> None:
+        """Copies ``detector``, which has an anchor-free head.
+
+        Args:
+            detector: the teacher.
+            names: classes of the student.
+            dual: whether the student has a one-to-one branch. It learns from the teacher's, if that has one, too.
+            unlabeled_only: whether the student learns only classes that an image does not label.
+        """
         super().__init__()
         self.detector = detector.fuse(one_to_one=None)
-        self.is_dual, self.unlabeled_only = dual and detector.head.is_dual, unlabeled_only
-        self.taught = tuple(i for i, name in enumerate(names) if name in detector.names)  # of ``names``
-        sides = 4 * detector.head.reg_max
-        columns = [sides + detector.names.index(names[i]) for i in self.taught]
-        self.register_buffer("channels", torch.tensor([*range(sides), *columns]), persistent=False)
+        self.is_dual = dual and detector.head.is_dual
+        self.unlabeled_only = unlabeled_only
+        self.taught = tuple(i for i, name in enumerate(names) if name in detector.names)  # indices into ``names``
+        num_sides = 4 * detector.head.reg_max
+        class_channels = [num_sides + detector.names.index(names[i]) for i in self.taught]
+        self.register_buffer("channels", torch.tensor([*range(num_sides), *class_channels]), persistent=False)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps (B, 4T + O, h, w), one per level, of one branch or of both, for images (B, 3, H, W)."""
+        """Returns maps (B, 4T + O, h, w), one per level, of one branch or of both, for images (B, 3, H, W)."""
         maps = self.detector(images)
         if not self.is_dual:
             maps = maps[: len(self.detector.strides)]
@@ -64,50 +79,64 @@ def distill_maps(
     """Compares outputs, box logits (B, N, 4R) and class logits (B, N, C), with the maps of a `Teacher`.
 
     Args:
-        taught: int64 (O,), the classes of the maps among the C.
-        ignored: cells without labels of some classes, but not those of objects.
-        unlabeled_only: whether only these are compared; their boxes count in the normalizer like labeled objects.
+        outputs: of the student.
+        teacher_maps: (B, 4T + O, h, w), one per level.
+        taught: int64 (O,), the maps' classes among the C.
+        ignored: cells in which some classes have no labels, without those assigned to objects.
+        centers, strides: of the cells, see `models.box_coding.cell_centers`.
+        unlabeled_only: whether to compare only in these; their boxes then count in the normalizer like labeled ones.
     """
-    outputs = outputs[0], outputs[1].index_select(-1, taught)
+    student = (outputs[0], outputs[1].index_select(-1, taught))
     teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(taught))
-    zero = outputs[0].new_zeros(())
+    zero = student[0].new_zeros(())
     if not unlabeled_only:
-        return distill(outputs, teacher, None, centers, strides)._replace(weight=zero)
+        return distill(student, teacher, None, centers, strides)._replace(weight=zero)
     if ignored is None:
         return Distillation(zero, zero, zero, zero)
-    outputs, teacher = ([logits[ignored.images] for logits in both] for both in (outputs, teacher))
-    return distill(outputs, teacher, ignored.cells.index_select(-1, taught), centers, strides)
+    student_rows, teacher_rows = ([logits[ignored.images] for logits in pair] for pair in (student, teacher))
+    return distill(student_rows, teacher_rows, ignored.cells.index_select(-1, taught), centers, strides)
 
 
 class Distillation(NamedTuple):
-    """Sums over the cells, (): 0 where both models have equal outputs."""
+    """Sums over cells, () each; the first three are 0 where both models have equal outputs."""
 
     box: Tensor  # 1 - CIoU, weighted by the teacher's score
     cls: Tensor  # Kullback-Leibler divergence of the class scores
-    sides: Tensor  # the same of the distributions of the sides or, without the same bins, the mean error in cells
-    weight: Tensor  # the scores of the boxes
+    sides: Tensor  # that of the distributions of the sides; if their bins differ, the mean error in cells
+    weight: Tensor  # the teacher's scores
 
 
 def distill(
-    outputs: Sequence[Tensor], teacher: Sequence[Tensor], taught: Tensor | None, centers: Tensor, strides: Tensor
+    student: Sequence[Tensor], teacher: Sequence[Tensor], taught: Tensor | None, centers: Tensor, strides: Tensor
 ) -> Distillation:
-    """Compares the outputs of two models: box logits, (B, N, 4R) and (B, N, 4T), and class logits (B, N, O).
-    ``taught``: bool (B, N, O), where a class is to be learned from the teacher; None: everywhere."""
-    (boxes, classes), (old_boxes, old_classes) = outputs, teacher
-    boxes, old_boxes = boxes.unflatten(-1, (4, -1)), old_boxes.unflatten(-1, (4, -1))
-    score, where = old_classes.sigmoid(), None if taught is None else taught.float()
-    cls, entropy = (
-        binary_cross_entropy_with_logits(logits, score, where, reduction="none") for logits in (classes, old_classes)
+    """Compares the outputs of two models: box logits, (B, N, 4R) and (B, N, 4T), and class logits (B, N, O) each.
+
+    ``taught``: bool (B, N, O), where the student learns a class from the teacher; None: everywhere.
+    """
+    student_boxes, student_classes = student
+    teacher_boxes, teacher_classes = teacher
+    student_sides = student_boxes.unflatten(-1, (4, -1))
+    teacher_sides = teacher_boxes.unflatten(-1, (4, -1))
+    score = teacher_classes.sigmoid()
+    class_mask = None if taught is None else taught.float()
+    cross_entropy, entropy = (
+        binary_cross_entropy_with_logits(logits, score, class_mask, reduction="none")
+        for logits in (student_classes, teacher_classes)
     )
-    best = (score if where is None else score * where).amax(-1)
-    weight = best * (best > CONFIDENT)
-    distances, old_distances = expected_distances(boxes), expected_distances(old_boxes)
+    best = (score if class_mask is None else score * class_mask).amax(-1)
+    weight = best * (best > MIN_TEACHER_SCORE)
+    student_distances = expected_distances(student_sides)
+    teacher_distances = expected_distances(teacher_sides)
     overlap = iou(
-        distances_to_xyxy(distances, centers, strides), distances_to_xyxy(old_distances, centers, strides), kind="ciou"
+        distances_to_xyxy(student_distances, centers, strides),
+        distances_to_xyxy(teacher_distances, centers, strides),
+        kind="ciou",
     )
-    if boxes.shape[-1] == old_boxes.shape[-1] > 1:
-        error = kl_div(boxes.log_softmax(-1), old_boxes.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    if student_sides.shape[-1] == teacher_sides.shape[-1] > 1:
+        student_log, teacher_log = student_sides.log_softmax(-1), teacher_sides.log_softmax(-1)
+        error = kl_div(student_log, teacher_log, reduction="none", log_target=True).sum(-1)
     else:
-        error = (distances - old_distances).abs()
-    box, sides = weight * (1 - overlap), weight * error.mean(-1)
-    return Distillation(box.sum(), (cls - entropy).sum(), sides.sum(), weight.sum())
+        error = (student_distances - teacher_distances).abs()
+    box = weight * (1 - overlap)
+    sides = weight * error.mean(-1)
+    return Distillation(box.sum(), (cross_entropy - entropy).sum(), sides.sum(), weight.sum())

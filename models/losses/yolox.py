@@ -1,11 +1,13 @@
-"""The loss of YOLOX's head.
+"""Loss of YOLOX's head.
 
-Legend: B images, N cells over all levels, C classes, P slots for cells of targets, most of them unused.
+Legend: B images, N cells over all levels, K target slots, C classes, T candidates per target, P = K * T assigned cells
+of an image, most of them unused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +21,20 @@ from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.structures import LossOutput, Targets
 
 # YOLOX weights a positive's box : objectness : one class : L1 as 5 : 1 : 1 : 1. With these constants the defaults box
-# 7.5, obj 1, cls 0.5 and dfl 1.5, which are tuned for other heads, give that ratio.
+# 7.5, obj 1, cls 0.5 and dfl 1.5, which are tuned for the other heads, give the same ratio.
 _BOX_GAIN = 2 / 3
 _CLASS_GAIN = 2.0
 _L1_GAIN = 2 / 3
+
+
+class AssignedCells(NamedTuple):
+    """Cells assigned to targets, and their targets. Unused slots have weight 0."""
+
+    cells: Tensor  # int64 (B, P)
+    weight: Tensor  # float32 (B, P), 1 for a positive
+    boxes: Tensor  # float32 (B, P, 4) xyxy canvas pixels
+    class_targets: Tensor  # float32 (B, P, C)
+    is_positive: Tensor  # float32 (B, N), 1 for a positive
 
 
 class YOLOXLoss(Criterion):
@@ -32,11 +44,14 @@ class YOLOXLoss(Criterion):
     distance of a positive's four outputs is added. The normalizer is the number of positive cells.
     """
 
+    class_weights: Tensor | None  # float32 (C,)
     names = ("box", "obj", "cls", "l1")
 
     def __init__(self, settings: LossSettings) -> None:
         super().__init__()
-        self.settings, self.strides, hyp = settings, settings.strides, settings.hyp
+        hyp = settings.hyp
+        self.settings = settings
+        self.strides = settings.strides
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
@@ -50,33 +65,48 @@ class YOLOXLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w), one per level."""
         centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
-        outputs = flatten_levels(raw)
-        with torch.no_grad():
-            box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
-            predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
-            labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
-            cells, assigned, overlap = self.assigner(
-                Predictions(objectness, classes, predicted),
-                Objects(labels, boxes, mask),
-                Cells(centers * strides, strides, min(self.strides)),
-            )
-            class_targets = smooth_labels(overlap, labels[..., None].expand_as(cells), self.settings)
-            class_targets, boxes = class_targets.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)
-            cells, weight = cells.flatten(1), assigned.flatten(1).float()  # (B, P)
-            is_positive = torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells, weight, "amax")
+        outputs = flatten_levels(raw)  # (B, N, 5 + C)
+        labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
+        assigned = self._assign(outputs, Objects(labels, boxes, mask), centers, strides)
+        cells, weight = assigned.cells, assigned.weight
+        cell_center, cell_stride = centers[cells], strides[cells]
 
-        positives = gather_cells(outputs, cells)  # (B, P, 5 + C)
-        predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centers[cells], strides[cells]))
-        box = (weight * (1 - iou(predicted, boxes).square())).sum()
-        objectness = outputs[..., 4]
-        if (ignored := self.ignored_cells(raw, targets)) is not None:
-            has_no_loss = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)
-            objectness = torch.where(has_no_loss, NO_OBJECT, objectness)
-        obj = binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")
-        cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, self.class_weights, reduction="none")
-        cls = cls.sum(-1)
+        picked = gather_cells(outputs, cells)  # (B, P, 5 + C)
+        predicted = cxcywh_to_xyxy(offsets_to_cxcywh(picked[..., :4], cell_center, cell_stride))
+        box = (weight * (1 - iou(predicted, assigned.boxes).square())).sum()
+        obj = self._objectness_term(raw, outputs, targets, assigned.is_positive)
+        cls = binary_cross_entropy_with_logits(
+            picked[..., 5:], assigned.class_targets, self.class_weights, reduction="none"
+        ).sum(-1)
         l1 = torch.zeros_like(box)
         if self.closing:
-            target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centers[cells], strides[cells])
-            l1 = (weight * (positives[..., :4] - target_offsets).abs().sum(-1)).sum()
+            target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(assigned.boxes), cell_center, cell_stride)
+            l1 = (weight * (picked[..., :4] - target_offsets).abs().sum(-1)).sum()
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())
+
+    @torch.no_grad()
+    def _assign(self, outputs: Tensor, objects: Objects, centers: Tensor, strides: Tensor) -> AssignedCells:
+        """Assigns cells to targets, by the decoded ``outputs`` (B, N, 5 + C), and makes the targets of each."""
+        box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
+        predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
+        cells, is_assigned, overlap = self.assigner(  # (B, K, T)
+            Predictions(objectness, classes, predicted), objects, Cells(centers * strides, strides, min(self.strides))
+        )
+        class_targets = smooth_labels(overlap, objects.labels[..., None].expand_as(cells), self.settings)
+        weight = is_assigned.flatten(1).float()
+        return AssignedCells(
+            cells=cells.flatten(1),
+            weight=weight,
+            boxes=objects.boxes.repeat_interleave(cells.shape[-1], dim=1),
+            class_targets=class_targets.flatten(1, 2),
+            is_positive=torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells.flatten(1), weight, "amax"),
+        )
+
+    def _objectness_term(self, raw: Sequence[Tensor], outputs: Tensor, targets: Targets, is_positive: Tensor) -> Tensor:
+        """Sums the objectness BCE of all cells, except those in regions where the class they predict is ignored."""
+        objectness = outputs[..., 4]
+        ignored = self.ignored_cells(raw, targets)
+        if ignored is not None:
+            has_no_loss = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)
+            objectness = torch.where(has_no_loss, NO_OBJECT, objectness)
+        return binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")

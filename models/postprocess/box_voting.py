@@ -8,7 +8,7 @@ the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fr
 look at the same pixels.
 
 Voters are sorted by their left side, and each kept box is compared only with those whose left side is near its own.
-Votes are added up in this order, so on a CPU a result depends on the boxes of its group alone, bit for bit.
+Votes are added up in this order, so on a CPU a result depends only on the boxes of its group, bit for bit.
 
 Legend: P kept boxes, V voters, T pairs of both.
 """
@@ -25,17 +25,19 @@ from torch import Tensor
 
 from models.postprocess.nms import overlap_and_union
 
-VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
+VOTERS = 1024  # candidates of an image that vote, the best ones; a kept box that ranks below them does not move
 SIGMA = 0.02
 INDEPENDENCE = 0.1
-LEAST_VOTE = 0.01  # boxes with a higher score vote and are raised, whatever the confidence threshold is
-_ROUNDING = 1e-3  # more than the rounding error of an IoU
-_LEAST_IOU = 0.1  # boxes that overlap less have weights below 1e-17
-_PAIRS_ON_CPU, _PAIRS_ON_GPU = 1 << 16, 1 << 22  # compared together; changes speed and memory only
+MIN_VOTING_SCORE = 0.01  # boxes with a higher score vote and have their score raised, at any confidence threshold
+_IOU_ROUNDING = 1e-3  # more than the rounding error of an IoU
+_MIN_IOU = 0.1  # boxes that overlap less have weights below 1e-17
+# Pairs compared together. These change speed and memory only.
+_PAIRS_ON_CPU = 1 << 16
+_PAIRS_ON_GPU = 1 << 22
 
 
 class BoxGroups(NamedTuple):
-    """N boxes; those of different groups have nothing to do with each other."""
+    """N boxes, of which only those of one group interact."""
 
     boxes_xyxy: Tensor  # float32 (N, 4)
     scores: Tensor  # float32 (N,), positive
@@ -43,79 +45,98 @@ class BoxGroups(NamedTuple):
 
 
 def vote_weights(iou: Tensor) -> Tensor:
-    """What the scores of boxes with this IoU are multiplied by."""
+    """Computes the factors of the scores of boxes with these IoUs."""
     return ((1 - iou).square() / -SIGMA).exp()
 
 
 def log_misses(weights: Tensor) -> Tensor:
-    """log(1 - w), -inf from 1 on."""
+    """Computes log(1 - w), -inf for weights of 1 and more."""
     return (1 - weights.clamp(max=1)).log()
 
 
 def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
-    """Scores after voting, given the sums of `log_misses` over the weights of their voters. What is not above
-    `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that."""
+    """Raises scores, given the sums of `log_misses` over the weights of their voters.
+
+    Scores up to `MIN_VOTING_SCORE` stay as they are. Otherwise whether such a box becomes a detection would depend on
+    whether the confidence threshold lets it be a candidate.
+    """
     misses = log_misses(scores) + INDEPENDENCE * votes
-    return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
+    return torch.where(scores > MIN_VOTING_SCORE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
 def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) -> tuple[Tensor, Tensor]:
-    """The kept boxes, float32 (P, 4), and their scores, float32 (P,), after the votes of those other boxes of their
-    groups that they overlap by more than ``iou_thres``. Boxes without area and infinite boxes overlap nothing.
+    """Moves kept boxes and raises their scores by the votes of other boxes of their groups that they overlap by more
+    than ``iou_thres``. Boxes without area and infinite boxes overlap nothing.
 
-    ``moves``: bool (P,), False for boxes that stay as they are.
+    Args:
+        kept: P boxes.
+        others: V boxes.
+        moves: bool (P,), False for boxes that stay as they are.
+        iou_thres: the IoU above which a box votes.
+
+    Returns boxes float32 (P, 4) and scores float32 (P,).
     """
     x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
-    # A box with an IoU above t is at most 1 / t as wide and has more than t of the larger width in common.
-    reach = (x2 - x1) * (1 - iou_thres + _ROUNDING)
-    left = torch.cat((x1 - reach / max(iou_thres, _LEAST_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
-    keys = _keys(left, torch.cat((kept.group, kept.group, others.group)))
-    least, most, keys = keys.split((len(x1), len(x1), len(others.group)))
-    keys, order = keys.sort(stable=True)
-    first = torch.searchsorted(keys, least)
-    count = (torch.searchsorted(keys, most, right=True) - first).clamp_(min=0) * moves
-    voters = BoxGroups(*(t.index_select(0, order) for t in others))
+    # A box with an IoU above t is at most 1 / t as wide, and more than t of the larger width is common to both.
+    reach = (x2 - x1) * (1 - iou_thres + _IOU_ROUNDING)
+    left = torch.cat((x1 - reach / max(iou_thres, _MIN_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
+    keys = _sort_keys(left, torch.cat((kept.group, kept.group, others.group)))
+    lowest, highest, voter_keys = keys.split((len(x1), len(x1), len(others.group)))
+    voter_keys, order = voter_keys.sort(stable=True)
+    first = torch.searchsorted(voter_keys, lowest)
+    count = (torch.searchsorted(voter_keys, highest, right=True) - first).clamp_(min=0) * moves
+    voters = BoxGroups(*(column.index_select(0, order) for column in others))
 
-    exact = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
-    sums = _with_ones(kept.boxes_xyxy).to(exact) * kept.scores[:, None]
+    sum_dtype = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
+    sums = _with_ones(kept.boxes_xyxy).to(sum_dtype) * kept.scores[:, None]
     misses = torch.zeros_like(sums[:, 0])
     for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, count, iou_thres):
-        weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(exact))
+        weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(sum_dtype))
         votes = _with_ones(voters.boxes_xyxy.index_select(0, voter)) * weights[:, None]
         sums.index_add_(0, row, votes)
         misses.index_add_(0, row, log_misses(weights))
     mean = (sums[:, :4] / sums[:, 4:]).float()
     boxes = torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
-    return boxes, raised_scores(kept.scores.to(exact), misses).float()
+    return boxes, raised_scores(kept.scores.to(sum_dtype), misses).float()
 
 
-def _keys(left: Tensor, group: Tensor) -> Tensor:
-    """int64 keys that sort by ``group``, then by ``left``, float32. As integers, the bits of positive floats have the
-    same order and those of negative floats the reverse."""
+def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
+    """Makes int64 keys that sort by ``group``, then by ``left``, float32.
+
+    Read as integers, the bits of positive floats have the same order as the floats, those of negative ones the reverse.
+    """
     bits = left.view(torch.int32)
     return (group << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 def _with_ones(boxes: Tensor) -> Tensor:
+    """Appends a column of ones, whose weighted sum is that of the weights."""
     return torch.cat((boxes, torch.ones_like(boxes[:, :1])), 1)
 
 
 def _overlapping_pairs(
     kept: Tensor, voters: Tensor, first: Tensor, count: Tensor, iou_thres: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Pairs of a box of ``kept`` (P, 4) and one of ``voters`` (V, 4), the ``count`` (P,) ones from ``first`` (P,) on,
-    with an IoU above the threshold: rows and voters int64 (T,), in ascending order, and IoUs float32 (T,)."""
+    """Yields the pairs of a kept box and a voter whose IoU is above the threshold.
+
+    Args:
+        kept: (P, 4).
+        voters: (V, 4), of which each kept box is compared with ``count`` (P,), from ``first`` (P,) on.
+
+    Yields rows and voters int64 (T,), in ascending order, and IoUs float32 (T,).
+    """
     ends = count.cumsum(0)
-    to_voter = first - ends + count  # from a pair's number
-    on_host = [0, *ends.tolist()]
-    together = _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU
-    edges = [bisect_left(on_host, number, lo=1) - 1 for number in range(0, on_host[-1], together)]
-    a, b = kept.T.contiguous(), voters.T.contiguous()
+    voter_offset = first - ends + count  # from a pair's number to its voter
+    host_ends = [0, *ends.tolist()]
+    chunk_size = _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU
+    edges = [bisect_left(host_ends, number, lo=1) - 1 for number in range(0, host_ends[-1], chunk_size)]
+    kept_columns = kept.T.contiguous()
+    voter_columns = voters.T.contiguous()
     for start, end in pairwise([*edges, len(kept)]):
-        number = torch.arange(on_host[start], on_host[end], device=kept.device)
+        number = torch.arange(host_ends[start], host_ends[end], device=kept.device)
         row = torch.repeat_interleave(count[start:end], output_size=len(number)) + start
-        voter = number + to_voter.index_select(0, row)
-        overlap, union = overlap_and_union(a.index_select(1, row), b.index_select(1, voter))
+        voter = number + voter_offset.index_select(0, row)
+        overlap, union = overlap_and_union(kept_columns.index_select(1, row), voter_columns.index_select(1, voter))
         pair = (overlap > union * iou_thres).nonzero()[:, 0]
         iou = overlap.index_select(0, pair) / union.index_select(0, pair)
         yield row.index_select(0, pair), voter.index_select(0, pair), iou

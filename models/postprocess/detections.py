@@ -6,16 +6,15 @@ Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.postprocess.box_voting import LEAST_VOTE, VOTERS, BoxGroups, vote
+from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
-from utils.config.settings import MOST_DETECTIONS
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError
 from utils.structures import Detections
 
@@ -23,56 +22,28 @@ DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in Y
 DEFAULT_CONFIDENCE = 0.25  # threshold of detection where no better one is known
 # The names of what a validation selects from the same boxes, see `select_for_validation`.
 SELECTIONS = SCORED, SHOWN, PLAIN = "scored", "shown", "plain"
-MAX_DETECTIONS = 300  # an image, unless the user sets another number
-MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
 _VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 
-@torch.no_grad()
-def select_detections(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    *,
-    conf_thres: float,
-    iou_thres: float | None,
-    max_det: int,
-    agnostic: bool = False,
-    multi_label: bool = True,
-    classes: Sequence[int] | None = None,
-    box_voting: bool = True,
-) -> Detections:
-    """The best boxes of each image that overlap no better kept box of their class by more than ``iou_thres``. Of equal
-    scores the first (box, class) is the best. A box whose sides are swapped (distances without bins may be negative)
-    becomes a box without area.
+@dataclass(frozen=True, kw_only=True)
+class PostprocessSettings:
+    """How detections are selected from decoded boxes and scores."""
 
-    Args:
-        boxes_xyxy: (B, N, 4) canvas pixels.
-        scores: (B, N, C); NaN is below any threshold.
-        conf_thres: scores of detections must be above it.
-        iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
-        max_det: K; the best of ``classes`` are kept.
-        agnostic: whether boxes of different classes suppress each other too.
-        multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
-        classes: the classes to keep, chosen from the detections of all classes: none of these changes. Without
-            ``multi_label``, a box whose best class is another one is not kept.
-        box_voting: whether those that a kept box suppresses move it and raise its score, see `vote`. ``conf_thres``
-            then refers to the new scores and changes none of them.
-    """
-    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
-    low, high = boxes_xyxy.split(2, -1)
-    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
-    box_voting &= iou_thres is not None
-    least = min(conf_thres, LEAST_VOTE) if box_voting else conf_thres
-    allowed = scores > least  # the (box, class) pairs that are candidates: bool (B, N, C)
-    if not multi_label:
-        allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
-    wanted = None if classes is None else _class_mask(classes, scores)
-    if iou_thres is None:
-        shown = allowed if wanted is None else allowed & wanted
-        return _best_pairs(boxes_xyxy, torch.where(shown, scores, -1.0), max_det)
-    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, iou_thres, max_det, agnostic, box_voting)
-    return _fill_slots(kept, scores.shape[0], conf_thres, max_det)
+    conf_thres: float  # scores of detections are above it; with voting, scores after it
+    iou_thres: float | None  # a box that overlaps a better one of its class by more is suppressed; None: no NMS
+    max_det: int = MAX_DETECTIONS  # of an image: the best of ``classes``
+    agnostic: bool = False  # boxes of different classes suppress each other too
+    multi_label: bool = True  # each class of a box above the threshold is a detection; else its best class alone
+    # Classes to keep, chosen from the detections of all classes: none of these changes. Without ``multi_label``, a box
+    # whose best class is another one is not kept. None: all.
+    classes: Sequence[int] | None = None
+    box_voting: bool = True  # those that a kept box suppresses move it and raise its score, see `vote`
+
+    @property
+    def votes(self) -> bool:
+        """Whether there is box voting: only suppressed boxes vote."""
+        return self.box_voting and self.iou_thres is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +57,48 @@ class ValidationSettings:
     classes: Sequence[int] | None = None  # of the model that are detected, numbered anew in this order; None: all
     box_voting: bool = True
 
+    def selections(self, nms_iou: float | None) -> dict[str, PostprocessSettings]:
+        """The settings of each of `SELECTIONS`. ``nms_iou``: of the model in validation; None: it needs no NMS."""
+        scored_iou = nms_iou if self.iou_thres is None else self.iou_thres
+        shown_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
+        scored = PostprocessSettings(
+            conf_thres=self.conf_thres,
+            iou_thres=scored_iou,
+            max_det=self.max_det,
+            classes=None if self.single_cls else self.classes,
+            box_voting=self.box_voting,
+        )
+        shown = replace(scored, iou_thres=shown_iou, multi_label=False)
+        return {SCORED: scored, SHOWN: shown, PLAIN: replace(shown, box_voting=False)}
+
+
+@torch.no_grad()
+def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings) -> Detections:
+    """The best boxes of each image. Of equal scores the first (box, class) is the best. A box whose sides are swapped
+    (distances without bins may be negative) becomes a box without area.
+
+    Without NMS no shape depends on values, and the host does not wait for the device. Raises UserError for classes that
+    the model does not have.
+
+    Args:
+        boxes_xyxy: (B, N, 4) canvas pixels.
+        scores: (B, N, C); NaN is below any threshold.
+    """
+    boxes_xyxy = boxes_xyxy.float()
+    scores = scores.float()
+    low, high = boxes_xyxy.split(2, -1)
+    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.votes else settings.conf_thres
+    allowed = scores > lowest_score  # the (box, class) pairs that are candidates: bool (B, N, C)
+    if not settings.multi_label:
+        allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
+    wanted = None if settings.classes is None else _class_mask(settings.classes, scores)
+    if settings.iou_thres is None:
+        selectable = allowed if wanted is None else allowed & wanted
+        return _best_pairs(boxes_xyxy, torch.where(selectable, scores, -1.0), settings.max_det)
+    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, settings)
+    return _fill_slots(kept, scores.shape[0], settings)
+
 
 def detections_to_score(
     model: nn.Module, raw: list[Tensor], settings: ValidationSettings = ValidationSettings()
@@ -93,10 +106,7 @@ def detections_to_score(
     """The detections of a detector's raw maps whose AP is computed. ``model`` has ``decode`` and ``nms_iou``, as a
     `Detector`."""
     boxes, scores = model.decode(raw)
-    iou_thres = iou_of_selections(model.nms_iou, settings)[SCORED]
-    return _select_classes(
-        boxes, scores, settings, iou_thres=iou_thres, multi_label=True, box_voting=settings.box_voting
-    )
+    return _select_classes(boxes, scores, settings.selections(model.nms_iou)[SCORED], settings)
 
 
 def select_for_validation(
@@ -111,25 +121,13 @@ def select_for_validation(
     ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
     """
     boxes, scores = model.decode(raw)
-    ious = iou_of_selections(model.nms_iou, settings)
-    select = partial(_select_classes, boxes, scores, settings)
-    found = {
-        SCORED: select(iou_thres=ious[SCORED], multi_label=True, box_voting=settings.box_voting),
-        SHOWN: select(iou_thres=ious[SHOWN], multi_label=False, box_voting=settings.box_voting),
-    }
-    if settings.box_voting and ious[PLAIN] is not None:
-        found[PLAIN] = select(iou_thres=ious[PLAIN], multi_label=False, box_voting=False)
+    selections = settings.selections(model.nms_iou)
+    found = {name: _select_classes(boxes, scores, selections[name], settings) for name in (SCORED, SHOWN)}
+    if selections[SHOWN].votes:
+        found[PLAIN] = _select_classes(boxes, scores, selections[PLAIN], settings)
     else:
         found[PLAIN] = found[SHOWN]
     return found
-
-
-def iou_of_selections(nms_iou: float | None, settings: ValidationSettings) -> dict[str, float | None]:
-    """The overlap from which NMS suppresses a box in each selection of a validation; None: no NMS. ``nms_iou``: of the
-    model."""
-    if settings.iou_thres is not None:
-        return dict.fromkeys(SELECTIONS, settings.iou_thres)
-    return {SCORED: nms_iou, SHOWN: detection_iou(nms_iou), PLAIN: detection_iou(nms_iou)}
 
 
 def detection_iou(nms_iou: float | None) -> float | None:
@@ -139,33 +137,16 @@ def detection_iou(nms_iou: float | None) -> float | None:
 
 
 def _select_classes(
-    boxes: Tensor,
-    scores: Tensor,
-    settings: ValidationSettings,
-    *,
-    iou_thres: float | None,
-    multi_label: bool,
-    box_voting: bool,
+    boxes: Tensor, scores: Tensor, selection: PostprocessSettings, settings: ValidationSettings
 ) -> Detections:
-    """`select_detections` from decoded boxes and scores, of the classes that ``settings`` ask for."""
-    classes = settings.classes
+    """`select_detections` for one of the selections of ``settings``, with the class numbers of the data set."""
     if settings.single_cls:
-        scores = (scores if classes is None else scores[..., classes]).amax(-1, keepdim=True)
-        classes = None
-    found = select_detections(
-        boxes,
-        scores,
-        conf_thres=settings.conf_thres,
-        iou_thres=iou_thres,
-        max_det=settings.max_det,
-        multi_label=multi_label,
-        classes=classes,
-        box_voting=box_voting,
-    )
-    if classes is None:
+        scores = (scores if settings.classes is None else scores[..., settings.classes]).amax(-1, keepdim=True)
+    found = select_detections(boxes, scores, selection)
+    if selection.classes is None:
         return found
     number = found.classes.new_zeros(scores.shape[-1])
-    number[classes] = torch.arange(len(classes), device=number.device)
+    number[selection.classes] = torch.arange(len(selection.classes), device=number.device)
     return found._replace(classes=number[found.classes])
 
 
@@ -260,32 +241,27 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
 
 
 def _non_max_suppression(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    allowed: Tensor,
-    wanted: Tensor | None,
-    iou_thres: float,
-    max_det: int,
-    agnostic: bool,
-    box_voting: bool,
+    boxes_xyxy: Tensor, scores: Tensor, allowed: Tensor, wanted: Tensor | None, settings: PostprocessSettings
 ) -> _Candidates:
     """The candidates of ``wanted`` classes, bool (C,), that are kept, after voting; more than ``max_det`` of an image
     may be among them."""
     batch, _, num_classes = scores.shape
+    agnostic = settings.agnostic
+    max_det = settings.max_det
     candidates, counts, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
     if wanted is not None:
         max_det = MAX_CANDIDATES  # of all classes
         if not agnostic:  # boxes of other classes only take places among those that are voted on
             counted = (counts > _VOTED_ON)[candidates.image] & (candidates.rank < VOTERS)
-            candidates = candidates.where(wanted[candidates.classes] | (counted & box_voting))
-    max_kept = max(max_det, _VOTED_ON) if box_voting else max_det
+            candidates = candidates.where(wanted[candidates.classes] | (counted & settings.box_voting))
+    max_kept = max(max_det, _VOTED_ON) if settings.box_voting else max_det
 
     def group_of(examined: _Candidates) -> Tensor:
         return examined.image if agnostic else examined.image * num_classes + examined.classes
 
     def suppress(examined: _Candidates) -> Tensor:
         groups = batch if agnostic else batch * num_classes
-        return nms_keep(examined.boxes, group_of(examined), groups, iou_thres, max_kept)
+        return nms_keep(examined.boxes, group_of(examined), groups, settings.iou_thres, max_kept)
 
     if fullest <= _FIRST_CANDIDATES:
         keep = suppress(candidates)
@@ -297,18 +273,20 @@ def _non_max_suppression(
         if again.any():
             keep = keep.masked_scatter(again, suppress(candidates.where(again)))
     kept = candidates.where(keep)
-    if box_voting and fullest > 1:
-        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
+    if settings.box_voting and fullest > 1:
+        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
         moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _VOTED_ON)
-        boxes, voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept, others)), moves, iou_thres)
+        kept_boxes, other_boxes = (BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept, others))
+        boxes, voted = vote(kept_boxes, other_boxes, moves, settings.iou_thres)
         kept = kept._replace(boxes=boxes, scores=voted).where(_best_first(kept.image, voted))
     return kept if wanted is None else kept.where(wanted[kept.classes])
 
 
-def _fill_slots(kept: _Candidates, batch: int, conf_thres: float, max_det: int) -> Detections:
+def _fill_slots(kept: _Candidates, batch: int, settings: PostprocessSettings) -> Detections:
     """The first ``max_det`` of each image, as far as their scores are above ``conf_thres``, padded to `Detections`."""
+    max_det = settings.max_det
     slot = _numbers_in_image(kept.image, batch)
-    shown = (kept.scores > conf_thres) & (slot < max_det)
+    shown = (kept.scores > settings.conf_thres) & (slot < max_det)
     row = torch.where(shown, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
     padded = []
     for values in (kept.boxes, kept.scores, kept.classes):

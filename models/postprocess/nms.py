@@ -1,16 +1,16 @@
-"""Greedy non-maximum suppression of many groups at once: a box is suppressed by a better kept box of its group alone.
+"""Greedy non-maximum suppression of many groups at once: only a better kept box of the same group suppresses a box.
 
-Groups of about the same size are rows of one padded table. Within a block of a table's columns, "keep a box unless a
-better kept one overlaps it" is repeated until nothing changes, which takes as many rounds as the longest chain of
-suppressions is long and ends in the greedy answer (Cluster-NMS, Zheng et al. 2021). Only boxes of one group are ever
-compared, so coordinates are not shifted to tell groups apart, which would cost precision: a group's result does not
-depend on the other groups.
+Groups of similar size are rows of one padded table. Within a block of a table's columns, "keep a box unless a better
+kept one overlaps it" is repeated until nothing changes. That takes as many rounds as the longest chain of suppressions,
+and gives the greedy result (Cluster-NMS, Zheng et al. 2021). Boxes of different groups are never compared, so no
+coordinates are shifted to tell groups apart, which would cost precision, and a group's result does not depend on the
+other groups.
 
-Block and table sizes depend on the device: on a CPU the data should stay in the cache, and a GPU should launch few
-kernels and rarely make the host wait. They do not change the result.
+Block and table sizes depend on the device: on a CPU the data should stay in the cache; on a GPU kernel launches and
+syncs should be few. They do not change the result.
 
-torchvision.ops.nms is not used because it compares quotients, which at an IoU of exactly the threshold gives other
-boxes, and because it takes several times as long on batches of many classes (benchmarks/LOG.md).
+torchvision.ops.nms is not used: it compares quotients, so at an IoU of exactly the threshold it keeps other boxes, and
+it takes several times as long on batches of many classes (benchmarks/LOG.md).
 
 Legend: M candidates, G groups in a table, Q columns of it, T columns in a block, P kept boxes.
 """
@@ -26,12 +26,12 @@ from torch import Tensor
 
 
 class _TableSizes(NamedTuple):
-    """Changes speed and memory only."""
+    """Sizes that change speed and memory only."""
 
     groups: tuple[int, ...]  # groups up to one of these sizes share no table with larger ones; a single box is kept
     block: int  # columns compared together
-    cells: int  # comparisons made together, or twice as many with several blocks; three float32 of each
-    rounds: int  # of suppression between checks for a change, for which the host waits
+    cells: int  # comparisons made together, or twice as many with several blocks; each takes three float32
+    rounds: int  # rounds of suppression between checks for a change, for which the host waits
 
 
 _ON_CPU = _TableSizes(groups=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
@@ -43,12 +43,16 @@ def _sizes_for(device: torch.device) -> _TableSizes:
 
 
 def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, max_det: int) -> Tensor:
-    """Which candidates are kept: bool (M,).
+    """Selects the boxes to keep.
 
     Args:
-        boxes_xyxy: float32 (M, 4), of each group the best first.
+        boxes_xyxy: float32 (M, 4), the best of each group first.
         group: int64 (M,), from 0 to ``groups`` - 1.
-        max_det: once a group has this many kept boxes, its later boxes may be reported as suppressed.
+        groups: the number of groups.
+        iou_thres: a box is suppressed if its IoU with a kept one is higher.
+        max_det: once a group has this many kept boxes, its later boxes may count as suppressed.
+
+    Returns bool (M,).
     """
     sizes = _sizes_for(group.device)
     order = group.argsort(stable=True)
@@ -62,18 +66,23 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
 
 
 def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sorted groups (M,) as tables with a row for each, the largest first: indices int64 (G, Q) into M, and bool (G,
-    Q), False for padding."""
+    """Arranges groups, of which ``group`` (M,) is sorted, in tables with a row for each, the largest groups first.
+
+    Yields indices int64 (G, Q) into M, and bool (G, Q), False for padding.
+    """
     edges = torch.searchsorted(group, torch.arange(groups + 1, device=group.device))
     lengths, rows = edges.diff().sort(descending=True)
     starts = edges[rows]
-    on_host = lengths.tolist()
-    first, end = 0, _count_larger(on_host, sizes.groups[0])
+    host_lengths = lengths.tolist()
+    first = 0
+    end = _count_larger(host_lengths, sizes.groups[0])
     while first < end:
-        longest = on_host[first]
-        similar = _count_larger(on_host, max(size for size in sizes.groups if size < longest))
+        longest = host_lengths[first]
+        similar = _count_larger(host_lengths, max(size for size in sizes.groups if size < longest))
         block = min(longest, sizes.block)
-        compared = block if longest <= block else max(block, min(max_det, longest) // 2)  # with each column of a block
+        compared = block  # boxes compared with each column of a block
+        if longest > block:
+            compared = max(block, min(max_det, longest) // 2)
         last = min(first + max(sizes.cells // (block * compared), 1), similar)
         columns = torch.arange(longest, device=group.device)
         yield starts[first:last, None] + columns, columns < lengths[first:last, None]
@@ -81,18 +90,18 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
 
 
 def _count_larger(descending: list[int], size: int) -> int:
-    """How many are larger than ``size``."""
+    """Counts the numbers larger than ``size``."""
     return bisect_left(descending, -size, key=lambda value: -value)
 
 
 def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: _TableSizes) -> Tensor:
-    """Which boxes of a table are kept, bool (G, Q), from its ``coordinates`` (4, G, Q)."""
+    """Selects the boxes of a table to keep, bool (G, Q), from its ``coordinates`` (4, G, Q)."""
     if is_box.shape[1] <= sizes.block:
         return _keep_in_block(is_box, overlaps(coordinates, coordinates, iou_thres), sizes.rounds)
     groups, longest = is_box.shape
     max_det = min(max_det, longest)
     keep = torch.zeros_like(is_box)
-    kept = coordinates.new_zeros((4, groups, max_det + 1))  # the last column takes what is not needed
+    kept = coordinates.new_zeros((4, groups, max_det + 1))  # kept boxes; the last column takes all others
     counts = torch.zeros(groups, dtype=torch.long, device=is_box.device)
     fullest = 0
     for start in range(0, is_box.shape[1], sizes.block):
@@ -113,16 +122,17 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
 
 
 def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
-    """1 where a box of a, (4, G, P), has an IoU above the threshold with one of b, (4, G, Q), else 0: (G, P, Q).
+    """Compares boxes of a, (4, G, P), with those of b, (4, G, Q): 1 where the IoU is above the threshold, else 0, as
+    float (G, P, Q).
 
-    There is no division, so boxes without area overlap nothing. Coordinates come first, which makes the last axis long.
+    Nothing is divided, so boxes without area overlap nothing. Coordinates come first, so that the last axis is long.
     """
     overlap, union = overlap_and_union(a[..., None], b[:, :, None])
     return overlap.gt_(union.mul_(iou_thres))
 
 
 def overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Areas of boxes (4, ...), of any shapes that broadcast; new tensors."""
+    """Computes the areas of intersection and union of boxes (4, ...) that broadcast, as new tensors."""
     ax1, ay1, ax2, ay2 = a.unbind()
     bx1, by1, bx2, by2 = b.unbind()
     width = torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1)).clamp_(min=0)
@@ -132,14 +142,16 @@ def overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _keep_in_block(candidates: Tensor, overlap: Tensor, rounds: int) -> Tensor:
-    """Greedy suppression in a block: ``candidates`` bool (G, T), ``overlap`` float (G, T, T) as by `overlaps`. It
-    checks for a change every ``rounds``."""
-    overlap = overlap.triu_(1)
+    """Suppresses greedily in a block, in several rounds between checks for a change.
+
+    Args: ``candidates`` bool (G, T), ``overlap`` float (G, T, T) from `overlaps`, changed in place.
+    """
+    overlap = overlap.triu_(1)  # only better boxes suppress
     keep = candidates
     while True:
         for _ in range(rounds):
-            before = keep
-            suppressed_by = torch.bmm(keep[:, None].to(overlap.dtype), overlap)[:, 0]  # counts, so exact
-            keep = candidates & (suppressed_by == 0)
-        if torch.equal(keep, before):
+            previous = keep
+            suppressors = torch.bmm(keep[:, None].to(overlap.dtype), overlap)[:, 0]  # small counts, so exact
+            keep = candidates & (suppressors == 0)
+        if torch.equal(keep, previous):
             return keep

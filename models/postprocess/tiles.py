@@ -1,4 +1,4 @@
-"""How large images are cut into tiles, as ``--tile`` and its companions ask. `models.postprocess.tiling` does it."""
+"""Settings of detection in tiles, as ``--tile`` and related flags give them. `models.postprocess.tiling` uses them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Tiles:
-    """How large images are cut into tiles."""
+    """How to cut large images into tiles."""
 
     size: int  # side, pixels
-    overlap: float = TILE_OVERLAP  # of neighbors, fraction of a tile
-    full_image: bool = True  # the detector also sees the whole image, scaled down
-    scaled: bool = False  # the detector sees tiles scaled to its image size, as it was trained; else at their own
+    overlap: float = TILE_OVERLAP  # overlap of neighbors, as a fraction of a tile
+    full_image: bool = True  # whether the detector also runs on the whole image, scaled down
+    scaled: bool = False  # whether tiles are scaled to the detector's image size, as in training
 
     @classmethod
-    def of(cls, config: DetectConfig | ValConfig, trained: int) -> Tiles | None:
-        """As the flags ask, or without ``--tile`` as the model was trained: on tiles of the size ``trained``; 0: on
-        whole images. Raises UserError for flags that have no effect."""
+    def from_config(cls, config: DetectConfig | ValConfig, trained_size: int) -> Tiles | None:
+        """Returns what the flags say; without ``--tile``, the tiles on which the model was trained.
+
+        ``trained_size``: side of those tiles in pixels, or 0 for training on whole images. Returns None for detection
+        in whole images. Raises UserError for flags that have no effect.
+        """
         overlap = TILE_OVERLAP if config.overlap is None else config.overlap
         if config.tile:
             return cls(config.tile, overlap, config.tile_full_image)
-        if config.tile is None and trained and config.tile_full_image:
-            return cls(trained, overlap, full_image=False, scaled=True)
+        if config.tile is None and trained_size and config.tile_full_image:
+            return cls(trained_size, overlap, full_image=False, scaled=True)
         if config.overlap is not None or not config.tile_full_image:
             flag = "--no-tile-full-image" if config.overlap is None else "--overlap"
-            raise UserError(f"{flag}: has no effect without --tile; give --tile, or leave it out")
+            raise UserError(f"{flag}: has no effect without --tile; add --tile, or leave {flag} out")
         return None
 
     def check(self, stride: int, input_hw: tuple[int, int] | None) -> None:
-        """Raises UserError unless a model of this ``stride``, which takes canvases of ``input_hw`` only (None: any),
-        takes the tiles."""
+        """Raises UserError unless a model of this ``stride`` accepts the tiles. ``input_hw``: the only canvas size that
+        it accepts; None: any."""
         if not self.scaled:
             check_image_size(self.size, stride, flag="--tile")
-        size = input_hw[0] if self.scaled and input_hw else self.size
-        if input_hw not in (None, (size, size)):
-            takes = f"{input_hw[0]}x{input_hw[1]}"
-            raise UserError(f"--tile {self.size}: the exported model takes {takes} pixels (height x width) only")
+        if input_hw is None:
+            return
+        height, width = input_hw
+        size = height if self.scaled else self.size
+        if (height, width) != (size, size):
+            raise UserError(
+                f"--tile {self.size}: the exported model takes only {height}x{width} pixels (height x width)"
+            )

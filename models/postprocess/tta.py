@@ -1,4 +1,4 @@
-"""Test-time augmentation: a detector runs on several views of each image, mirrored and enlarged, for one common NMS."""
+"""Test-time augmentation: one NMS for a detector's boxes in several views of an image, mirrored and enlarged."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from utils.structures import GRAY
 
 
 class View(NamedTuple):
-    """A transformed canvas. Sides scale to whole pixels, so not quite by the same factor."""
+    """Transformed canvas. Its sides are whole pixels, so they are not scaled by exactly the same factor."""
 
     scale: float
-    mirrored: bool  # left and right
+    mirrored: bool  # whether left and right are exchanged
 
     def content_hw(self, canvas_hw: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the scaled canvas; it is padded to whole strides on the right and below."""
+        """Returns height and width of the scaled canvas, which is then padded to whole strides on the right and
+        below."""
         height, width = (max(round(side * self.scale), 1) for side in canvas_hw)
         return height, width
 
 
-# Chosen by measurement: benchmarks/LOG.md. The maps of the first, the image itself, give the canvas size.
+# Chosen by measurement: benchmarks/LOG.md. The first view is the image itself, whose maps give the canvas size.
 VIEWS = (View(1.0, False), View(1.0, True), View(1.25, True))
 
 
 class TestTimeAugmentation(nn.Module):
-    """Is called and decoded like the `Detector` it wraps, which is for inference: raw maps are those of all `VIEWS`,
-    boxes are in canvas pixels."""
+    """Wraps a `Detector` for inference, and is called and decoded like it.
 
-    __test__ = False  # pytest collects classes by this prefix
+    Raw maps are those of all `VIEWS`; boxes are in canvas pixels.
+    """
+
+    __test__ = False  # keeps pytest from collecting a class called Test...
 
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -43,15 +46,20 @@ class TestTimeAugmentation(nn.Module):
         return self.detector.nms_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, 3, H, W) in [0, 1], H and W multiples of the stride, to the raw maps of all views."""
+        """Computes the raw maps of all views, from images float (B, 3, H, W) in [0, 1], with H and W multiples of the
+        stride."""
         return [level for view in VIEWS for level in self.detector(self._transform(images, view))]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C); N runs over the views,
-        then over a view's predictions."""
+        """Decodes raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C).
+
+        N runs over the views, then over a view's predictions.
+        """
         levels = len(raw) // len(VIEWS)
-        canvas_hw = tuple(side * self.detector.strides[0] for side in raw[0].shape[2:])
-        boxes, scores = [], []
+        rows, columns = raw[0].shape[2:]
+        canvas_hw = (rows * self.detector.strides[0], columns * self.detector.strides[0])
+        boxes: list[Tensor] = []
+        scores: list[Tensor] = []
         for number, view in enumerate(VIEWS):
             view_boxes, view_scores = self.detector.decode(raw[number * levels : (number + 1) * levels])
             boxes.append(to_canvas(view_boxes, view, canvas_hw))
@@ -59,17 +67,19 @@ class TestTimeAugmentation(nn.Module):
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def _transform(self, images: Tensor, view: View) -> Tensor:
-        height, width = content_hw = view.content_hw(images.shape[2:])
+        """Mirrors, scales and pads the canvas."""
+        canvas_height, canvas_width = images.shape[2:]
+        height, width = view.content_hw((canvas_height, canvas_width))
         if view.mirrored:
             images = images.flip(3)
         if view.scale != 1:
-            images = interpolate(images, content_hw, mode="bilinear")
+            images = interpolate(images, (height, width), mode="bilinear")
         stride = self.detector.stride
         return pad(images, (0, -width % stride, 0, -height % stride), value=GRAY / 255)
 
 
 def to_canvas(boxes_xyxy: Tensor, view: View, canvas_hw: tuple[int, int]) -> Tensor:
-    """Boxes (..., 4) from the pixels of a view to those of the canvas."""
+    """Converts boxes (..., 4) from pixels of a view to canvas pixels."""
     height, width = view.content_hw(canvas_hw)
     x1, y1, x2, y2 = boxes_xyxy.unbind(-1)
     if view.mirrored:

@@ -1,5 +1,7 @@
-"""Downloads public weights of configs/weights.yaml that the user names and that are not on the disk. A file appears
-under its name once it is complete and its checksum is right."""
+"""Downloads public weights of configs/weights.yaml that the user names and that are not on disk.
+
+A file appears under its name only when it is complete and its checksum is right.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from utils.config.other_programs import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
@@ -41,42 +44,42 @@ class WeightsEntry:
 
 
 def known_weights() -> dict[str, WeightsEntry]:
-    """The entries of the catalog by name, in its order: permissive licenses first."""
+    """Reads the entries of the catalog by name, in its order: permissive licenses first."""
     return {name: build(WeightsEntry, entry, f"{CATALOG}: {name}") for name, entry in load_yaml(CATALOG).items()}
 
 
 def find_entry(name_or_path: str) -> WeightsEntry:
-    """The entry for a URL or for a name in the catalog. Raises UserError for any other text, with a suggestion."""
+    """Returns the entry for a URL or a name in the catalog. Raises UserError for anything else, with a suggestion."""
     if is_http(name_or_path):
         return WeightsEntry(url=name_or_path)
-    known, name = known_weights(), catalog_name(name_or_path)
-    if name not in known:
-        if Path(name_or_path).is_dir():
-            raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
-        if Path(name_or_path).name != name_or_path:
-            raise UserError(f"{name_or_path}: no such file")
-        from utils.config.other_programs import other_task  # what other programs would take here
-
-        if text := other_task(name_or_path):
-            raise UserError(text)
-        hint = suggestion(name, known) or f"; public weights: {', '.join(known)}"
-        raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
-    return known[name]
+    catalog = known_weights()
+    name = catalog_name(name_or_path)
+    if name in catalog:
+        return catalog[name]
+    if Path(name_or_path).is_dir():
+        raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
+    if Path(name_or_path).name != name_or_path:
+        raise UserError(f"{name_or_path}: no such file")
+    other_task_message = other_task(name_or_path)
+    if other_task_message:
+        raise UserError(other_task_message)
+    hint = suggestion(name, catalog) or f"; public weights: {', '.join(catalog)}"
+    raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
 
 
 def check_weights(name_or_path: str) -> None:
-    """Raises UserError unless there is such a file or folder, or an entry to download."""
+    """Raises UserError unless the file or folder exists, or can be downloaded."""
     if not os.path.exists(os.path.expanduser(name_or_path)):
         find_entry(name_or_path)
 
 
-def catalog_name(text: str) -> str:
-    """``yolov8n`` for ``yolov8n.pt``."""
-    return next((text.removesuffix(suffix) for suffix in WEIGHTS_SUFFIXES if text.endswith(suffix)), text)
+def catalog_name(name: str) -> str:
+    """Removes the suffix of a weights file: ``yolov8n`` for ``yolov8n.pt``."""
+    return next((name.removesuffix(suffix) for suffix in WEIGHTS_SUFFIXES if name.endswith(suffix)), name)
 
 
 def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
-    """The origin of a checkpoint with the content ``info``."""
+    """Returns the origin of a checkpoint with the content ``info``."""
     stored = info.get("origin")
     if stored and isinstance(stored, dict):
         return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
@@ -84,69 +87,76 @@ def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
 
 
 def origin_of_run(start: StoredWeights) -> Origin:
-    """The origin of the checkpoints of a run that starts from these weights."""
+    """Returns the origin of the checkpoints of a run that starts from these weights."""
     if not start.is_ours:
         return _public_origin(start.path)
-    before = origin_of(start.content, start.path)
-    return before._replace(weights=f"{start.path.name}, trained from {before.weights}")
+    start_origin = origin_of(start.content, start.path)
+    return start_origin._replace(weights=f"{start.path.name}, trained from {start_origin.weights}")
 
 
 def _public_origin(path: Path) -> Origin:
-    """What the catalog says of a file, by its checksum, or by its name if that is unknown or the file is missing."""
-    entries, digest = known_weights(), ""
+    """Looks up a file in the catalog by its checksum; by its name if the checksum is not known or the file missing."""
+    catalog = known_weights()
+    digest = ""
     if path.is_file():
         status = path.stat()
         digest = _digest(path, status.st_size, status.st_mtime_ns)
-    for name, entry in entries.items():
+    for name, entry in catalog.items():
         if digest and entry.sha256.lower() == digest:
             return Origin(f"{name}, a public file", entry.license)
-    entry = entries.get(catalog_name(path.name))
-    if entry is None or (digest and entry.sha256):  # another file of this name
+    namesake = catalog.get(catalog_name(path.name))
+    if namesake is None or (digest and namesake.sha256):  # not in the catalog, or another file of the same name
         return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
-    return Origin(path.name, f"{entry.license}, if it was the public file of this name")
+    return Origin(path.name, f"{namesake.license}, if it was the public file of this name")
 
 
 @functools.lru_cache(maxsize=4)
-def _digest(path: Path, *_: int) -> str:
+def _digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Computes the sha256 of a file. ``size`` and ``mtime_ns`` tell versions of it apart in the cache."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@functools.cache  # once a process
-def _warn_of_other_file(path: Path) -> None:
-    """Says that a file with the name of a public one has another content."""
+@functools.cache  # once per process
+def _warn_of_namesake(path: Path) -> None:
+    """Warns of a file that has the name of a public one, but other content."""
     if catalog_name(path.name) in known_weights() and _public_origin(path).license == UNKNOWN:
-        text = "%s: has the name of a public file but another checksum; its license is unknown"
-        get_logger().warning(text, path)
+        get_logger().warning("%s: has the name of a public file but another checksum; its license is unknown", path)
 
 
 def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, cache_dir: Path | None = None) -> Path:
-    """The file that ``--weights`` refers to: an existing path, or else a name in the catalog (``yolov8n``,
-    ``yolov8n.pt``) or a URL. All processes must call this: the first of each node downloads a missing file into
-    ``cache_dir`` (None: ``weights`` in the cache folder), the others wait. Raises UserError if there is no such file or
-    name, or if it cannot be downloaded."""
+    """Returns the file that ``--weights`` names: an existing path, or else a name in the catalog (``yolov8n``,
+    ``yolov8n.pt``) or a URL.
+
+    All processes must call it: the first one of each node downloads a missing file into ``cache_dir`` (None:
+    ``weights`` in the cache folder), the others wait. Raises UserError if there is no such file or name, or if it
+    cannot be downloaded.
+    """
     from utils.distributed.context import torch_distributed_zero_first  # imports torch
 
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
         if path.is_file():
-            _warn_of_other_file(path)
+            _warn_of_namesake(path)
             return path
         entry = find_entry(name_or_path)
-        target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
+        target = _download_path(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:
-                raise UserError(f"{target}: another process has downloaded it, but this one cannot see it")
+                raise UserError(
+                    f"{target}: was downloaded by another process of this node, but this process cannot see it"
+                )
             if offline:
                 raise UserError(
-                    f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
+                    f"{name_or_path}: not on this machine, and --offline is set; put {entry.url} at {target}"
                 )
             _download(entry, target)
     return target
 
 
-def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """The path of the file: its name in the catalog. Other URLs, whose file names may be equal, have a folder each."""
+def _download_path(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
+    """Returns where the file goes: under its name in the catalog. Other URLs, whose file names may be equal, have a
+    folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
     if is_http(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
@@ -154,23 +164,25 @@ def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
 
 
 def _download(entry: WeightsEntry, target: Path) -> None:
-    """Prints address and license, downloads the file, and checks it. Raises UserError if it cannot be downloaded."""
-    checked = "sha256 known" if entry.sha256 else "no checksum known"
-    size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
-    get_logger().info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
+    """Logs URL and license, downloads the file and checks it. Raises UserError if it cannot be downloaded."""
+    details = [f"license of the file: {entry.license}"]
+    if entry.size:
+        details.append(f"{entry.size / 1e6:.1f} MB")
+    details.append("sha256 known" if entry.sha256 else "no checksum known")
+    get_logger().info("downloading %s (%s)", entry.url, "; ".join(details))
     digest = hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_url(entry.url) as response, atomic_write(target) as file:
             while chunk := response.read(CHUNK_BYTES):
                 if not file.tell() and chunk.lstrip()[:1] == b"<":
-                    raise UserError(f"{entry.url}: sent a web page, not weights")
+                    raise UserError(f"{entry.url}: the server sent a web page, not weights")
                 file.write(chunk)
                 digest.update(chunk)
             if response.length or not file.tell():
                 raise ConnectionError(f"cut off after {file.tell()} bytes")
             if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
-                raise UserError(f"{entry.url}: its sha256 is {digest.hexdigest()}, not {entry.sha256} as expected")
+                raise UserError(f"{entry.url}: has sha256 {digest.hexdigest()}, expected {entry.sha256}")
     except NETWORK_ERRORS as error:
         raise UserError(f"{entry.url}: cannot be downloaded ({reason_of(error)}); put the file at {target}") from None
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Detectors from checkpoint files, ours and public ones.
+"""Builds detectors from checkpoint files, ours and public ones.
 
-The model of a foreign file is recognized: its family and size by tensor names and shapes, its classes by the head.
+The model of a foreign file is recognized: family and size by tensor names and shapes, the number of classes by the
+head.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from models.detector import Detector, build_detector, build_on_meta
 from models.registry import build_layer
-from models.spec import ModelSpec, ModelYaml, known_models, load_spec, parse_spec
+from models.spec import ModelSpec, ModelYaml, built_in_models, load_spec, parse_spec
 from models.weights.read import StoredWeights, read_weights, shapes_of
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
@@ -26,46 +27,53 @@ COCO = CONFIGS / "data" / "coco.yaml"
 
 
 def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> tuple[str, ...] | None:
-    """``names`` if there are ``count``, else None. Without names (YOLOX, bare state dicts), 80 classes are taken to be
-    COCO's, which is logged."""
+    """Returns ``names`` if there are ``count``, else None. A file without names (YOLOX, bare state dicts) but with 80
+    classes is assumed to have COCO's, which is logged."""
     if names is not None:
         return names if len(names) == count else None
     coco = load_yaml(COCO)["names"]
     if count != len(coco):
         return None
-    get_logger().info("%s: no class names in the file; its %d classes are taken to be COCO's", source, count)
+    get_logger().info("%s: no class names in the file; its %d classes are assumed to be COCO's", source, count)
     return tuple(coco[i] for i in range(count))
 
 
 def recognize(stored: StoredWeights) -> tuple[ModelSpec, int]:
-    """The model whose tensors have exactly these names and shapes, and its number of classes.
+    """Finds the model whose tensors have exactly these names and shapes, and its number of classes.
 
-    Built-in models are tried first, then the YAML that some foreign files contain. Raises UserError if none fits.
+    Built-in models are tried first, then the YAML that some foreign files contain. Raises UserError if none matches.
     """
-
-    def candidates() -> Iterator[ModelSpec]:
-        yield from map(load_spec, known_models())
-        if stored.graph is not None:
-            file = stored.graph.get("yaml_file")
-            name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
-            known = {field.name for field in fields(ModelYaml)} - {"name"}
-            yield parse_spec({key: value for key, value in stored.graph.items() if key in known}, name)
-
-    reason = ""
+    graph_error = ""
     try:
-        for spec in candidates():
-            if num_classes := _matching_classes(spec, stored.shapes):
-                if stored.activation not in (None, "nn.SiLU()", spec.activation):  # shapes do not show it
-                    spec = parse_spec(spec.plain | {"activation": stored.activation}, spec.label)
-                return spec, num_classes
+        for spec in _candidates(stored):
+            num_classes = _matching_classes(spec, stored.shapes)
+            if not num_classes:
+                continue
+            if stored.activation not in (None, "nn.SiLU()", spec.activation):  # no tensor depends on it
+                spec = parse_spec(spec.plain | {"activation": stored.activation}, spec.label)
+            return spec, num_classes
     except UserError as error:
-        reason = f"; its stored graph: {error}"
-    families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
-    raise UserError(f"{stored.path}: its tensors match no known model ({families}; unfused){reason}")
+        graph_error = f"; its stored graph: {error}"
+    families = dict.fromkeys(re.sub(r"^(yolo(?:v?\d+|x)).*", r"\1", name) for name in built_in_models())
+    known = ", ".join(families)
+    raise UserError(f"{stored.path}: its tensors match no known model ({known}; unfused){graph_error}")
+
+
+def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
+    """Yields the models that weights may belong to. Raises UserError for a mistake in the graph of the file."""
+    yield from map(load_spec, built_in_models())
+    if stored.graph is not None:
+        yaml_file = stored.graph.get("yaml_file")
+        label = stored.path.stem
+        if isinstance(yaml_file, str) and yaml_file:
+            label = re.sub(r".*[/\\]|\.ya?ml$", "", yaml_file)[:60]
+        known_keys = {field.name for field in fields(ModelYaml)} - {"name"}
+        yield parse_spec({key: value for key, value in stored.graph.items() if key in known_keys}, label)
 
 
 def model_of(stored: StoredWeights) -> dict[str, Any]:
-    """The spec of the model that the weights belong to, for `build_detector`. Raises UserError if they do not fit."""
+    """Returns the spec of the model that the weights belong to, for `build_detector`. Raises UserError if they do not
+    match it."""
     if not stored.is_ours:
         return recognize(stored)[0].plain
     spec = stored.content["model_spec"]
@@ -74,46 +82,61 @@ def model_of(stored: StoredWeights) -> dict[str, Any]:
 
 
 def check_shapes(
-    path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size], strides: Any = None
+    path: Path,
+    spec: dict[str, Any],
+    names: Sequence[str],
+    shapes: Mapping[str, torch.Size],
+    strides: tuple[int, ...] | None = None,
 ) -> None:
-    """Raises UserError unless the file ``path`` has weights of the ``shapes``, and if given the ``strides``, that its
-    model has. Needs no memory for the model: a file may describe one that is far larger than its weights."""
+    """Raises UserError unless the weights of the file ``path`` have the shapes, and ``strides`` if known, of its model.
+
+    Needs no memory for the model: a file may describe one that is far larger than its weights.
+    """
     with errors_of(path):
         if not names:
             raise UserError("a detector needs at least one class, got 0")
         model = build_on_meta(load_spec(spec), len(names), names)
-    wanted = shapes_of(model.state_dict())
-    found = dict(shapes)
+    expected: dict[str, tuple[int, ...]] = {**shapes_of(model.state_dict())}
+    actual: dict[str, tuple[int, ...]] = {**shapes}
     if strides is not None:
-        wanted["strides"] = model.strides
-        found["strides"] = strides
-    for name in [*wanted, *found]:
-        if wanted.get(name) != found.get(name):
-            expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
-            problem = f"{name}: the model has {expected}, the file {has}"
-            raise UserError(f"{path}: its weights do not fit its model ({problem})")
+        expected["strides"] = model.strides
+        actual["strides"] = strides
+    for name in [*expected, *actual]:
+        if expected.get(name) != actual.get(name):
+            in_model, in_file = (str(list(s[name])) if name in s else "nothing" for s in (expected, actual))
+            difference = f"{name}: the model has {in_model}, the file {in_file}"
+            raise UserError(f"{path}: its weights do not match its model ({difference})")
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
-    """The number of classes with which a model has exactly these shapes; 0 for none. The first layer, which is quick to
-    build, rules out most models, and the layers before the head nearly all."""
+    """Returns the number of classes with which a model has exactly these shapes; 0 if there is none.
+
+    The first layer, which is quick to build, rules out most models; the layers before the head rule out nearly all
+    others.
+    """
     with torch.device("meta"):
-        first = build_layer(spec.layers[0], spec, (spec.channels,))
-    expected = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
-    if expected != {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}:
+        first_layer = build_layer(spec.layers[0], spec, (spec.channels,))
+    expected_first = {f"model.0.{name}": shape for name, shape in shapes_of(first_layer.state_dict()).items()}
+    if expected_first != {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}:
         return 0
-    head, with_one = f"model.{len(spec.layers) - 1}.", build_on_meta(spec, 1)
-    found, expected = (
-        {name: shape for name, shape in of_model.items() if not name.startswith(head)}
-        for of_model in (shapes, shapes_of(with_one.state_dict()))
-    )
-    count = class_count(with_one, shapes) if found == expected else 0
-    return count if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes else 0
+    head = f"model.{len(spec.layers) - 1}."
+    one_class_model = build_on_meta(spec, 1)
+    if _without(shapes_of(one_class_model.state_dict()), head) != _without(shapes, head):
+        return 0
+    count = class_count(one_class_model, shapes)
+    if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes:
+        return count
+    return 0
+
+
+def _without(shapes: Mapping[str, torch.Size], prefix: str) -> dict[str, torch.Size]:
+    """Selects the shapes of tensors whose names do not start with ``prefix``."""
+    return {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
 
 
 def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
-    """The number of classes that tensors of these shapes have in the output layers of the detector's head, whatever its
-    own number is; 0 if none fits."""
+    """Returns the number of classes for which the output layers of a head like the detector's have these shapes,
+    whatever its own number is; 0 if there is none."""
     head = len(detector.model) - 1
     for layer, (groups, before) in detector.head.class_rows().items():
         shape = shapes.get(f"model.{head}.{layer}.weight")
@@ -123,17 +146,19 @@ def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
 
 
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
-    """A detector in eval mode, float32 on the CPU, and its checkpoint's content, which of a foreign file is only
-    ``format`` ("foreign"), ``names`` and ``imgsz``. Raises UserError for a file that is missing, damaged, not a
-    checkpoint, or of an unknown model."""
+    """Loads a detector, in eval mode and float32 on the CPU, and the content of its checkpoint.
+
+    The content of a foreign file is reduced to ``format`` ("foreign"), ``names`` and ``imgsz``. Raises UserError for a
+    file that is missing, damaged, not a checkpoint, or of an unknown model.
+    """
     stored = read_weights(path)
-    with torch.device("cpu"):  # whatever default the caller's program has set
+    with torch.device("cpu"):  # the caller may have set another default
         detector = detector_of(stored)
     return detector, stored.content | {"names": list(detector.names)}
 
 
 def detector_of(stored: StoredWeights) -> Detector:
-    """The detector with the stored weights, in eval mode. Raises UserError as `load_detector` does."""
+    """Builds the detector with the stored weights, in eval mode. Raises UserError as `load_detector` does."""
     if stored.is_ours:
         spec = stored.content["model_spec"]
         names = stored.names or ()
@@ -144,6 +169,6 @@ def detector_of(stored: StoredWeights) -> Detector:
         names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
     check_shapes(stored.path, spec, names, stored.shapes, stored.strides)
     detector = build_detector(spec, num_classes, names=names)
-    # Counters may be missing, and are not used.
+    # Not strict: batch counters may be missing, and are not used.
     detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

@@ -1,4 +1,4 @@
-"""Reads modules and state dicts from PyTorch files of other programs, as inert data (utils/files/torch_file.py)."""
+"""Reads modules and state dicts from PyTorch files of other programs, without running code in them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from torch import Tensor
 
 from utils.files.torch_file import Record, TorchFile
 
-MAX_MODULES = MAX_TENSORS = 100_000  # records may contain each other
+# A damaged file may contain records that contain each other.
+MAX_MODULES = 100_000
+MAX_TENSORS = 100_000
 
 
 def is_module(value: Any) -> bool:
+    """Whether ``value`` is the record of an `nn.Module`."""
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
 
 
 class ForeignFile(TorchFile):
-    """A PyTorch file of any program, opened for reading data only: a context manager. Raises UserError, beginning with
-    the path, for other files and for contradictions in the file."""
+    """Context manager that opens a PyTorch file of any program, to read data only.
+
+    Raises UserError, beginning with the path, for other files and for contradictions in the file.
+    """
 
     def tensor(self, value: Any) -> Tensor | None:
-        """The tensor of a record, floating ones as float32; None for other values."""
+        """Returns the tensor of a record, a floating one as float32; None for other values."""
         view = self.view(value)
         if view is None:
             return None
@@ -30,16 +35,15 @@ class ForeignFile(TorchFile):
         return view.to(dtype, copy=True).contiguous()
 
     def state_dict(self, value: Any) -> dict[str, Tensor]:
-        """Parameters and buffers by name, of a module record or a mapping from names to tensors."""
-        if isinstance(value, dict):
-            tensors = ((k, self.tensor(v)) for k, v in value.items() if isinstance(k, str))
-        else:
-            tensors = ((name, self.tensor(leaf)) for name, leaf in self._leaves(value))
+        """Returns parameters and buffers by name, of a module record or a mapping from names to tensors."""
+        named_values = value.items() if isinstance(value, dict) else self._named_leaves(value)
+        tensors = ((name, self.tensor(leaf)) for name, leaf in named_values if isinstance(name, str))
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
     def modules(self, root: Any) -> Iterator[tuple[str, Record]]:
-        """The module records in ``root``, itself first, with their dotted names; none if it is not a module."""
-        pending, visited = [("", root)], 0
+        """Yields the module records in ``root``, itself first, with their dotted names; none if it is not a module."""
+        pending = [("", root)]
+        visited = 0
         while pending:
             name, module = pending.pop()
             visited += 1
@@ -48,18 +52,22 @@ class ForeignFile(TorchFile):
             if is_module(module):
                 yield name, module
                 children = list(module.get("_modules").items())
-                pending.extend((f"{name}.{child}".lstrip("."), part) for child, part in reversed(children))
+                pending.extend((f"{name}.{child_name}".lstrip("."), child) for child_name, child in reversed(children))
 
-    def _leaves(self, root: Any) -> Iterator[tuple[str, Any]]:
+    def _named_leaves(self, root: Any) -> Iterator[tuple[str, Any]]:
+        """Yields the parameters and persistent buffers in ``root`` with their dotted names."""
         count = 0
         for prefix, module in self.modules(root):
-            transient = module.get("_non_persistent_buffers_set")
-            transient = transient if isinstance(transient, list) else []
+            non_persistent = module.get("_non_persistent_buffers_set")
+            if not isinstance(non_persistent, list):
+                non_persistent = []
             for group in ("_parameters", "_buffers"):
                 leaves = module.get(group)
-                for name, leaf in leaves.items() if isinstance(leaves, dict) else ():
+                if not isinstance(leaves, dict):
+                    continue
+                for name, leaf in leaves.items():
                     count += 1
                     if count > MAX_TENSORS:
                         raise self.refuse(f"it has more than {MAX_TENSORS:,} tensors")
-                    if name not in transient:
+                    if name not in non_persistent:
                         yield f"{prefix}.{name}".lstrip("."), leaf

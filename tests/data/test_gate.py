@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
+import lockstep
 import train
 import val
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.samples.tiles import TiledIndex
+from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
@@ -25,6 +27,8 @@ from tests.helpers.three_formats import write_image, write_three_formats
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
+from tools.search.__main__ import main as search
+from tools.shard import main as shard
 from tools.shard import write_set
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
@@ -55,7 +59,7 @@ def describe(root: Path, reader: str, **content: object) -> Path:
 
 
 def load(path: Path, split: str = "train", change: Callable = lambda spec: spec, **options) -> DatasetIndex:
-    return load_index(change(load_dataset_spec(path)), split, progress=False, workers=0, **options)
+    return load_index(change(load_dataset_spec(path)), split, IndexSettings(progress=False, workers=0, **options))
 
 
 def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
@@ -210,6 +214,13 @@ def test_annotations_of_no_image_are_named_and_counted(root, case):
         assert f"instances.json: annotation 0: {said}" in str(refused.value)
 
 
+def test_a_json_without_categories_is_named(root):
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content.update(categories=[]))
+    with pytest.raises(UserError, match="category_id 10 is of an empty list: the categories' ids are missing"):
+        load(path)
+
+
 def test_an_id_that_fits_two_images_is_not_guessed(root):
     path = describe(root, "coco")
 
@@ -267,7 +278,7 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
     path = choose(root, reader)
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for spec in (load_dataset_spec(path), staged):
-        index = load_index(spec, "train", progress=False, workers=0)
+        index = load_index(spec, "train", IndexSettings(progress=False, workers=0))
         assert len(index) in (8, 10)
         assert index.report.ledger.losses == ()
         assert index.report.problems == 0
@@ -566,11 +577,11 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
 def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
     path = describe(root, reader)
     source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
-    assert len(load_index(open_data(source, DistributedContext.single()), "train", progress=False)) == 20
+    assert len(load_index(open_data(source, DistributedContext.single()), "train", IndexSettings(progress=False))) == 20
     lose_half(root)
     spec = open_data(source, DistributedContext.single())
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
-        load_index(spec, "train", progress=False)
+        load_index(spec, "train", IndexSettings(progress=False))
 
 
 def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
@@ -582,9 +593,9 @@ def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for each in (spec, staged):
         with pytest.raises(UserError, match="4 of 20 images can't be used") as refused:
-            load_index(each, "train", progress=False)
+            load_index(each, "train", IndexSettings(progress=False))
         assert "bad row of a list: 3 images, first list.txt:1: '# the images' is not the path" in str(refused.value)
-    index = load_index(spec, "train", progress=False, max_bad=0.2)
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.2))
     assert len(index) == 16
 
 
@@ -651,3 +662,109 @@ def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, 
     assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in said
     if not used:
         assert load(describe(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES
+
+
+def without_area_of_dogs(root: Path) -> None:
+    """Half of the objects of all formats have no area: they are lost whatever classes are used."""
+    for name in IMAGES:
+        edit_rows(root, name, lambda rows: [rows[0], (1, 45, 20, 45, 35)])
+
+
+def one_yaml(reader: str, **content: object) -> Callable[[Path], Path]:
+    return lambda root: describe(root, reader, **content)
+
+
+def as_shards(root: Path) -> Path:
+    write_set(load_dataset_spec(describe(root, "yolo")), root / "shards", 10**9, max_bad=0.6)
+    return root / "shards/data.yaml"
+
+
+def as_joined(root: Path) -> Path:
+    part = describe(root, "coco")
+    path = root / "joined.yaml"
+    path.write_text(yaml.safe_dump({"train": [part.name], "val": [part.name]}))
+    return path
+
+
+def as_lists(root: Path) -> Path:
+    (root / "all.txt").write_text("".join(f"images/train/{name}\n" for name in IMAGES))
+    return describe(root, "yolo", train="all.txt", val="all.txt")
+
+
+# How the data set is described, and flags of training. All lose the same objects.
+READERS = {
+    "YOLO": (one_yaml("yolo"), []),
+    "COCO": (one_yaml("coco"), []),
+    "VOC": (one_yaml("voc"), []),
+    "lists": (as_lists, []),
+    "shards": (as_shards, []),
+    "joined": (as_joined, []),
+    "tiles": (one_yaml("yolo", tile=32), []),
+    "classes:": (one_yaml("voc", classes={"cat": "animal", "dog": "animal"}), []),
+    "ignore:": (one_yaml("coco", ignore=["dog"]), []),
+    "staging": (one_yaml("coco"), ["--stage", "stage"]),
+    "--single-cls": (one_yaml("voc"), ["--single-cls"]),
+    "--classes": (one_yaml("yolo"), ["--classes", "cat"]),
+    "--fraction": (one_yaml("coco"), ["--fraction", 0.3]),
+    "--val-fraction": (one_yaml("yolo", val=None), ["--val-fraction", 0.3]),
+}
+HALF = "20 of 40 labeled objects can't be used (--max-bad is 0.1): box without area: 20 objects, first "
+
+
+@pytest.fixture
+def half_lost(root, tmp_path, monkeypatch) -> Path:
+    without_area_of_dogs(root)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return root
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_train_refuses_each_reader_and_view_alike(half_lost, tmp_path, capsys, reader):
+    write, more = READERS[reader]
+    trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    assert f"'train': {HALF}" in error_of(capsys, train.main, *trained, *more)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("reader", [name for name, (_, more) in READERS.items() if not more])
+def test_val_refuses_each_reader_alike(half_lost, tmp_path, capsys, reader):
+    path = READERS[reader][0](half_lost)
+    names = ("animal",) if reader == "classes:" else ("cat",) if reader == "ignore:" else NAMES
+    weights = write_weights(tmp_path / "w.pt", names)
+    assert f"'val': {HALF}" in error_of(capsys, val.main, "--weights", weights, "--data", path, *PLAIN)
+
+
+@pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "lists", "joined", "tiles", "classes:", "ignore:"])
+def test_check_and_shard_judge_each_reader_alike(half_lost, tmp_path, capsys, reader):
+    path = READERS[reader][0](half_lost)
+    with pytest.raises(SystemExit) as ended:
+        call(check, path, "--noplots", "--split", "train")
+    assert ended.value.code == 1
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len([line for line in warned if HALF in line]) == 1
+    assert f"'train': {HALF}" in error_of(capsys, shard, path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "--single-cls", "--classes"])
+def test_folds_refuse_alike(half_lost, tmp_path, capsys, reader):
+    write, more = READERS[reader]
+    trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    assert f"'train': {HALF}" in error_of(capsys, kfold, *trained, "--folds", 2, *more)
+
+
+def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    path = describe(half_lost, "yolo")
+    trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
+    said = error_of(capsys, search, *trained, "--hyp", tmp_path / "ranges.yaml", "--trials", 2, "--folds", 2)
+    assert f"'train': {HALF}" in said
+
+
+def test_python_refuses_alike(half_lost, tmp_path):
+    """In a process of its own; the other functions start their commands in the same way."""
+    path = describe(half_lost, "coco")
+    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    with pytest.raises(lockstep.Error, match=re.escape(f"'train': {HALF}")):
+        lockstep.train(str(path), model=str(write_model(tmp_path / "tiny.yaml")), **settings)

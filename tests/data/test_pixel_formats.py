@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.letterbox import CanvasRule
@@ -21,9 +22,9 @@ from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
 from tools.check.label_checks import scan_dataset
 from tools.shard import write_set as write_shards
-from utils.config.pixels import PixelFormat
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.pixels import PixelFormat
 from utils.structures import SampleKey
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]
@@ -178,21 +179,21 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     path = write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image)
     (tmp_path / "set/images/train/0a.txt").touch()  # no image: 0a.npy is not a copy of it
     cv2.imwritemulti(str(tmp_path / "set/images/train/1a.tif"), [image[..., 0]] * 5)  # of which 1a.npy is a copy
-    index = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+    index = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert index.pixels == PixelFormat(5, 16)
     assert [p.rpartition("/")[2] for p in index.paths] == ["0a.npy", "1a.tif"]
-    again = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+    again = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert again.pixels == PixelFormat(5, 16)
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
     with refused():
-        load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"))
+        load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
 
 
 def test_shards_keep_the_format(tmp_path):
     image = np.arange(30 * 40 * 5, dtype=np.uint16).reshape(30, 40, 5)
     spec = load_dataset_spec(write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image))
     write_shards(spec, tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"))
-    index = load_index(load_dataset_spec(tmp_path / "out"), "train", cache_dir=str(tmp_path / "cache"))
+    index = load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert index.pixels == PixelFormat(5, 16)
     np.testing.assert_array_equal(LoadImagesAndLabels(index, imgsz=40).source_image(1), image)
     (checked,) = scan_dataset(load_dataset_spec(tmp_path / "out"), ("val",), workers=1)

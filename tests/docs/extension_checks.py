@@ -15,10 +15,11 @@ from torch import nn
 
 import export
 import train
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_yaml import load_dataset_spec
-from engine.inference.runtimes.open import open_model
+from engine.inference.open_model import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
@@ -98,7 +99,7 @@ def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
         data.write_text(yaml.safe_dump(content | extra))
         spec = load_dataset_spec(data)
         assert (spec.split("train").label_format is YOLO) is not bool(extra)
-        found.append(load_index(spec, "train", cache_dir=str(tmp_path / "cache")).ground_truth())
+        found.append(load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"))).ground_truth())
     np.testing.assert_array_equal(found[0].classes, found[1].classes)
     np.testing.assert_allclose(found[0].boxes_xywh_px, found[1].boxes_xywh_px, atol=1e-3)
 

@@ -23,7 +23,7 @@ PAGES = documents()
 OTHERS = {  # programs that are not ours, and the first words that may follow
     "apt": "install", "chromium": "--headless", "docker": "run", "git": "clone diff log worktree", "kubectl": "apply",
     "mlflow": "ui", "ruff": "check format", "source": ".venv/bin/activate", "tensorboard": "--logdir",
-    "twine": "check upload", "yolo": "detect", "benchmarks/gpu.sh": "",
+    "twine": "check upload", "yolo": "detect track", "benchmarks/gpu.sh": "",
 }  # fmt: skip
 REST = {"...", "…"}  # the rest of a command line, as in a line above it
 LEFT_OUT = {"val": ["--weights", "best.pt"], "detect": ["--weights", "best.pt", "--source", "0"]}

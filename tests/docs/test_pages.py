@@ -161,6 +161,8 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
     for package in OPTIONAL:
         if re.search(rf"^import {package}|^from {package}", block.text, re.MULTILINE):
             pytest.importorskip(package)
+    if ".track(" in block.text:
+        pytest.importorskip("trackers")
     text = block.text.replace('"path/of/this/folder"', repr(str(ROOT)))
     if "best.onnx" in text:
         if importlib.util.find_spec("onnxscript") is None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from engine.export.formats import build_onnx
-from engine.export.layouts import make_layout
+from engine.formats.graphs import build_onnx
+from engine.formats.layouts import make_layout
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL

@@ -39,7 +39,7 @@ _VARIABLE = "LOCKSTEP_TEST_PYTHON"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PRELOADED = (
     "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
-    "engine.train.build", "engine.commands.val", "engine.commands.detect", "engine.export.run",
+    "engine.train.build", "engine.commands.val", "engine.commands.detect", "engine.commands.export",
 )  # fmt: skip
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("utils", "data", "models", "engine", "tools")

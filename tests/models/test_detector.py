@@ -21,7 +21,7 @@ from models.layers.conv import Upsample
 from models.layers.csp import Attention
 from models.layers.gelan import ADown
 from models.registry import ANCHOR_HEAD, REGISTRY, Kind
-from models.spec import MODEL_FOLDER, known_models, load_spec
+from models.spec import MODEL_FOLDER, built_in_models, load_spec
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
 from utils.config.settings import TrainConfig
@@ -83,7 +83,7 @@ def test_parameter_counts_equal_the_published_ones(name: str) -> None:
 
 
 def test_every_built_in_model_has_a_tested_parameter_count() -> None:
-    assert sorted(known_models()) == sorted(COUNTS)
+    assert sorted(built_in_models()) == sorted(COUNTS)
     for path in MODEL_FOLDER.glob("*.yaml"):
         stated = re.findall(r"([\d,]+) parameters", path.read_text())
         assert {int(count.replace(",", "")) for count in stated} <= set(COUNTS.values()), path
@@ -110,7 +110,7 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
             assert key.endswith("dfl.conv.weight")
 
 
-@pytest.mark.parametrize("name", ["ADown", *(n for n in known_models() if n.endswith(("n", "t", "nano", "tiny")))])
+@pytest.mark.parametrize("name", ["ADown", *(n for n in built_in_models() if n.endswith(("n", "t", "nano", "tiny")))])
 def test_every_convolution_reads_dense_channels_last_maps(name: str) -> None:
     """Half of a map's channels is not dense, and every convolution that read it would copy it."""
     adown = name == "ADown"
@@ -326,7 +326,7 @@ def test_unknown_models_and_wrong_numbers_of_classes_are_refused() -> None:
 def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
     configure_logging(True)
     assert load_spec("models/yolov5n.yaml").plain == load_spec("yolov5n").plain
-    assert capsys.readouterr().out == "models/yolov5n.yaml: no such file; the built-in model yolov5n is used\n"
+    assert capsys.readouterr().out == "models/yolov5n.yaml: no such file; using the built-in model yolov5n\n"
 
 
 def test_a_users_yaml_is_built(tiny) -> None:

@@ -13,11 +13,11 @@ import val
 from models.assigners.task_aligned import TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
-from models.postprocess.detections import select_detections
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.scripts import PLAIN, SMALL, call
+from tests.helpers.selection import select
 from tests.helpers.tiny import (
     TINY_ANCHOR_MODEL,
     TINY_MODEL,
@@ -308,7 +308,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         (output.total / output.normalizer).backward()
         optimizer.step()
     boxes, scores = model.decode([level.detach() for level in raw])
-    found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
+    found = select(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
     assert found.counts.tolist() == [2, 2]
     for image, label, *place in targets.tolist():
         overlap = iou(found.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
@@ -334,7 +334,7 @@ def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det:
     scores[1] = 0.05  # an image with nothing above the threshold
     scores[0, 5] = float("nan")
     with NoSync():
-        found = select_detections(boxes, scores, iou_thres=None, **settings)
+        found = select(boxes, scores, iou_thres=None, **settings)
     assert found.boxes_xyxy.shape == (3, max_det, 4)
     for b in range(3):
         expected = brute_force(boxes[b], scores[b].nan_to_num(-1.0), iou_thres=1.0, **settings)  # suppresses none
@@ -344,7 +344,7 @@ def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det:
         assert found.classes[b, :count].tolist() == [label for _, label, _ in expected]
         assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
         assert not any(t[b, count:].any() for t in found[:3])
-        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], iou_thres=None, **settings)
+        alone = select(boxes[b : b + 1], scores[b : b + 1], iou_thres=None, **settings)
         assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
 
 
@@ -352,7 +352,7 @@ def test_sides_that_changed_places_enclose_nothing() -> None:
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7]]])
     for iou_thres, expected in ((None, 3), (0.5, 2)):
-        found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
+        found = select(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
         assert found.counts.tolist() == [expected]
         assert found.boxes_xyxy[0, expected - 1].tolist() == [30, 20, 30, 40]
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.scripts import SMALL, run_python
@@ -142,7 +143,7 @@ class World:
 
 def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:
     spec = load_dataset_spec(root / f"{kind}.yaml")
-    return load_index(spec, "train", cache_dir=str(cache), workers=0, progress=False, max_bad=1.0)
+    return load_index(spec, "train", IndexSettings(cache_dir=str(cache), workers=0, progress=False, max_bad=1.0))
 
 
 def cached_pixels(index: DatasetIndex, folder: Path) -> list[np.ndarray]:

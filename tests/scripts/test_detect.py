@@ -23,14 +23,15 @@ from engine.inference.detection_writer import UniqueStems, VideoFiles, write_cro
 from engine.inference.predictor import Predictor
 from engine.inference.settings import Pipeline
 from models.detector import build_detector
-from models.postprocess.detections import select_detections
+from models.postprocess.detections import PostprocessSettings, select_detections
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.http_server import served
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import call, error_of
+from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.coco_classes import COCO_IDS
@@ -185,7 +186,7 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
     """The image is seen with half a stride of padding; the result is that of the model after NMS."""
-    monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
+    monkeypatch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]
@@ -196,8 +197,8 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, 
         boxes, scores = bare.decode(bare(torch.from_numpy(canvas).permute(2, 0, 1)[None].float() / 255))
     boxes = boxes - 16
     rules = {"conf_thres": 0.0, "iou_thres": 0.5, "max_det": 5, "multi_label": False}
-    kept = select_detections(boxes, scores, **rules, box_voting=not voting)
-    assert not torch.allclose(kept[0], select_detections(boxes, scores, **rules, box_voting=bool(voting))[0], atol=1e-2)
+    kept = select(boxes, scores, **rules, box_voting=not voting)
+    assert not torch.allclose(kept[0], select(boxes, scores, **rules, box_voting=bool(voting))[0], atol=1e-2)
     corners = kept.boxes_xyxy[0].clamp(0, SIZE)
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
@@ -211,12 +212,14 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     folder = run(weights, tmp_path / "large.png", tmp_path, "--save-json", "--nosave", "--tile", "64", *more)
     records = read(folder)
 
-    def find(bare, raw):
-        rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
-        return {"seen": select_detections(*bare.decode(raw), **rules)}
+    rules = PostprocessSettings(conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
 
-    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": {"seen": 0.45}, "max_det": 5}
-    tiled = TiledDetector(model.fuse(), find, tiles=Tiles(64, full_image=not more), **options)
+    def find(bare, raw):
+        return {"seen": select_detections(*bare.decode(raw), rules)}
+
+    view_input = ViewInput(stride=32, imgsz=SIZE, batch=4)
+    tiles = Tiles(64, full_image=not more)
+    tiled = TiledDetector(model.fuse(), find, tiles=tiles, view_input=view_input, selections={"seen": rules})
     with torch.no_grad():
         want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))["seen"]
     corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))

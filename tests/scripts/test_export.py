@@ -20,9 +20,9 @@ import detect
 import export
 import train
 import val
-from engine.export import run
+from engine.formats import torch_formats
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.exports import lively
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -168,13 +168,13 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """The other format is written all the same, and what was there before stays."""
     weights.with_name("best.torchscript").write_text("an older export")
-    good = run.build_torchscript
+    good = torch_formats.trace
 
     def broken(module, *args):
         module.detector.head.cv3[0][-1].bias += 1.0
         return good(module, *args)
 
-    monkeypatch.setattr(run, "build_torchscript", broken)
+    monkeypatch.setattr(torch_formats, "trace", broken)
     message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2", code=1)
     assert "1 of 2 formats failed (first: torchscript: " in message
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
@@ -232,14 +232,17 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, got 'onxx'"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, ncnn, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
-            ["--include=ncnn", "tflite"],
-            "--include ncnn: pnnx best.onnx inputshape=[1,3,640,640] makes it from the ONNX",
+            ["--include=mnn", "tflite"],
+            "--include mnn: MNNConvert -f ONNX --modelFile best.onnx --MNNModel best.mnn --bizCode x makes it",
         ),
         (["--half", "--int8"], "choose one"),
-        (["--int8", "--format", "pt2"], "--int8: not for pt2"),
+        (["--int8", "--format", "pt2"], "--int8: not for pt2; use --format onnx or openvino"),
+        (["--format", "onnx", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx or openvino or "),
+        (["--format", "ncnn", "--batch", "2"], "--batch: not for ncnn"),
+        (["--format", "ncnn", "--layout", "end2end"], "--layout end2end: not for ncnn"),
         (["--no-box-voting"], "--no-box-voting: the layout raw has no NMS inside"),
         (["--dynamic", "--batch", "4"], "leave --batch out"),
         (["--imgsz", "64", "64", "64"], "one number or two"),
@@ -350,7 +353,7 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    build = run.build_torchscript
+    build = torch_formats.trace
 
     def build_other(module: torch.nn.Module, *rest):
         for parameter in module.parameters():
@@ -358,7 +361,7 @@ def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
         return build(module, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "build_torchscript", build_other)
+        patch.setattr(torch_formats, "trace", build_other)
         line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
         assert "--export torchscript: the file does not compute what the model does: boxes differ by" in line
     with monkeypatch.context() as patch:

@@ -29,6 +29,9 @@ del sys.modules["models"]
 model = torch.hub.load(root, "custom", weights, source="local", device="cpu", conf=0.0, max_det=4)
 (result,) = model(image, imgsz=64)
 print(json.dumps(result.boxes.data.tolist()))
+model = torch.hub.load(root, "custom", weights, True, False, "cpu", source="local")  # as YOLOv5's programs may
+model.conf, model.max_det = 0.0, 4
+print(json.dumps(model(image, size=64).xyxy[0].tolist()))
 named = torch.hub.load(root, "yolov8n", source="local", device="cpu")
 print(json.dumps(named.names))
 for missing in ("yolov8nn", "Path"):
@@ -56,9 +59,10 @@ def test_torch_hub_load_from_another_folder(tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    clash, boxes, names, *missing = map(json.loads, done.stdout.splitlines())
+    clash, boxes, boxes_of_yolov5, names, *missing = map(json.loads, done.stdout.splitlines())
     assert clash.startswith(f"a module named models is already imported from {tmp_path}/models.py, but {ROOT} has a")
     assert "\n" not in clash
     assert boxes == load(weights, device="cpu", conf=0.0, max_det=4)(tmp_path / "a.png")[0].boxes.data.tolist()
+    assert boxes_of_yolov5 == boxes
     assert names == {"0": "disc", "1": "ring"}
     assert missing == ["Cannot find callable yolov8nn in hubconf", "Cannot find callable Path in hubconf"]

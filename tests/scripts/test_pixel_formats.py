@@ -18,15 +18,15 @@ import export
 import train
 import val
 from engine.export.parity import largest_difference
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
-from utils.config.pixels import PixelFormat, as_rgb8
 from utils.files.checkpoint_file import read_checkpoint
+from utils.pixels import PixelFormat, as_rgb8
 
 FIVE12 = {"channels": 5, "bits": 12}
 

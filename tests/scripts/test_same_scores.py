@@ -16,7 +16,7 @@ import detect
 import export
 import train
 import val
-from engine.inference.runtimes.open import open_model
+from engine.inference.open_model import open_model
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.scripts import call

@@ -74,7 +74,7 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monke
     assert load(best, device="cpu").pipeline.tiles == Tiles(96, full_image=False, scaled=True)
     assert load(best, device="cpu", tiles=False).pipeline.tiles is None
     flags_of_detect = {"weights": str(best), "source": "", "overlap": 0.5}
-    assert Tiles.of(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
+    assert Tiles.from_config(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
 
 
 # The rule of `models.postprocess.stitching` in float64, box by box.

@@ -13,6 +13,7 @@ import yaml
 import export
 import train
 import val
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
@@ -91,7 +92,9 @@ def test_val_scores_a_checkpoint_as_pycocotools_scores_its_predictions_and_write
     figures = [f"{name}.png" for name in ("PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors")]
     assert all(cv2.imread(str(folder / name)) is not None for name in (*figures, "predictions.jpg"))
     assert len(read_csv(folder / "sizes.csv")) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
-    index = load_index(load_dataset_spec(tiny[0]), "val", cache_dir=str(tmp_path / "cache"), progress=False)
+    index = load_index(
+        load_dataset_spec(tiny[0]), "val", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+    )
     stats, _ = coco_evaluate(index.ground_truth(), folder / "predictions.json")
     np.testing.assert_allclose([results[k] for k in ("ap", "ap50", "ap75")], stats[:3], atol=1e-4)
 
@@ -178,7 +181,7 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
 def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
     """Without the votes' weight in scores, it moves boxes only."""
     for module in ("detections", "box_voting"):
-        monkeypatch.setattr(f"models.postprocess.{module}.LEAST_VOTE", 0.0)  # the model is hardly trained
+        monkeypatch.setattr(f"models.postprocess.{module}.MIN_VOTING_SCORE", 0.0)  # the model is hardly trained
 
     def found(name, voting):
         more = ["--name", name, "--noplots", "--conf-thres", "0", "--iou-thres", "0.5"]
@@ -289,7 +292,7 @@ def test_predictions_have_cocos_category_ids_if_yolo_labels_are_of_its_classes(t
     yolo = render_set(tmp_path / "set")
     content = {"path": ".", "val": "images/val", "names": names}
     if labels == "COCO JSON":
-        truth = load_index(load_dataset_spec(yolo), "val", progress=False).ground_truth()
+        truth = load_index(load_dataset_spec(yolo), "val", IndexSettings(progress=False)).ground_truth()
         images = [{"id": i, "file_name": f"{i:03}.png", "width": w, "height": h}
                   for i, (h, w) in enumerate(truth.image_hw.tolist())]  # fmt: skip
         images_of_boxes = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets)).tolist()
@@ -307,7 +310,7 @@ def test_predictions_have_cocos_category_ids_if_yolo_labels_are_of_its_classes(t
     found = {row["category_id"] for row in read(tmp_path / "runs/exp")}
     assert len(found) > 10
     assert found <= set(published)
-    index = load_index(load_dataset_spec(yolo), "val", cache_dir=str(tmp_path / "cache"), progress=False)
+    index = load_index(load_dataset_spec(yolo), "val", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     gt = replace(index.ground_truth(), category_ids=tuple(published))
     stats, _ = coco_evaluate(gt, tmp_path / "runs/exp/predictions.json")
     assert read(tmp_path / "runs/exp", "results")["ap"] == pytest.approx(stats[0], abs=1e-6)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from data.image_io.decode import read_bytes
 from data.image_io.shards import fingerprint_of
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DataSource
@@ -25,6 +27,7 @@ from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard import main, write_set
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
@@ -41,7 +44,9 @@ def written(source: Path, out: Path, most: int = 10**9) -> Path:
 
 
 def index_of(data: Path, split: str = "train", **options: object) -> DatasetIndex:
-    return load_index(load_dataset_spec(data), split, cache_dir=str(data.parent / "cache"), progress=False, **options)
+    return load_index(
+        load_dataset_spec(data), split, IndexSettings(cache_dir=str(data.parent / "cache"), progress=False, **options)
+    )
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -93,7 +98,7 @@ def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp
         assert np.array_equal(files.classes, shards.classes)
     held = frozenset(list(index_of(source).paths)[:3])
     specs = [load_dataset_spec(path).hold_out(held) for path in (source, out)]
-    parts = [load_index(spec, "val", cache_dir=str(tmp_path)) for spec in specs]
+    parts = [load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path))) for spec in specs]
     assert list(parts[0].paths) == list(parts[1].paths) == sorted(held)
 
 
@@ -231,3 +236,16 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     write_arrays(out / "train.shards", meta, arrays)
     with refused():
         index_of(out)
+
+
+def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):
+    """A folder that is called like an index has files; a path below an image names nothing."""
+    image = next((source.parent / "images" / "train").iterdir())
+    folder = tmp_path / "photos.shards"
+    folder.mkdir()
+    shutil.copy(image, folder)
+    assert read_bytes(folder / image.name) == image.read_bytes()
+    with pytest.raises(UserError, match=r"cannot be read \(Not a directory\)"):
+        read_bytes(image / "a.jpg")
+    with pytest.raises(UserError, match="no such image"):
+        read_bytes(tmp_path / "gone.shards" / "a.jpg")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.kernel_count import KernelCount
-from utils.structures import Batch, DetectionTable, LabelArrays, Targets, f1_of, pad_targets, to_float
+from utils.structures import Batch, DetectionTable, LabelArrays, Targets, f1_score, pad_targets, to_float
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
@@ -32,12 +32,12 @@ def test_targets_are_the_labels_by_image_without_the_regions():
     """-2 in a label is class 0 of a region, -1 all classes. A shard is the same as targets of its images alone."""
     objects = np.float32([[2, 0.5, 0.5, 0.2, 0.2], [-2, 0.1, 0.1, 0.1, 0.1], [0, 0.3, 0.4, 0.1, 0.2]])
     labels = [objects, objects[:0], np.float32([[-1, 0.5, 0.5, 1, 1]]), *[np.repeat(objects[:1], 17, 0)] * 2]
-    targets = Targets.of(labels)
+    targets = Targets.from_labels(labels)
     assert (targets.counts, targets.max_targets) == ((2, 0, 0, 17, 17), 32)
     np.testing.assert_array_equal(targets.rows[:3], np.c_[[0, 0, 3], objects[[0, 2, 0]]].astype(np.float32))
     np.testing.assert_array_equal(targets.ignore, np.float32([[0, 0, 0.1, 0.1, 0.1, 0.1], [2, -1, 0.5, 0.5, 1, 1]]))
     for start, end in ((0, 5), (2, 4), (1, 2), (3, 3)):
-        share, alone = targets.to(torch.device("cpu")).shard(start, end), Targets.of(labels[start:end])
+        share, alone = targets.to(torch.device("cpu")).shard(start, end), Targets.from_labels(labels[start:end])
         assert (share.counts, torch.equal(share.rows, alone.rows)) == (alone.counts, True)
         np.testing.assert_array_equal(share.on_host, alone.rows)
         np.testing.assert_array_equal(share.ignore, alone.ignore)
@@ -46,7 +46,7 @@ def test_targets_are_the_labels_by_image_without_the_regions():
 def test_moving_a_batch_moves_what_the_model_and_the_loss_take(monkeypatch):
     batch = Batch(
         images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
-        targets=Targets.of([np.float32([[1, 0.5, 0.5, 0.2, 0.2]])]),
+        targets=Targets.from_labels([np.float32([[1, 0.5, 0.5, 0.2, 0.2]])]),
         indices=torch.zeros(1, dtype=torch.long),
         original_hw=torch.zeros(1, 2, dtype=torch.int32),
         letterbox=torch.zeros(1, 4),
@@ -88,11 +88,11 @@ def test_boxes_know_their_images():
     labels.offsets, labels.classes = np.array([0, 2, 2, 5]), np.array([0, 0, 1, 0, 2])
     labels.crowd = np.array([False, False, False, False, True])
     assert labels.image_of_box.tolist() == [0, 0, 2, 2, 2]
-    assert labels.images_of_classes(4).tolist() == [2, 1, 0, 0]
+    assert labels.images_per_class(4).tolist() == [2, 1, 0, 0]
 
 
 def test_f1_is_zero_without_precision_and_recall():
-    values = f1_of(np.array([0.5, 0.0, 1.0, np.nan]), np.array([0.25, 0.0, 1.0, np.nan]))
+    values = f1_score(np.array([0.5, 0.0, 1.0, np.nan]), np.array([0.25, 0.0, 1.0, np.nan]))
     np.testing.assert_allclose(values, [1 / 3, 0, 1, np.nan])
 
 

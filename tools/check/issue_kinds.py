@@ -45,6 +45,7 @@ ADVICE = {
     scan_kinds.UNLISTED: ("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: ("these labels are not used", "add the images to the split, or delete these labels"),
     scan_kinds.ORPHAN: ("these labels are not used", "rename it like its image, or delete it"),
+    scan_kinds.UNREAD_LABELS: ("training leaves these images out", "convert the labels, or add an empty label file"),
     scan_kinds.SECOND_LABEL: ("these labels are not used", "keep the right one of the two label files"),
     scan_kinds.SHARED_LABEL: ("one of the images may be another one", "delete all but one of the images"),
     scan_kinds.NAMED_OTHERWISE: ("training goes by the names of files", "correct its <filename>, or rename the file"),

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.index.index import SMALL_PX, Scan, median_side, remedy_for_small_boxes
-from data.index.load import load_index
+from data.index.index_settings import IndexSettings
+from data.index.load import scan_for_check
 from data.labels.findings import UNKNOWN_CLASS
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from engine.evaluation.issues import Box, CheckedSplit, Issue, learned_names
+from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
@@ -26,9 +27,8 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
     """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
     scanned = []
     for split in splits:
-        parts: list[Scan] = []
-        index = load_index(spec, split, workers=workers, checked=parts)
-        scanned.append(CheckedSplit(split, index, tuple(parts)))
+        index, scans = scan_for_check(spec, split, IndexSettings(workers=workers))
+        scanned.append(CheckedSplit(split, index, scans))
     return scanned
 
 
@@ -53,7 +53,7 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
             if found.kind != UNKNOWN_CLASS:
                 name = learned_names(part)[found.class_id] or part.index.names[found.class_id]
             number = split.index.names.index(name) if name in split.index.names else IGNORED
-            boxes = (Box(name, number, found.xyxy_px, where=where),)
+            boxes = (LabelBox(name, number, found.xyxy_px, where=where),)
         issues.append(Issue(found.kind, found.text, split.name, images, where, boxes))
     return issues
 
@@ -164,8 +164,8 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
     """
     names = splits[0].index.names
-    boxes = np.array([s.index.boxes_of_classes(len(names)) for s in splits])
-    images = np.array([s.index.images_of_classes(len(names)) for s in splits])
+    boxes = np.array([s.index.boxes_per_class(len(names)) for s in splits])
+    images = np.array([s.index.images_per_class(len(names)) for s in splits])
     issues = [
         Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {', '.join(s.name for s in splits)}")
         for c in np.flatnonzero(boxes.sum(0) == 0)

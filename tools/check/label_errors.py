@@ -14,8 +14,7 @@ from engine.evaluation.label_errors import find_label_errors
 from engine.evaluation.metrics import score_detections
 from engine.inference.model import InferenceModel
 from engine.report.gallery import DrawnDetections
-from models.postprocess.detections import MAX_DETECTIONS
-from utils.config.settings import MOST_DETECTIONS, ValConfig
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -33,7 +32,7 @@ def label_issues(
     results: dict[str, EvalResult] = {}
     for split in splits:
         most_labels = int(np.diff(split.index.offsets).max(initial=0))
-        max_det = min(max(MAX_DETECTIONS, PER_LABEL * most_labels), MOST_DETECTIONS)
+        max_det = min(max(MAX_DETECTIONS, PER_LABEL * most_labels), MAX_CANDIDATES)
         settings = replace(config, task=split.name, max_det=max_det)
         result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
         table, shown = evaluator.detections, evaluator.shown
@@ -42,8 +41,8 @@ def label_issues(
         if max_det > MAX_DETECTIONS:
             # All detections tell of labels; val.py scores fewer.
             class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
-            shown = shown.best_of_images(MAX_DETECTIONS)
-            result = score_detections(truth, table.best_of_images(MAX_DETECTIONS), classes, shown=shown)
+            shown = shown.top_per_image(MAX_DETECTIONS)
+            result = score_detections(truth, table.top_per_image(MAX_DETECTIONS), classes, shown=shown)
         issues += find_label_errors(split, table, class_metrics, least_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence

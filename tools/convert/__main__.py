@@ -21,9 +21,10 @@ import yaml
 
 from data.labels.coco import read_coco
 from data.source.dataset_yaml import SPLITS
+from data.source.open import ARCHIVES
 from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations, Picked, files_below
-from tools.convert.readers import FORMATS, detect, image_size
+from tools.convert.readers import FORMATS, detect, image_size, other_columns
 from utils.config.flags import parser_of
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
@@ -57,6 +58,8 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         raise UserError(f"{source}: no such file or folder")
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
+    if source.suffix.lower() in ARCHIVES and source.is_file():
+        raise UserError(f"{source}: an archive; unpack it and name the folder")
     for path in (out, out.with_suffix(".yaml")):
         _check_new(path)
     source = normal_path(source)
@@ -129,8 +132,10 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
     if len(found) > 1:
         raise UserError(f"{source}: has files of several formats{_instead(found)}")
     if not found:
-        files = files_below(source, EXPORT_SUFFIXES) if source.is_dir() else [source]
+        files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
         if text := first_unread_export(files):
+            raise UserError(text)
+        if text := other_columns(files):
             raise UserError(text)
         known = f"no format is recognized; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"

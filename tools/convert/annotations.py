@@ -21,7 +21,7 @@ from utils.files.safe_io import write_whole
 from utils.strings import counted
 
 
-class Box(NamedTuple):
+class AnnotatedBox(NamedTuple):
     """Corners in pixels."""
 
     name: str  # of the class
@@ -34,8 +34,8 @@ class Box(NamedTuple):
 
 @dataclass
 class Picked:
-    boxes: list[Box] = field(default_factory=list)
-    files: dict[Box, Path] = field(default_factory=dict)  # that a box is from
+    boxes: list[AnnotatedBox] = field(default_factory=list)
+    files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # that a box is from
     size: tuple[int, int] | None = None  # width and height that the annotations state
 
 
@@ -57,7 +57,7 @@ class Annotations:
     def add(
         self,
         image: str | Path,
-        boxes: Iterable[Box | None],
+        boxes: Iterable[AnnotatedBox | None],
         *,
         where: str,
         near: Path,
@@ -88,7 +88,7 @@ class Annotations:
             self.objects[box.name] += 1
             picked.boxes.append(box)
 
-    def _checked(self, box: Box, where: str) -> Box | None:
+    def _checked(self, box: AnnotatedBox, where: str) -> AnnotatedBox | None:
         """``box`` with a trimmed name; None, and counted, if it has no area. Raises UserError if it is not valid."""
         box = box._replace(name=box.name.strip())
         check_box(box, where)
@@ -171,12 +171,12 @@ def number(value: Any, where: str) -> float:
     return found
 
 
-def around(name: str, points: Sequence[tuple[float, float]]) -> Box:
+def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
     xs, ys = zip(*points)
-    return Box(name, min(xs), min(ys), max(xs), max(ys))
+    return AnnotatedBox(name, min(xs), min(ys), max(xs), max(ys))
 
 
-def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> Box:
+def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> AnnotatedBox:
     """The box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError for fewer
     points: what they mean is not known."""
     if len(points) < 3:
@@ -192,7 +192,7 @@ def parse_row(row: str, where: str) -> Any:
         raise UserError(f"{where}: malformed JSON") from None
 
 
-def check_box(box: Box, where: str) -> None:
+def check_box(box: AnnotatedBox, where: str) -> None:
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:

@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import Annotations, Box, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
 from utils.machine.packages import require_package
 
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
+MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file: BMP files may be compressed that well
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # names of the column
 
 
 def read_parquet(file: Path, into: Annotations) -> None:
     """A parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
-    ``category``. The images are written next to the output."""
+    ``category``. The images are written next to the output. Raises UserError for a file that is far smaller than what
+    it asks for: a few bytes can stand for gigabytes of zeros, or for one image in a million rows."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
     import pyarrow
     from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(file)
+        allowance = MAX_UNPACKED_RATIO * file.stat().st_size
+        if _declared_bytes(table.metadata) > allowance:
+            raise _too_large(file)
         names = _names(table.schema_arrow.metadata or {}, file)
         row = -1
         for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
@@ -34,6 +42,9 @@ def read_parquet(file: Path, into: Annotations) -> None:
                 where, image = f"{file}: row {row}", entry["image"]
                 if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
                     raise UserError(f"{where}: has no bytes of an image")
+                allowance -= len(image["bytes"])
+                if allowance < 0:
+                    raise _too_large(file)
                 boxes = _boxes(entry["objects"], names, where)
                 path = into.keep(image["bytes"], file, row)
                 into.add(path, boxes, where=where, near=file, size=_size(path, where))
@@ -41,6 +52,16 @@ def read_parquet(file: Path, into: Annotations) -> None:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
         ) from None
+
+
+def _declared_bytes(metadata: FileMetaData) -> int:
+    """Bytes that the columns of a parquet file say to have when they are not compressed."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
+
+
+def _too_large(file: Path) -> UserError:
+    return UserError(f"{file}: refused: its images have more than {MAX_UNPACKED_RATIO} times the bytes of the file")
 
 
 def read_image_folder(file: Path, into: Annotations) -> None:
@@ -53,7 +74,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
         into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
+def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[AnnotatedBox]:
     if isinstance(objects, list):
         rows = [check(item, dict, where) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
@@ -72,7 +93,7 @@ def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[Box]:
         x, y, w, h = (number(value, where) for value in box)
         is_known = isinstance(category, int) and 0 <= category < len(texts)
         boxes.append(
-            Box(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
+            AnnotatedBox(texts[category] if is_known else "" if category is None else str(category), x, y, x + w, y + h)
         )
     return boxes
 

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from data.image_io.verify import check_image
 from data.labels.coco import load_json
-from tools.convert.annotations import Annotations, Box, around, around_polygon, files_below, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon, files_below, number, parse_row
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line
 from utils.files.encoding import decode_loosely
@@ -28,6 +28,7 @@ from utils.files.xml_files import XmlError, parse_xml
 
 KITTI_FIELDS = 15
 _HEAD = 1 << 16  # bytes by which formats are recognized
+_PARQUET = "PAR1"  # first bytes of a parquet file
 
 
 class Format(NamedTuple):
@@ -51,7 +52,7 @@ def read_cvat(file: Path, into: Annotations) -> None:
         where = f"{file}: image {one_line(name)[:100]!r}"
         boxes = [_cvat_box(shape, where, into) for shape in image if _is_cvat_shape(shape)]
         into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
-    frames: dict[int, list[Box | None]] = {}
+    frames: dict[int, list[AnnotatedBox | None]] = {}
     for track in root.iter("track"):
         where = f"{file}: track {track.get('id', '')}"
         for shape in track:
@@ -71,7 +72,7 @@ def _is_cvat_shape(element: ElementTree.Element) -> bool:
     return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
 
 
-def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box | None:
+def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> AnnotatedBox | None:
     name = shape.get("label", "")
 
     def value(key: str) -> float:
@@ -84,7 +85,7 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box 
         return _turned(name, *map(value, ("cx", "cy", "rx", "ry", "rotation")), is_round=True)
     if shape.tag == "mask":
         left, top, width, height = map(value, ("left", "top", "width", "height"))
-        return Box(name, left, top, left + width, top + height)
+        return AnnotatedBox(name, left, top, left + width, top + height)
     if shape.tag == "cuboid" and shape.get("points") is None:
         return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CVAT_CUBOID])
     if shape.tag in _CVAT_WITHOUT_AREA:
@@ -95,15 +96,15 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Box 
 
 def _turned(
     name: str, cx: float, cy: float, half_w: float, half_h: float, degrees: float, *, is_round: bool = False
-) -> Box:
+) -> AnnotatedBox:
     """The box around a rectangle, or an ellipse, that is turned about its center."""
     if degrees == 0:
-        return Box(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+        return AnnotatedBox(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
     c, s = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     w, h = (math.hypot(half_w * c, half_h * s), math.hypot(half_w * s, half_h * c)) if is_round else (
         half_w * c + half_h * s, half_w * s + half_h * c
     )  # fmt: skip
-    return Box(name, cx - w, cy - h, cx + w, cy + h)
+    return AnnotatedBox(name, cx - w, cy - h, cx + w, cy + h)
 
 
 _LABELME_WITHOUT_AREA = ("point", "points", "line", "linestrip")
@@ -125,7 +126,7 @@ def read_labelme(file: Path, into: Annotations) -> None:
         elif kind == "circle" and len(points) == 2:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
-            boxes.append(Box(name, cx - radius, cy - radius, cx + radius, cy + radius))
+            boxes.append(AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius))
         elif kind in _LABELME_OF_TWO_POINTS and len(points) == 2:
             boxes.append(around(name, points))
         else:
@@ -142,7 +143,7 @@ def read_createml(file: Path, into: Annotations) -> None:
         for annotation in _list(entry, "annotation" if "annotation" in entry else "annotations", where):
             at = check(check(annotation, dict, where).get("coordinates"), dict, where)
             x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
-            boxes.append(Box(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
+            boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
         into.add(str(image), boxes, where=where, near=file)
 
@@ -164,7 +165,7 @@ def read_vott(file: Path, into: Annotations) -> None:
 _VOTT_WITHOUT_AREA = ("point", "polyline")
 
 
-def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[Box | None]:
+def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[AnnotatedBox | None]:
     """A box for each tag of a region."""
     tags = _list(region, "tags", where)
     if not tags:
@@ -174,7 +175,7 @@ def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[B
         return [into.skip(kind, where)]
     at = check(region.get("boundingBox"), dict, where)
     x, y, w, h = (number(at.get(name), f"{where}: {name}") for name in ("left", "top", "width", "height"))
-    return [Box(str(tag), x, y, x + w, y + h) for tag in tags]
+    return [AnnotatedBox(str(tag), x, y, x + w, y + h) for tag in tags]
 
 
 _LABELBOX_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # keys of objects
@@ -215,12 +216,12 @@ def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, check(parse_row(row, where), dict, where)
 
 
-def _labelbox_box(shape: dict[str, Any], where: str, into: Annotations) -> Box | None:
+def _labelbox_box(shape: dict[str, Any], where: str, into: Annotations) -> AnnotatedBox | None:
     name = str(shape.get("name") or shape.get("value") or "")
     if "bounding_box" in shape:
         at = check(shape["bounding_box"], dict, f"{where}: bounding_box")
         x, y, w, h = (number(at.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
-        return Box(name, x, y, x + w, y + h)
+        return AnnotatedBox(name, x, y, x + w, y + h)
     if "polygon" in shape:
         corners = [check(corner, dict, where) for corner in _list(shape, "polygon", where)]
         points = [(number(corner.get("x"), where), number(corner.get("y"), where)) for corner in corners]
@@ -288,7 +289,7 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
         crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
-        into.add(image, [Box(name, x1, y1, x2, y2, crowd)], where=where, near=file, size=size)
+        into.add(image, [AnnotatedBox(name, x1, y1, x2, y2, crowd)], where=where, near=file, size=size)
     if not is_relative and 0 < largest <= 1:
         raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 
@@ -296,6 +297,17 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
 def _columns(header: Iterable[str]) -> dict[str, str]:
     known = {name.strip().lower().replace("_", ""): name for name in header}
     return {key: known[name] for key, names in _COLUMNS.items() for name in reversed(names) if name in known}
+
+
+def other_columns(files: Iterable[Path]) -> str:
+    """A message about the first CSV of ``files``, whose columns are not those of `read_csv`; "" if there is none."""
+    for file in files:
+        if file.suffix.lower() == ".csv":
+            with open_regular(file) as opened:
+                header = _header(decode_loosely(opened.read(_HEAD)))
+            expected = "filename, class, xmin, ymin, xmax, ymax, and a row per object"
+            return f"{file}: begins with {header[:100]!r}; a CSV is read if it has a header with {expected}"
+    return ""
 
 
 def _delimiter(text: str) -> str:
@@ -328,7 +340,7 @@ def read_kitti(file: Path, into: Annotations) -> None:
             continue
         if len(fields) < KITTI_FIELDS:
             raise UserError(f"{where}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
-        boxes.append(Box(fields[0], *(number(value, where) for value in fields[4:8])))
+        boxes.append(AnnotatedBox(fields[0], *(number(value, where) for value in fields[4:8])))
     into.ignored |= {"DontCare"} & {box.name for box in boxes}
     into.add(file.stem, boxes, where=str(file), near=file)
 
@@ -380,7 +392,7 @@ FORMATS = {
     "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
     "csv": Format("CSV", (".csv",), _is_csv, read_csv),
     "kitti": Format("KITTI", (".txt",), _is_kitti, read_kitti, is_per_image=True),
-    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith("PAR1"), read_parquet),
+    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith(_PARQUET), read_parquet),
     "imagefolder": Format("Hugging Face image folder", (".jsonl",), _has_key("file_name"), read_image_folder),
 }
 
@@ -392,7 +404,7 @@ def detect(source: Path) -> dict[str, list[Path]]:
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         try:
             with open_regular(file) as opened:
-                head = decode_loosely(opened.read(_HEAD)).lstrip()
+                head = _text_of(opened.read(_HEAD))
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror})") from None
         for name, each in FORMATS.items():
@@ -400,3 +412,10 @@ def detect(source: Path) -> dict[str, list[Path]]:
                 found.setdefault(name, []).append(file)
                 break
     return found
+
+
+def _text_of(head: bytes) -> str:
+    """The beginning of a file as text. What follows in a parquet file is in no encoding, and may look like UTF-16."""
+    if head.startswith(_PARQUET.encode()):
+        return head.decode("latin-1")
+    return decode_loosely(head).lstrip()

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes, scan_options
-from data.index.index import DatasetIndex
+from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes, scan_settings
+from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
-from data.index.views import concatenated
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.files import shards_of
@@ -47,7 +46,7 @@ class CrossValidation:
 
 def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """The usable images of `SPLITS` as one split, each image once. Raises the errors of `load_index`."""
-    indexes = [load_index(spec, split, **scan_options(config)) for split in SPLITS if split in spec.splits]
+    indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
     both = replace(indexes[0], paths=FlatStrings.of(paths), **concatenated(indexes), image_ids=None, category_ids=())
     first = {path: number for number, path in reversed(list(enumerate(paths)))}

@@ -85,7 +85,7 @@ class Table:
         synonyms: name of a hyper-parameter -> its name here.
         only_in_yolov5: keys that show that a hyper-parameter file is YOLOv5's.
         commands: by name.
-        python: "keyword", "package", "model" or "result" -> name -> what to write instead.
+        python: "keyword", "package", "model", "result" or "argument" -> name -> what to write instead.
     """
 
     reasons: dict[str, str]
@@ -153,6 +153,8 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
             log_lines.append(f"{option.flag}: {reason}")
             has_value = option.is_joined or option.flag in _table().flags_with_value
             words += option.values[1:] if has_value else option.values
+        elif flags := _flags_of_option(command, option):
+            words += flags
         elif refusal := _refusal(command, option):
             mistakes.add(refusal)
         else:
@@ -178,6 +180,15 @@ def _same_flag(command: str, flag: str) -> list[str]:
     """The words that mean the same as ``flag`` of another program; ``flag`` itself if it is not known."""
     ours = table_of(command).same_flags.get(flag)
     return ours.split() if ours else [flag]
+
+
+def _flags_of_option(command: str, option: _Option) -> list[str]:
+    """The flags that mean a refused flag with its value, such as ``--tracker bytetrack.yaml``; none if there are
+    none."""
+    name = option.flag.removeprefix("--").replace("-", "_")
+    if option.flag not in table_of(command).refused or option.flag in actions_of(command) or not option.values:
+        return []
+    return _flags_of_known_value(command, name, option.values[0]) or []
 
 
 def _refusal(command: str, option: _Option) -> str:
@@ -357,7 +368,7 @@ def unknown_hyperparameter(key: str) -> str:
 
 def python_hint(kind: str, name: str) -> str:
     """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
-    ``kind``: "keyword", "package", "model" or "result"."""
+    ``kind``: "keyword", "package", "model", "result" or "argument"."""
     return _table().python[kind].get(name, "")
 
 

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
+
 FIND_BATCH_SIZE = -1  # as --batch-size
 ALL_RANKS = -1  # as --sync-bn
 MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
-MOST_DETECTIONS = 30_000  # an image; NMS examines no more candidates
+MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
+MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MOST_THREADS = 4096
 _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
@@ -21,8 +24,8 @@ _IMGSZ = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
-EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
-_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files; they can run code"
+OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
+_TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
 TOPICS = {  # the sections of --help: the settings of all commands
@@ -35,7 +38,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "cls_pw skip_zero_grads seed deterministic",
     "validation": "fitness patience val_every check check_images calibration_images",
     "search": "trials pruner prune_after",
-    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
+    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det track",
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "project name exist_ok export save_period save_minutes callbacks tracker "
@@ -174,7 +177,7 @@ class _DetectionsConfig(_RunConfig):
     trust: bool = setting(False, help=_TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
+    max_det: int = setting(MAX_DETECTIONS, low=1, high=MAX_CANDIDATES, help="maximum number of detections per image")
     amp: str = setting("off", choices=_AMP, help="autocast type")
     tile: int | None = setting(
         None, low=0, help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"
@@ -292,7 +295,7 @@ class TrainConfig(_DataConfig):
     noautoanchor: bool = setting(False, help="never refit anchors")
     export: list[str] = setting(
         factory=list,
-        choices=EXPORT_FORMATS,
+        choices=tuple(EXPORT_FORMATS),
         help="export best.pt to these formats at the end; tested before the first epoch",
     )
     seed: int = setting(0, low=0, help="seed of all random numbers")
@@ -346,8 +349,14 @@ class DetectConfig(_DetectionsConfig):
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
+    track: str | None = setting(
+        None,
+        choices=OBJECT_TRACKERS,
+        bare="bytetrack",
+        help="give objects of videos and ordered images ids; by default bytetrack",
+    )
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    save_txt: bool = setting(False, help="write labels in YOLO txt format")
+    save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection")
@@ -368,7 +377,7 @@ class ExportConfig:
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
-        factory=lambda: ["onnx"], choices=EXPORT_FORMATS, aliases=("--include",), help="one or more file formats"
+        factory=lambda: ["onnx"], choices=tuple(EXPORT_FORMATS), aliases=("--include",), help="one or more file formats"
     )
     imgsz: list[int] = setting(
         factory=list, aliases=_IMGSZ, help="image size, or height and width, pixels; default: the checkpoint's"
@@ -376,7 +385,9 @@ class ExportConfig:
     batch: int = setting(1, low=1, aliases=("--batch-size",), help="batch size of the exported model")
     dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")
     half: bool = setting(False, help="float16 weights and convolutions")
-    int8: bool = setting(False, help="8-bit convolutions, calibrated on training images (onnx, openvino)")
+    int8: bool = setting(
+        False, help=f"8-bit convolutions, calibrated on training images ({', '.join(formats_with('--int8'))})"
+    )
     layout: str = setting(
         "raw", choices=("raw", "end2end"), help="output: all boxes and scores, or at most 300 detections after NMS"
     )

@@ -20,7 +20,8 @@ from utils.files.folders import PROJECT
 from utils.strings import rank_list
 
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
-_LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
+_MAX_LISTED_FACTS = 4
+_MAX_SHOWN_CHARACTERS = 60
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
 # Of hyper-parameters: their values are compared, not where they come from.
@@ -30,19 +31,22 @@ _SOURCES = frozenset(("hyp", "override"))
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
     """Raises UserError on the first process and PeerFailure on the others if ``facts`` differ between processes. Every
     process must call this. Facts are JSON-serializable, by their names in messages."""
-    of_ranks = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
-    parts = []
-    for name in dict.fromkeys(itertools.chain(*of_ranks)):
-        ranks: dict[str, list[int]] = {}  # by value
-        for rank, own in enumerate(of_ranks):
-            ranks.setdefault(str(own.get(name)), []).append(rank)
-        values = [f"{value} on {rank_list(same)}" for value, same in ranks.items()]
-        if len(values) > 1:
-            parts.append(f"{name} is {', but '.join(values)}")
-    if parts:
-        more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
-        text = f"the processes of this run differ: {'; '.join(parts[:_LISTED_FACTS])}{more}"
-        raise (UserError if ctx.is_main else PeerFailure)(text)
+    facts_by_rank = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
+    differences: list[str] = []
+    for name in dict.fromkeys(itertools.chain(*facts_by_rank)):
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, rank_facts in enumerate(facts_by_rank):
+            ranks_by_value.setdefault(str(rank_facts.get(name)), []).append(rank)
+        if len(ranks_by_value) > 1:
+            values = [f"{value} on {rank_list(ranks)}" for value, ranks in ranks_by_value.items()]
+            differences.append(f"{name} is {', but '.join(values)}")
+    if not differences:
+        return
+    message = f"the processes of this run differ: {'; '.join(differences[:_MAX_LISTED_FACTS])}"
+    if len(differences) > _MAX_LISTED_FACTS:
+        message += f"; and {len(differences) - _MAX_LISTED_FACTS} more"
+    error_type = UserError if ctx.is_main else PeerFailure
+    raise error_type(message)
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
@@ -84,10 +88,10 @@ def product_version() -> str:
 def _shown(value: object) -> str:
     """The value as text. A long text is replaced by its beginning and a digest."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    if len(text) <= _SHOWN_CHARACTERS:
+    if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text or "empty"
     digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    return f"{text[: _SHOWN_CHARACTERS // 2].encode('utf-8', 'replace').decode()}... ({digest})"
+    return f"{text[: _MAX_SHOWN_CHARACTERS // 2].encode('utf-8', 'replace').decode()}... ({digest})"
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:

@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.distributed.launch import read_launch
-from utils.distributed.store_barrier import StoreBarrier, has_died
+from utils.distributed.rendezvous import join
+from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.devices import make_current, parse_devices
+from utils.machine.processes import has_died
 
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
@@ -61,7 +63,16 @@ class DistributedContext:
         """A run of one process on one device."""
         device = torch.device(device)
         make_current(device)
-        return DistributedContext(0, -1, 1, 1, 0, device, "", (device,))
+        return DistributedContext(
+            rank=0,
+            local_rank=-1,
+            world_size=1,
+            local_world_size=1,
+            node_rank=0,
+            device=device,
+            backend="",
+            devices=(device,),
+        )
 
     @staticmethod
     def from_environment(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
@@ -69,7 +80,7 @@ class DistributedContext:
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            eval_ranks: the last so many processes are a group of their own, with ranks from 0; the groups exchange
+            eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
                 messages in the store that `evaluators` returns.
             timeout_s: of collectives.
 
@@ -79,9 +90,8 @@ class DistributedContext:
         if launch is None:
             devices = parse_devices(device)
             return replace(DistributedContext.single(devices[0]), devices=devices)
-        from utils.distributed.rendezvous import join
-
-        return DistributedContext(**join(launch, device, eval_ranks, timeout_s))
+        membership = join(launch, device, eval_ranks, timeout_s)
+        return DistributedContext(**vars(membership), devices=(membership.device,))
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -139,18 +149,18 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
     """Rank 0's value on every rank."""
     if not ctx.is_distributed:
         return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
     """The largest value of any rank, on every rank. Returns only after all ranks have called it."""
     if not ctx.is_distributed:
         return value
-    box = torch.tensor([value])  # on the CPU, for which every group has gloo
-    dist.all_reduce(box, op=dist.ReduceOp.MAX)
-    return int(box)
+    largest = torch.tensor([value])  # on the CPU, for which every group has gloo
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:

@@ -66,8 +66,8 @@ def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
         return Subgroup((0,), 0, None)
     positions = all_objects(ctx, (ctx.node_rank, ctx.local_rank))
     if len(set(positions)) < len(positions):
-        twice = next(p for p in positions if positions.count(p) > 1)
-        raise UserError(f"two processes are local rank {twice[1]} of node {twice[0]}; start with torchrun")
+        node_rank, local_rank = next(position for position in positions if positions.count(position) > 1)
+        raise UserError(f"two processes are local rank {local_rank} of node {node_rank}; start with torchrun")
     values = [position[column] for position in positions]
     groups = [[rank for rank, other in enumerate(values) if other == value] for value in sorted(set(values))]
     ranks = next(ranks for ranks in groups if ctx.rank in ranks)

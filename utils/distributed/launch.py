@@ -15,7 +15,7 @@ from utils.machine.resources import available_cores, available_memory
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
-PROCESS_BYTES = 600 * 10**6  # of a training or validating process on a CPU before its first batch
+PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
 _GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
 
@@ -36,7 +36,7 @@ class Launch:
 
     @property
     def launcher(self) -> str:
-        """Its name in messages."""
+        """How messages name this launcher."""
         return "torchrun" if self.run_id else "the environment"
 
 
@@ -91,11 +91,15 @@ def evaluates(eval_ranks: int) -> bool:
     Raises UserError if no process is left to train.
     """
     launch = read_launch() if eval_ranks else None
-    size = launch.world_size if launch else 1
-    if eval_ranks >= size:
-        text = f"--eval-ranks {eval_ranks}: {size} started, and at least one must train; start more, e.g. --spawn"
-        raise (PeerFailure if launch and launch.rank else UserError)(f"{text} {eval_ranks + 1}")
-    return launch is not None and launch.rank >= size - eval_ranks
+    world_size = launch.world_size if launch else 1
+    rank = launch.rank if launch else 0
+    if eval_ranks >= world_size:
+        error_type = UserError if rank == 0 else PeerFailure
+        raise error_type(
+            f"--eval-ranks {eval_ranks}: {world_size} started, and at least one must train; start more, e.g. "
+            f"--spawn {eval_ranks + 1}"
+        )
+    return rank >= world_size - eval_ranks
 
 
 def require_one_process(script: str, instead: str = "start it once") -> None:
@@ -132,8 +136,9 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
     cores, free = available_cores(), available_memory()
     problem = ""
     if spawn > cores and not threads and not _may_have_gpu(device):
-        share = "" if threads is None else ", or add --threads 1 if they are to share cores"
-        problem = f"on {cores} CPU core{'s' * (cores > 1)}; start at most {cores}{share}"
+        problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"
+        if threads is not None:
+            problem += ", or add --threads 1 if they are to share cores"
     elif spawn > 1 and spawn * PROCESS_BYTES > free:
         needed = f"need about {spawn * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
         problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"

@@ -7,20 +7,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch
-from utils.distributed.store_barrier import process_identity, this_process
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current
+from utils.machine.processes import process_identity, this_process
 from utils.strings import counted, rank_list
 
-FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
+FIRST_LINE_S = 10.0  # of waiting, then a line is logged
+NEXT_LINES_S = 60.0
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
 UNKNOWN_NAME = (
     "this machine does not know that name: name an address that all machines reach, or 127.0.0.1 on a single one "
@@ -34,26 +36,39 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     Raises UserError if the address cannot be reached or used, if processes do not join within ``timeout_s``, or if two
     processes have the same rank.
     """
-    own_store = launch.rank == 0 and not launch.is_hosted
-    if not own_store:
+    is_host = launch.rank == 0 and not launch.is_hosted
+    if not is_host:
         _wait_for_address(launch, min(timeout_s, HOSTED_S) if launch.is_hosted else timeout_s)
-    options = {"timeout": datetime.timedelta(seconds=timeout_s), "wait_for_workers": False, "multi_tenant": True}
     try:
-        store: dist.Store = dist.TCPStore(launch.address, launch.port, is_master=own_store, **options)
+        tcp_store = dist.TCPStore(
+            launch.address,
+            launch.port,
+            is_master=is_host,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except (RuntimeError, ValueError) as error:
         raise rendezvous_error(launch, error) from None
-    # A static rendezvous of torchrun keeps its store, with all keys of former processes, when it restarts them. (Other
-    # kinds make a new store each time, and their torchrun processes count different numbers of restarts.)
-    generation = 0
-    if launcher := _launcher_name(launch):
-        first = store.compare_set(f"lockstep/first/{launcher}", "", str(launch.restarts))
-        generation = launch.restarts - int(first)
-    store = dist.PrefixStore(f"lockstep/{generation}", store)
+    store = dist.PrefixStore(f"lockstep/{_generation(tcp_store, launch)}", tcp_store)
     try:
         _check_in(store, launch, timeout_s)
     except dist.DistError as error:
         raise rendezvous_error(launch, error) from None
     return store
+
+
+def _generation(store: dist.Store, launch: Launch) -> int:
+    """How often torchrun has restarted the processes since the store was made.
+
+    A static rendezvous of torchrun keeps its store, with all keys of previous processes, when it restarts them. (Other
+    kinds make a new store each time, and their torchrun processes count different numbers of restarts.)
+    """
+    launcher = _launcher_name(launch)
+    if not launcher:
+        return 0
+    first_restarts = store.compare_set(f"lockstep/first/{launcher}", "", str(launch.restarts))
+    return launch.restarts - int(first_restarts)
 
 
 def rendezvous_error(launch: Launch, error: Exception) -> UserError:
@@ -71,7 +86,7 @@ def _launcher_name(launch: Launch) -> str:
 def _wait_for_address(launch: Launch, timeout_s: float) -> None:
     """Returns once the address accepts connections."""
     host = launch.launcher if launch.is_hosted else "process 0"
-    what = f"process {launch.rank} of {launch.world_size}: {launch.address}:{launch.port}, where {host} should be,"
+    address = f"process {launch.rank} of {launch.world_size}: {launch.address}:{launch.port}, where {host} should be,"
     problem = ""
 
     def answers() -> bool:
@@ -83,7 +98,7 @@ def _wait_for_address(launch: Launch, timeout_s: float) -> None:
             hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
             if isinstance(error, socket.gaierror):
                 hint = UNKNOWN_NAME
-            problem = f"{what} does not answer ({reason}); {hint}"
+            problem = f"{address} does not answer ({reason}); {hint}"
             return False
         return True
 
@@ -92,20 +107,22 @@ def _wait_for_address(launch: Launch, timeout_s: float) -> None:
 
 def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
     """Returns once every process has joined. Rank 0 logs which ones are missing."""
-    own = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
+    description = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
-        raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each needs its own RANK")
+        raise UserError(
+            f"two processes were started as rank {launch.rank} (this one: {description}); each needs its own RANK"
+        )
     size = store.compare_set("world size", "", str(launch.world_size)).decode()
     if size != str(launch.world_size):
-        raise UserError(f"{own}: another process of this run has WORLD_SIZE={size}")
+        raise UserError(f"{description}: another process of this run has WORLD_SIZE={size}")
     store.set(f"process/{launch.rank}", this_process())
-    store.set(f"here/{launch.rank}", own)
+    store.set(f"here/{launch.rank}", description)
     store.add("arrived", 1)
 
     def problem() -> str:
         missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
-        who = f"{rank_list(missing)} of {launch.world_size} processes"
-        return f"{who} did not join {launch.address}:{launch.port}; were they started?"
+        ranks = f"{rank_list(missing)} of {launch.world_size} processes"
+        return f"{ranks} did not join {launch.address}:{launch.port}; were they started?"
 
     poll_s = 0.05 * max(1.0, launch.world_size / 32)
     _wait_until(lambda: store.add("arrived", 0) >= launch.world_size, problem, timeout_s, poll_s, logs=launch.rank == 0)
@@ -115,45 +132,91 @@ def _wait_until(
     is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
 ) -> None:
     """Logs the ``problem`` after ten seconds and then every minute. Raises UserError with it after ``timeout_s``."""
-    started, log_at = time.monotonic(), FIRST_LINE_S
+    started = time.monotonic()
+    next_line_s = FIRST_LINE_S
     while not is_done():
-        waited = time.monotonic() - started
-        if waited > timeout_s:
-            raise UserError(f"gave up after {waited:.0f} s: {problem()}")
-        if waited >= log_at:
-            log_at += NEXT_LINES_S
+        waited_s = time.monotonic() - started
+        if waited_s > timeout_s:
+            raise UserError(f"gave up after {waited_s:.0f} s: {problem()}")
+        if waited_s >= next_line_s:
+            next_line_s += NEXT_LINES_S
             if logs:
-                get_logger().warning("still waiting after %.0f s: %s", waited, problem())
+                get_logger().warning("still waiting after %.0f s: %s", waited_s, problem())
         time.sleep(poll_s)
 
 
-def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> dict[str, Any]:
-    """Makes this process one of the run's group. Returns the fields of its `DistributedContext`, whose
-    ``from_environment`` has these arguments and raises these errors."""
+@dataclass(frozen=True)
+class Membership:
+    """This process in its process group: the fields of a `DistributedContext`."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+    backend: str
+    store: dist.Store
+    launcher: str
+    eval_ranks: int
+
+
+class _Place(NamedTuple):
+    """The position of a process on its node, among those of its kind."""
+
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+
+def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> Membership:
+    """Makes this process one of the run's group. `DistributedContext.from_environment` has these arguments and raises
+    these errors."""
     store = open_store(launch, timeout_s)
     try:
-        if (first := store.compare_set("eval ranks", "", str(eval_ranks)).decode()) != str(eval_ranks):
-            raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
-        local_rank, local_world_size, own_device = _locate_on_node(store, launch, device, eval_ranks)
+        _check_eval_ranks(store, launch, eval_ranks)
+        place = _locate_on_node(store, launch, device, eval_ranks)
     except dist.DistError as error:  # another process has ended, and the store with it
         raise rendezvous_error(launch, error) from None
-    rank, world_size = launch.rank, launch.world_size - eval_ranks
-    if rank >= world_size:
-        rank, world_size, eval_ranks, store = rank - world_size, eval_ranks, 0, evaluators(store)
-    backend = "cpu:gloo,cuda:nccl" if own_device.type == "cuda" else "gloo"
-    make_current(own_device)
+    training_ranks = launch.world_size - eval_ranks
+    is_evaluating = launch.rank >= training_ranks
+    membership = Membership(
+        rank=launch.rank - training_ranks if is_evaluating else launch.rank,
+        local_rank=place.local_rank,
+        world_size=eval_ranks if is_evaluating else training_ranks,
+        local_world_size=place.local_world_size,
+        node_rank=launch.node_rank,
+        device=place.device,
+        backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
+        store=evaluators(store) if is_evaluating else store,
+        launcher=_launcher_name(launch),
+        eval_ranks=0 if is_evaluating else eval_ranks,
+    )
+    make_current(place.device)
+    _init_process_group(membership, launch, timeout_s)
+    return membership
+
+
+def _check_eval_ranks(store: dist.Store, launch: Launch, eval_ranks: int) -> None:
+    """Raises UserError if another process of the run has another value of ``--eval-ranks``."""
+    first = store.compare_set("eval ranks", "", str(eval_ranks)).decode()
+    if first != str(eval_ranks):
+        raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
+
+
+def _init_process_group(membership: Membership, launch: Launch, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
-        store.set_timeout(timeout)
-        prefixed = dist.PrefixStore("group", store)
-        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
+        membership.store.set_timeout(timeout)
+        dist.init_process_group(
+            membership.backend,
+            store=dist.PrefixStore("group", membership.store),
+            rank=membership.rank,
+            world_size=membership.world_size,
+            timeout=timeout,
+        )
     except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
         raise rendezvous_error(launch, error) from None
-    return {
-        **{"rank": rank, "world_size": world_size, "backend": backend, "store": store, "eval_ranks": eval_ranks},
-        **{"local_rank": local_rank, "local_world_size": local_world_size, "node_rank": launch.node_rank},
-        **{"device": own_device, "devices": (own_device,), "launcher": _launcher_name(launch)},
-    }
 
 
 def evaluators(store: dist.Store) -> dist.Store:
@@ -161,35 +224,48 @@ def evaluators(store: dist.Store) -> dist.Store:
     return dist.PrefixStore("evaluators", store)
 
 
-def _locate_on_node(
-    store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0
-) -> tuple[int, int, torch.device]:
-    """The local rank, local world size and device of this process. Every process of the run must call this.
+def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Place:
+    """Returns the place of this process. Every process of the run must call this.
 
     Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
     CPU unless every node has as many GPUs as processes of both kinds.
 
     Raises UserError on all training processes of a node that has fewer devices than these.
     """
-    devices, node_rank = devices_for_ranks(device), launch.node_rank
-    store.set(f"node/{launch.rank}", json.dumps([node_rank, identities(devices)]))
-    notes = [json.loads(text) for text in store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])]
-    # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
-    here: dict[int, list[int]] = {}
-    gpus: dict[int, set[str]] = {}
-    for rank, (node, uuids) in enumerate(notes):
-        here.setdefault(node, []).append(rank)
-        gpus.setdefault(node, set()).update(uuids)
-    local_rank, local_world_size, number = launch.local_rank, launch.local_world_size, launch.local_rank
+    devices = devices_for_ranks(device)
+    ranks, gpus = _exchange_devices(store, launch, devices)
+    place = _Place(launch.local_rank, launch.local_world_size, torch.device("cpu"))
+    device_index = launch.local_rank
     if eval_ranks:
-        number = here[node_rank].index(launch.rank)  # evaluating processes come last, and so do their GPUs
-        first = launch.world_size - eval_ranks
-        same = [rank for rank in here[node_rank] if (rank >= first) == (launch.rank >= first)]
-        local_rank, local_world_size = same.index(launch.rank), len(same)
-        if launch.rank >= first and any(len(here[node]) > len(gpus[node]) for node in here):
-            devices = ()
+        ranks_here = ranks[launch.node_rank]
+        first_evaluating = launch.world_size - eval_ranks
+        is_evaluating = launch.rank >= first_evaluating
+        same_kind = [rank for rank in ranks_here if (rank >= first_evaluating) == is_evaluating]
+        place = _Place(same_kind.index(launch.rank), len(same_kind), torch.device("cpu"))
+        device_index = ranks_here.index(launch.rank)  # evaluating processes come last, and so do their GPUs
+        if is_evaluating and any(len(ranks[node]) > len(gpus[node]) for node in ranks):
+            return place
     if not devices:
-        return local_rank, local_world_size, torch.device("cpu")
-    if local_world_size > (count := len(gpus[node_rank])):
-        raise UserError(f"{local_world_size} processes on a node with {counted(count, 'GPU')}: lower --nproc_per_node")
-    return local_rank, local_world_size, devices[number % len(devices)]
+        return place
+    gpu_count = len(gpus[launch.node_rank])
+    if place.local_world_size > gpu_count:
+        raise UserError(
+            f"{place.local_world_size} processes on a node with {counted(gpu_count, 'GPU')}: lower --nproc_per_node"
+        )
+    return place._replace(device=devices[device_index % len(devices)])
+
+
+def _exchange_devices(
+    store: dist.Store, launch: Launch, devices: Sequence[torch.device]
+) -> tuple[dict[int, list[int]], dict[int, set[str]]]:
+    """Returns the ranks on each node, and the GPUs of each node. (A launcher may make different GPUs visible to each
+    process, which then sees fewer than there are processes.)"""
+    store.set(f"node/{launch.rank}", json.dumps([launch.node_rank, identities(devices)]))
+    values = store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])
+    ranks: dict[int, list[int]] = {}
+    gpus: dict[int, set[str]] = {}
+    for rank, value in enumerate(values):
+        node, uuids = json.loads(value)
+        ranks.setdefault(node, []).append(rank)
+        gpus.setdefault(node, set()).update(uuids)
+    return ranks, gpus

@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.machine.stop_signals import stop_signals
 
-STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
+STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
+FAILED_S = 4.0  # and after one has failed
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
 _WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
@@ -41,7 +42,7 @@ def spawn(
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        optional: the others go on if one of the last so many processes is killed, or exits by itself.
+        optional: the others go on if one of the last ``optional`` processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
     Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
@@ -81,31 +82,43 @@ def spawn(
 
 def _first_failure(group: Sequence[BaseProcess], optional: int) -> int | None:
     """Waits until all processes have succeeded (None), or one has failed: its rank."""
-    left = dict(enumerate(group))
-    while left:
-        connection.wait([process.sentinel for process in left.values()], timeout=1)
-        for rank, process in list(left.items()):
-            if not process.is_alive():
-                is_excused = (process.exitcode or 0) <= 0 and rank >= len(group) - optional
-                if process.exitcode != _RETURNED and not is_excused:
-                    return rank
-                del left[rank]
+    running = dict(enumerate(group))
+    while running:
+        connection.wait([process.sentinel for process in running.values()], timeout=1)
+        for rank, process in list(running.items()):
+            if process.is_alive():
+                continue
+            is_optional = rank >= len(group) - optional
+            is_excused = is_optional and (process.exitcode or 0) <= 0
+            if process.exitcode != _RETURNED and not is_excused:
+                return rank
+            del running[rank]
     return None
 
 
 def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
     """Stops the remaining processes. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
     started = [process for process in group if process.pid is not None]
-    for end in (None, BaseProcess.terminate, BaseProcess.kill):
-        for process in started:
-            if end is not None and process.is_alive():
-                end(process)
-        deadline = time.monotonic() + timeout_s
-        for process in started:
-            process.join(None if end is BaseProcess.kill else max(deadline - time.monotonic(), 0))
+    _join(started, timeout_s)
+    for process in started:
+        if process.is_alive():
+            process.terminate()
+    _join(started, timeout_s)
+    for process in started:
+        if process.is_alive():
+            process.kill()
+        process.join()
 
 
-def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], stop_code: int | None) -> None:
+def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
+    """Waits until the processes have exited, together at most ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0))
+
+
+def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], stop_code: int | None) -> NoReturn:
+    """Raises what `spawn` says about the process ``rank``, which has failed."""
     code = group[rank].exitcode or 0
     if code in (REQUEUE, INTERRUPTED):
         raise Stopped(code)
@@ -120,7 +133,7 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], sto
 
 
 def killed_by(number: int) -> str:
-    """For a message about a process that a signal has ended."""
+    """Describes how a signal has ended a process."""
     try:
         name = signal.Signals(number).name
     except ValueError:  # most real-time signals have no name
@@ -151,8 +164,9 @@ def end_with_parent(number: int = signal.SIGINT) -> None:
 
 def free_port() -> int:
     """A free TCP port, mostly below those that Linux gives to connections, which could take it before it is used."""
-    chance = random.SystemRandom()  # not the seed's: runs that start at the same time need different ports
-    for port in [*(chance.randrange(20_000, 32_000) for _ in range(20)), 0]:
+    generator = random.SystemRandom()  # not seeded: runs that start at the same time need different ports
+    candidates = [generator.randrange(20_000, 32_000) for _ in range(20)]
+    for port in [*candidates, 0]:  # 0: any
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return probe.getsockname()[1]

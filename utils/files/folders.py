@@ -87,7 +87,8 @@ def _refusal(base: Path, error: OSError) -> UserError:
 def temporary_folder(path: str | Path) -> Iterator[Path]:
     """A new folder next to ``path``, for the block: what is made in it can be renamed to ``path`` (`replace_path`).
 
-    It is locked; folders that killed processes left behind are removed first, but not those of other programs.
+    It is locked; folders that killed processes left behind are removed first, but not those of other programs. An
+    OSError names ``path`` if the folder cannot be made.
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
@@ -99,7 +100,11 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left)
     folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}")
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:  # a read-only disk: the user knows the folder by the other name
+        error.filename = str(path)
+        raise
     with _opened(folder) as descriptor:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

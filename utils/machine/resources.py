@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, and what the system knows about processes and the CPU."""
+"""The cores and the memory that this process may use, and what its CPU can do."""
 
 from __future__ import annotations
 
@@ -66,20 +66,6 @@ def keep_freed_memory() -> None:
         for limit in (2**25, _KEPT_BYTES):  # older versions refuse more than half of a heap
             mallopt(_M_MMAP_THRESHOLD, limit)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def boot_id() -> str:
-    """Equal in all processes of a machine until it is restarted, also in its containers; "" without /proc."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def process_stat(pid: int | str = "self") -> list[str]:
-    """The fields of /proc/PID/stat from the state, field 3 of proc(5), on. Raises OSError if there is none."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
 
 
 def cpu_multiplies_bf16() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -163,21 +164,29 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     assert before[3].tobytes() == expected
 
 
-@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "tree"])
-def test_a_damaged_disk_cache_is_created_again(index, cached, harm):
+@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "touched", "marker"])
+def test_a_changed_disk_cache_is_created_again(index, cached, harm):
     path = cached("disk", index).path
     whole = path.read_bytes()
     flipped = bytearray(whole)
-    flipped[int(disk_cache._tree_pages(path)[-1]) * 4096 + 20] ^= 1
-    path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b"", "tree": flipped}[harm])
+    flipped[4096 + 20] ^= 1
+    marker = path.with_suffix(".complete")
+    if harm == "marker":
+        marker.write_text("[" * 100_000)
+    else:
+        path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b"", "touched": flipped}[harm])
     assert same_as_the_files(cached("disk", index), index)
+    assert json.loads(marker.read_text()) == {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
 
 
 def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_image(index, cached):
+    """As a disk that loses bits: neither size nor time of the file change."""
     cache = cached("disk", index)
+    before = cache.path.stat()
     whole = bytearray(cache.path.read_bytes())
     whole[whole.index(cache[3].tobytes()) + 100] ^= 1  # all of it: LMDB leaves parts of images in unused ends of pages
     cache.path.write_bytes(whole)
+    os.utime(cache.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     damaged = cached("disk", index)
     assert damaged[2].any()
     with refused():

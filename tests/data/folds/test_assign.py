@@ -13,6 +13,7 @@ import pytest
 
 from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes
 from data.folds.held_out import validation_images
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
@@ -96,7 +97,7 @@ def test_the_pool_has_each_image_once_with_its_labels(config, tmp_path):
     spec = load_dataset_spec(config.data)
     pooled = pooled_index(spec, config)
     assert len(pooled) == 18
-    parts = [load_index(spec, split, cache_dir=config.cache_dir) for split in ("train", "val")]
+    parts = [load_index(spec, split, IndexSettings(cache_dir=config.cache_dir)) for split in ("train", "val")]
     rows = {index.path(i): index.labels(i) for index in parts for i in range(len(index))}
     for i in range(len(pooled)):
         np.testing.assert_array_equal(pooled.labels(i), rows[pooled.path(i)])
@@ -206,7 +207,9 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     seen = []
     for number in range(3):
         parts = {
-            split: load_index(load_dataset_spec(data_of(folder, number)), split, cache_dir=config.cache_dir)
+            split: load_index(
+                load_dataset_spec(data_of(folder, number)), split, IndexSettings(cache_dir=config.cache_dir)
+            )
             for split in ("train", "val")
         }
         paths = {split: {part.path(i) for i in range(len(part))} for split, part in parts.items()}
@@ -233,7 +236,7 @@ def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
     pooled = pooled_index(spec, config)
     boxes = 0
     for split in ("train", "val"):
-        part = load_index(load_dataset_spec(data_of(folder, 0)), split, cache_dir=config.cache_dir)
+        part = load_index(load_dataset_spec(data_of(folder, 0)), split, IndexSettings(cache_dir=config.cache_dir))
         assert part.names == pooled.names
         boxes += len(part.classes)
     assert boxes == len(pooled.classes)
@@ -246,7 +249,7 @@ def as_coco(spec, config, tmp_path):
     content["annotations"] = {"train": "train.json", "val": "val.json"}
     categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
     for split in ("train", "val"):
-        index = load_index(spec, split, cache_dir=config.cache_dir)
+        index = load_index(spec, split, IndexSettings(cache_dir=config.cache_dir))
         (root / "images" / split).mkdir(parents=True)
         images = [{"id": i, "file_name": f"{split}{i}.png"} for i in range(len(index))]
         for i, image in enumerate(images):

@@ -11,7 +11,7 @@ import pytest
 from data.image_io.decode import read_image, read_reduced
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
-from utils.config.pixels import PixelFormat, as_rgb8
+from utils.pixels import PixelFormat, as_rgb8
 
 RNG = np.random.default_rng(0)
 

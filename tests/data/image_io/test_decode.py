@@ -16,8 +16,8 @@ from data.image_io import decode, verify
 from data.image_io.decode import IMAGE_SUFFIXES, have_single_colors, read_image, read_reduced, unread_image
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
-from utils.config.pixels import PixelFormat
 from utils.errors import UserError
+from utils.pixels import PixelFormat
 
 
 def gradient(height=24, width=40):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data.index import scan
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -74,7 +75,7 @@ def root(tmp_path):
 
 def load(root, cache, split="train", change=lambda spec: spec, **options):
     spec = change(load_dataset_spec(root / "d.yaml"))
-    return load_index(spec, split, cache_dir=str(cache), progress=False, **options)
+    return load_index(spec, split, IndexSettings(cache_dir=str(cache), progress=False, **options))
 
 
 def assert_same(a, b, atol=0.0, but=()):
@@ -160,7 +161,11 @@ def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
     def ids(more):
         (tmp_path / "data.yaml").write_text(f"train: images\nnames: [a]\n{more}")
         spec = load_dataset_spec(tmp_path / "data.yaml")
-        return load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False).ground_truth().image_ids
+        return (
+            load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
+            .ground_truth()
+            .image_ids
+        )
 
     assert ids("") == (139, 42, 7)
     assert ids("annotations: coco.json\n") == ("139", "0042", "007")
@@ -621,7 +626,7 @@ def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lin
 
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
-    monkeypatch.setattr("data.index.load.PARSER_VERSION", 99)
+    monkeypatch.setattr("data.index.from_files.PARSER_VERSION", 99)
     prints.add(load(root, tmp_path / "cache").fingerprint)
     write_yaml(root, "annotations: instances.json\n")
     prints.add(load(root, tmp_path / "cache").fingerprint)

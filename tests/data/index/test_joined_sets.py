@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import warn_of_shared_images
 from data.loading.class_balance import inverse_frequency_weights
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_yaml import load_dataset_spec
@@ -38,7 +39,7 @@ def spec_of(root: Path, **more):
 
 
 def load(spec, split: str = "train", **options):
-    return load_index(spec, split, progress=False, **options)
+    return load_index(spec, split, IndexSettings(progress=False, **options))
 
 
 def test_classes_are_merged_by_name_and_others_ignored(root):
@@ -169,13 +170,14 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     )
     index = load(spec_of(root))
     assert (index.classes == -1).any()
-    counts = index.boxes_of_classes(3)
+    counts = index.boxes_per_class(3)
     assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]
     loader = InfiniteDataLoader(
         AugmentedImages(index, imgsz=64, hyp=Hyperparameters()),
         KeyedDistributedSampler(
             EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
         ),
+        WorkerSettings(),
         weighted=True,
     )
     np.testing.assert_allclose(loader.class_weights, inverse_frequency_weights(counts))

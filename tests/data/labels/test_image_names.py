@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.dataset_yaml import load_dataset_spec
@@ -65,7 +66,7 @@ def write_coco(root: Path, names: list[str]) -> Path:
 
 def boxes_of(path: Path, **options: object) -> dict[str, list[int]]:
     """The x of the boxes of each image, by its path."""
-    index = load_index(load_dataset_spec(path), "train", progress=False, **options)
+    index = load_index(load_dataset_spec(path), "train", IndexSettings(progress=False, **options))
     starts = index.offsets.tolist()
     x = index.boxes_xywh_px[:, 0].astype(int).tolist()
     return {Path(path).name: x[a:b] for path, a, b in zip(index.paths, starts, starts[1:])}
@@ -100,13 +101,18 @@ def test_folders_tell_images_of_one_name_apart(root):
     for file in ("a/1.png", "b/1.png", "c/2.png"):
         write_image(root / "images" / file, 20, 30)
     data = write_coco(root, ["https://host/set/B/1.png?x=1", "D:\\set\\a\\1.png", "2.png"])
-    index = load_index(load_dataset_spec(data), "train", progress=False, max_bad=0.0)
+    index = load_index(load_dataset_spec(data), "train", IndexSettings(progress=False, max_bad=0.0))
     assert index.boxes_xywh_px[:, 0].tolist() == [1, 0, 2]  # of a, b, c
     data = write_coco(root, ["1.png", "a/1.png", "2.png"])
-    index = load_index(load_dataset_spec(data), "train", progress=False, max_bad=0.5)
+    index = load_index(load_dataset_spec(data), "train", IndexSettings(progress=False, max_bad=0.5))
     assert list(index.paths) == ["images/a/1.png", "images/c/2.png"]
     line = "image 0: annotated image not in the split: 1.png fits 2 of the split's images, such as images/a/1.png and"
     assert any(line in each for each in index.report.lines)
+    data = write_coco(root, ["1.png"])
+    with pytest.raises(
+        UserError, match=r"image 0: 1.png fits 2 of the split's images, .*; write file names with their"
+    ):
+        load_index(load_dataset_spec(data), "train", IndexSettings(progress=False))
 
 
 def test_a_message_shows_a_name_of_each_side(root, tmp_path):
@@ -116,7 +122,9 @@ def test_a_message_shows_a_name_of_each_side(root, tmp_path):
     with pytest.raises(UserError, match=r"names 2 images \(first: https://host/p.jpg\), none of which is among the "
                        r"split's 2 \(first: p.png\)"):  # fmt: skip
         boxes_of(data)
-    index = load_index(load_dataset_spec(write_coco(root, ["p.jpg", "q.png"])), "train", progress=False, max_bad=0.9)
+    index = load_index(
+        load_dataset_spec(write_coco(root, ["p.jpg", "q.png"])), "train", IndexSettings(progress=False, max_bad=0.9)
+    )
     assert any("p.jpg is not among the split's images, but images/p.png is" in line for line in index.report.lines)
     data.unlink()
     (root / "all.json").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from pathlib import Path
 
 import cv2
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
 from data.labels.coco import read_coco
@@ -27,6 +29,7 @@ from data.labels.findings import (
     UNKNOWN_CLASS,
 )
 from data.labels.label_format import FileStamp, ImageFile, LabelFile
+from data.labels.other_formats import format_of_labels
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
@@ -145,6 +148,15 @@ def test_malformed_yolo_rows_are_reported():
     assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
     with refused(LabelFileError):
         parse_yolo(b"\xff\xfe0\0", 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [("0,0.5,0.5,0.1,0.1", "fields are separated by commas"), ("0 0,5 0,5 0,1 0,1", "numbers have commas")],
+)
+def test_commas_are_named_by_what_they_stand_for(row, text):
+    (problem,) = parse_yolo(row.encode(), 2).problems
+    assert problem.text.startswith(text)
 
 
 def test_voc_objects_are_parsed():
@@ -393,7 +405,9 @@ def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lockstep"):
-            index = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False, **options)
+            index = load_index(
+                spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False, **options)
+            )
         said += [text for text in caplog.messages if "decod" not in text and "can't be used" not in text]
     logger.propagate = False
     (split,) = scan_dataset(spec, ("train",), workers=0)
@@ -451,14 +465,18 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     assert advice_of(data, tmp_path, caplog) == ""
     data.describe(["cat", "dog"])
     with refused():  # half of the objects have no name
-        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        load_index(
+            load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")  # a typing error
     assert advice_of(data, tmp_path, caplog, max_bad=0.5) == ""
     data.describe(["cat"])
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
     with refused():  # most objects have no name
-        load_index(load_dataset_spec(data.yaml), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        load_index(
+            load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
 
 
 @pytest.mark.parametrize(
@@ -475,3 +493,12 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
     source = Source(str(data.image("train/0")), 128, 160)
     assert _render(source, source.whole(), 160).max() > 200
+
+
+@pytest.mark.parametrize(
+    "text", ["1" + (" " * 800 + "1") * 4 + "x", "1" + ", 1" * 1300 + "x", '{"shapes":' + "[" * 4000]
+)
+def test_files_are_recognized_in_linear_time(text):
+    began = time.perf_counter()
+    assert format_of_labels(text.encode()) == ""
+    assert time.perf_counter() - began < 0.5

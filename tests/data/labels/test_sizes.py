@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 from data.image_io.decode import orientation_of, read_image
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import row_table
 from data.labels.findings import SCALED, SIZE, TURNED
@@ -69,7 +70,9 @@ def write_labels(root: Path, boxes: dict[str, tuple], sizes_hw: dict[str, tuple[
 def load(root: Path, reader: str, **options):
     named = {"coco": {"annotations": "coco.json"}, "voc": {"annotations": "voc"}, "yolo": {}}[reader]
     (root / "data.yaml").write_text(yaml.safe_dump({"train": "images", "names": ["a"], **named}))
-    return load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False, workers=0, **options)
+    return load_index(
+        load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, workers=0, **options)
+    )
 
 
 def corners(index) -> np.ndarray:

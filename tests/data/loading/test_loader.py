@@ -237,7 +237,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from data.samples.augmented import AugmentedImages
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
@@ -245,7 +245,7 @@ if __name__ == "__main__":
     dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
-    loader = InfiniteDataLoader(dataset, sampler, workers=2)
+    loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
     try:
         for i, batch in enumerate(loader):
             if i == 3:

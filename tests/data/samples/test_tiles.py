@@ -13,7 +13,7 @@ import yaml
 from data.cache import decoding
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.letterbox import CanvasRule
-from data.samples.tiles import TiledIndex
+from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of

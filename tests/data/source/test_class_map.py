@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate
@@ -41,7 +42,7 @@ def index_of(root: Path, split: str = "train", **options) -> DatasetIndex:
     path = root / "mapped.yaml"
     path.write_text(yaml.safe_dump(content))
     spec = load_dataset_spec(path).use_classes(options.pop("classes", ()))
-    return load_index(spec, split, progress=False, **options)
+    return load_index(spec, split, IndexSettings(progress=False, **options))
 
 
 MAP = {"classes": {"car": "vehicle", "truck": "vehicle"}, "ignore": ["van"]}
@@ -133,7 +134,9 @@ def test_a_class_map_is_part_of_the_fingerprint_with_which_a_run_resumes(tmp_pat
     found = []
     for more in ({}, {}, {"ignore": ["dark"]}, {"classes": {"light": "x", "dark": "x"}}, {"ignore": ["light"]}):
         path.write_text(yaml.safe_dump(content | more))
-        index = load_index(load_dataset_spec(path), "train", cache_dir=str(tmp_path / "cache"), progress=False)
+        index = load_index(
+            load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+        )
         found.append((index.fingerprint, index.fingerprint_as_used()))
     assert len({files for files, _ in found}) == 1
     assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -429,3 +430,12 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, name):
     with refused() as caught:
         load_dataset_spec(write(tmp_path, f"train: {name}\nval: {name}\nnames: [a]\n"))
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_a_data_set_that_has_moved_with_its_yaml_is_told_so(tmp_path):
+    """As from Colab: its ``path`` is of another machine."""
+    (tmp_path / "images/train").mkdir(parents=True)
+    spec = load_dataset_spec(write(tmp_path, "path: /content/datasets/x\ntrain: images/train\nnames: [a]\n"))
+    text = f"{tmp_path}/images/train exists: remove 'path: /content/datasets/x' from the YAML"
+    with pytest.raises(UserError, match=re.escape(text)):
+        spec.check_split("train")

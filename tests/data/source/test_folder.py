@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -42,7 +43,7 @@ def boxes_of(data: Path) -> dict[str, list[tuple]]:
     """Class and corners of the boxes of each image, by split and stem."""
     spec, found = load_dataset_spec(data), {}
     for split in spec.splits:
-        index = load_index(spec, split, progress=False)
+        index = load_index(spec, split, IndexSettings(progress=False))
         truth = index.ground_truth()
         kinds = [spec.names[kind] for kind in truth.classes]
         for i, path in enumerate(index.paths):
@@ -94,6 +95,15 @@ def coco_2017(source: Path, folder: Path) -> None:
     write_coco(source, folder, lambda split: folder / f"{split}2017", "../annotations/instances_{split}2017.json")
 
 
+def coco_of_two_tasks(source: Path, folder: Path) -> None:
+    """COCO has keypoints, too, of some images."""
+    coco_2017(source, folder)
+    for path in sorted((folder / "annotations").iterdir()):
+        content = json.loads(path.read_text())
+        content["images"] = [image | {"file_name": f"a/{image['file_name']}"} for image in content["images"][:2]]
+        path.with_name(path.name.replace("instances", "person_keypoints")).write_text(json.dumps(content))
+
+
 def datumaro_coco(source: Path, folder: Path) -> None:
     """Datumaro writes JSONs for other tasks, too."""
     coco_2017(source, folder)
@@ -128,6 +138,11 @@ def roboflow_voc(source: Path, folder: Path) -> None:
 def voc_2012(source: Path, folder: Path) -> None:
     """One folder of images, with Annotations beside it."""
     copy_set(source, folder / "images" / "{}", folder / "annotations" / "{}", ".xml")
+
+
+def fiftyone_voc(source: Path, folder: Path) -> None:
+    for split, called in SAME.items():
+        copy_set(source, folder / called / "data", folder / called / "labels", ".xml", {split: called})
 
 
 def voc(rows: list[tuple]) -> str:
@@ -190,7 +205,8 @@ def ultralytics(source: Path, folder: Path) -> None:
 
 
 EXPORTS = [
-    roboflow_coco, coco_2017, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, darknet, cvat_yolo, label_img,
+    roboflow_coco, coco_2017, coco_of_two_tasks, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, fiftyone_voc,
+    darknet, cvat_yolo, label_img,
     ultralytics, supervision, two_names_of_one_folder,
 ]  # fmt: skip
 
@@ -310,14 +326,34 @@ def half_a_json(source: Path, folder: Path) -> None:
     path.write_text(path.read_text()[:100])
 
 
-REFUSED = [two_folders_of_a_split, two_lists_of_names, notes_against_classes, two_formats, half_a_json]
+def two_jsons_of_a_split(source: Path, folder: Path) -> None:
+    """Each has half of the images: with one of them, half of the labels would be left out."""
+    coco_2017(source, folder)
+    path = folder / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    path.unlink()
+    for part in (0, 1):
+        images = [image for image in content["images"] if image["id"] % 2 == part]
+        annotations = [each for each in content["annotations"] if each["image_id"] % 2 == part]
+        half = content | {"images": images, "annotations": annotations}
+        (folder / "annotations" / f"instances_val2017_{part}.json").write_text(json.dumps(half))
+
+
+REFUSED = [
+    two_jsons_of_a_split,
+    two_folders_of_a_split,
+    two_lists_of_names,
+    notes_against_classes,
+    two_formats,
+    half_a_json,
+]
 
 
 @pytest.mark.parametrize("export", REFUSED)
 def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
     export(source, tmp_path / "export")
     with refused():
-        load_index(load_dataset_spec(tmp_path / "export"), "val", progress=False)
+        load_index(load_dataset_spec(tmp_path / "export"), "val", IndexSettings(progress=False))
 
 
 @pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
@@ -336,7 +372,11 @@ def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml)
     with pytest.raises(
         UserError, match=r"label files? \(first: .*\) and no image: an export without its images; export it"
     ):
-        load_index(open_data(DataSource(str(folder), ("train",)), DistributedContext.single()), "train", progress=False)
+        load_index(
+            open_data(DataSource(str(folder), ("train",)), DistributedContext.single()),
+            "train",
+            IndexSettings(progress=False),
+        )
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
@@ -367,6 +407,15 @@ def test_a_line_says_what_has_been_found(source, tmp_path, caplog, monkeypatch):
         spec = open_data(DataSource(str(tmp_path / "export"), ("train", "val")), DistributedContext.single())
     assert f"{tmp_path / 'export'}: COCO JSON; train train, val valid" in caplog.text
     assert list(spec.splits) == ["train", "val"]
+
+
+@pytest.mark.parametrize(("export", "place"), [(darknet, "more"), (label_img, "images/extra"), (supervision, "b")])
+def test_folders_of_images_that_are_called_like_no_split_are_named(export, place, source, tmp_path):
+    folder = tmp_path / "export"
+    export(source, folder)
+    assert "not used" not in load_dataset_spec(folder).notes[0]
+    copy_set(source, folder / place, folder / place, ".txt", {"train": ""})
+    assert load_dataset_spec(folder).notes[0].endswith(f"; called like no split, and not used: {place}")
 
 
 def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):

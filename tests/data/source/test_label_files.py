@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL
+from data.labels.findings import NAMED_OTHERWISE, ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -59,7 +60,7 @@ class Folder:
                 self.label(label.format(f"{i:02}"))
 
     def index(self, **options: object) -> DatasetIndex:
-        return load_index(load_dataset_spec(self.yaml()), "train", progress=False, **options)
+        return load_index(load_dataset_spec(self.yaml()), "train", IndexSettings(progress=False, **options))
 
     def yaml(self) -> Path:
         path = self.root / "data.yaml"
@@ -218,6 +219,12 @@ def test_the_only_reading_is_taken(folder, make, lines):
     assert not scan_issues(split)
 
 
+def test_names_that_look_alike_are_told_apart(folder, lines):
+    decomposed(folder)
+    folder.index()
+    assert r"first 'labels/train/e\u030100.txt' of 'images/train/\xe900.png'" in lines.text
+
+
 @ALL_FOUND
 def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     make(folder)
@@ -225,7 +232,7 @@ def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "images" / "stage"))
     spec = stage_dataset(place, DistributedContext.single())
     shutil.rmtree(folder.root)
-    index = load_index(spec, "train", progress=False, cache_dir=str(tmp_path / "other"))
+    index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert index.fingerprint == original.fingerprint
     np.testing.assert_array_equal(index.boxes_xywh_px, original.boxes_xywh_px)
 
@@ -316,6 +323,72 @@ def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make,
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
 
 
+SHAPES = json.dumps({"version": "5", "flags": {}, "shapes": [{"label": "a", "points": [[1, 1], [9, 9]]}]})
+VOC_TEXT = voc_text([BOX], ["a"], 48, 64)
+UNREAD = {
+    "labels/train/03.xml": VOC_TEXT,
+    "images/train/03.xml": VOC_TEXT,
+    "images/train/03.json": SHAPES,
+    "images/train/03.png.json": SHAPES,
+    "labels/train/03.csv": TEXT.replace(" ", ","),
+    "images/train/03.txt": TEXT.replace(" ", ", "),
+    "labels/train/03.txt.bak": TEXT,
+    "labels/train/03.txt~": TEXT,
+    "labels/train/03": TEXT,
+}
+
+
+@pytest.mark.parametrize("label", UNREAD)
+def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(folder, tmp_path, lines, label):
+    folder.write(but=3)
+    folder.label(label, UNREAD[label])
+    index = folder.index()
+    assert len(index) == NUM_IMAGES - 1
+    assert (index.report.ledger.lost_images, index.report.totals["backgrounds"]) == (1, 0)
+    assert f"{UNREAD_LABELS}: {label}: seems to have the labels of images/train/03.png, which is left out" in lines.text
+    (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
+    assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
+    source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
+    staged = stage_dataset(source, DistributedContext.single())
+    assert len(load_index(staged, "train", IndexSettings(progress=False))) == NUM_IMAGES - 1
+    folder.label("labels/train/03.txt", "")  # as the message says
+    assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
+
+
+def test_half_of_the_labels_in_another_format_are_too_many(folder):
+    folder.write()
+    for i in range(10):
+        (folder.root / f"labels/train/{i:02}.txt").unlink()
+        folder.label(f"labels/train/{i:02}.xml", VOC_TEXT)
+    with pytest.raises(UserError, match=f"10 of 20 images can't be used .*: {UNREAD_LABELS}: 10 images, first "):
+        folder.index()
+
+
+def test_all_labels_without_a_suffix_are_named(folder):
+    folder.write(label="labels/train/{}")
+    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
+        folder.index()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("images/train/03.txt", "a photo of 2 cats, 3 dogs"),
+        ("images/train/03.json", '{"title": "x", "tags": ["a"]}'),
+        ("images/train/03.json", '{"shapes": []}'),
+        ("labels/train/03.xml", "<annotation><filename>03.png</filename></annotation>"),
+        ("labels/train/03.npy", "0.5"),
+        ("labels/train/04.xml", VOC_TEXT),
+    ],
+)
+def test_files_beside_a_background_that_are_no_labels_change_nothing(folder, lines, name, text):
+    folder.write(but=3)
+    folder.label(name, text)
+    index = folder.index(max_bad=0.0)
+    assert (len(index), index.report.totals["backgrounds"], index.report.problems) == (NUM_IMAGES, 1, 0)
+    assert not [record for record in lines.records if record.levelno >= logging.WARNING]
+
+
 def test_no_label_file_fits_and_the_first_is_named(folder):
     folder.write(image="images/train/{}_7436.jpeg", label="labels/train/{}.txt")
     text = (
@@ -387,7 +460,7 @@ def test_splits_may_share_a_folder_of_labels(folder, places, lines):
         yaml.write_text(f"train: images/train\nval: images/val\nnames: [a]\nannotations: {value}\n")
         lines.clear()
         spec = load_dataset_spec(yaml)
-        indexes = [load_index(spec, split, progress=False, max_bad=1.0) for split in ("train", "val")]
+        indexes = [load_index(spec, split, IndexSettings(progress=False, max_bad=1.0)) for split in ("train", "val")]
         assert [len(index.classes) for index in indexes] == [NUM_IMAGES, 1]
         orphans = [line for index in indexes for line in index.report.lines if ORPHAN in line]
         assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
@@ -407,7 +480,7 @@ def test_splits_of_lists_count_an_unused_label_file_once(folder):
     yaml = folder.root / "data.yaml"
     yaml.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [a]\n")
     spec = load_dataset_spec(yaml)
-    indexes = {split: load_index(spec, split, progress=False, max_bad=0.5) for split in splits}
+    indexes = {split: load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)) for split in splits}
     orphans = {split: [line for line in index.report.lines if ORPHAN in line] for split, index in indexes.items()}
     assert {split: len(lines) for split, lines in orphans.items()} == {"train": 1, "val": 0, "test": 1}
     assert orphans["test"][0].startswith("labels/val/y.txt")
@@ -427,7 +500,7 @@ def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     yaml.write_text("train: images/train\nval: images/val\nannotations: all.json\n")
     found = {}
     for split in ("train", "val"):
-        index = load_index(load_dataset_spec(yaml), split, progress=False, max_bad=0.0)
+        index = load_index(load_dataset_spec(yaml), split, IndexSettings(progress=False, max_bad=0.0))
         assert index.report.problems == 0
         found |= {path: int(index.boxes_xywh_px[i, 0]) for i, path in enumerate(index.paths)}
     assert found == {"images/val/0.png": 0, "images/train/0.png": 1, "images/train/1.png": 2, "images/val/2.png": 3}
@@ -578,15 +651,21 @@ def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
     (folder.root / "images/train/h.heic").write_bytes(b"x")
     original = folder.index(max_bad=1.0)
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
-    copy = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    copy = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert copy.fingerprint == original.fingerprint
     assert copy.report.ledger == original.report.ledger
     assert list(copy.report.lines) == list(original.report.lines)
     spare[1].rename(folder.root / "labels/train/03.TXT")
-    again = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert len(again) == len(again.classes) == NUM_IMAGES
     (folder.root / "labels/train/03.TXT").unlink()
-    again = load_index(stage_dataset(place, DistributedContext.single()), "train", progress=False, max_bad=1.0)
+    again = load_index(
+        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+    )
     assert (len(again), len(again.classes)) == (NUM_IMAGES, NUM_IMAGES - 1)
 
 

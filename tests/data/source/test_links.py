@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
@@ -104,7 +105,7 @@ def assert_right(index: DatasetIndex) -> None:
 def test_images_outside_of_a_set_below_a_linked_folder(proj, way):
     spec = load_dataset_spec(described(proj, way))
     for _ in range(2):  # scanned, and from the cache
-        index = load_index(spec, "train", progress=False, max_bad=0.0)
+        index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.0))
         assert_right(index)
         assert all(Path(index.path(i)).is_relative_to(ext(proj)) for i in range(len(index)))
         assert not index.report.problems
@@ -115,11 +116,11 @@ def test_images_outside_of_a_set_below_a_linked_folder(proj, way):
 @pytest.mark.parametrize("way", [by_folder, by_list, by_coco, by_voc], ids=lambda way: way.__name__)
 def test_they_are_staged(proj, tmp_path, way):
     source = described(proj, way)
-    original = load_index(load_dataset_spec(source), "train", progress=False)
+    original = load_index(load_dataset_spec(source), "train", IndexSettings(progress=False))
     place = DataSource(str(source), ("train",), stage=str(tmp_path / "stage"))
     spec = stage_dataset(place, DistributedContext.single())
     shutil.rmtree(ext(proj))
-    index = load_index(spec, "train", progress=False, cache_dir=str(tmp_path / "other"))
+    index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert_right(index)
     assert index.fingerprint == original.fingerprint
 
@@ -128,7 +129,7 @@ def test_they_are_staged(proj, tmp_path, way):
 def test_they_are_written_as_shards(proj, tmp_path, way):
     write_set(load_dataset_spec(described(proj, way)), tmp_path / "out", 10**9)
     shutil.rmtree(ext(proj))
-    assert_right(load_index(load_dataset_spec(tmp_path / "out"), "train", progress=False))
+    assert_right(load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(progress=False)))
 
 
 def test_their_tiles_are_read(proj):
@@ -149,7 +150,7 @@ def test_the_stage_may_not_be_in_the_data_set_behind_a_link(proj, tmp_path):
 @pytest.mark.parametrize("entry", ["../images/train", "images/train", "../pics", "list.txt"])
 def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
     source = write_dataset(tmp_path / "store", train=4, val=2)
-    expected = boxes_of(load_index(load_dataset_spec(source), "train", progress=False))
+    expected = boxes_of(load_index(load_dataset_spec(source), "train", IndexSettings(progress=False)))
     root = tmp_path / "set" / "sub"
     root.mkdir(parents=True)
     base = root.parent if entry.startswith("..") else root
@@ -159,7 +160,7 @@ def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
     if labels == "beside the link" and entry != "../pics":
         shutil.move(tmp_path / "store" / "labels", base / "labels")
     (root / "data.yaml").write_text(f"train: {entry}\nnames: [light, dark]\n")
-    index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert boxes_of(index) == expected
     assert not index.report.totals.get("missing label file")
 
@@ -179,7 +180,7 @@ def write_views(root: Path, *names: str) -> None:
 
 def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
     write_views(tmp_path / "set", "left", "right")
-    index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
     assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
     assert not index.report.problems
@@ -191,7 +192,7 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     (root / "again").symlink_to("left")
     (root / "left" / "deep").mkdir()
     (root / "left" / "deep" / "loop").symlink_to("../..")
-    index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["again/images/x.png", "again/images/y.png"]
     (root / "data.yaml").write_text("train: .\nannotations: all.json\n")
     images = [{"id": i, "file_name": name} for i, name in enumerate(("x.png", "left/images/y.png"))]
@@ -199,7 +200,7 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     (root / "all.json").write_text(
         json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]})
     )
-    index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == len(index.classes) == 2
 
 
@@ -212,7 +213,7 @@ def test_links_that_all_lead_to_each_other_end(tmp_path):
             (root / f"d{i}" / f"to{j}").symlink_to(root / f"d{j}")
         shutil.copy(root / "pics" / "x.png", root / f"d{i}")
         (root / f"d{i}" / "x.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    index = load_index(load_dataset_spec(root / "data.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == 2 + 12
 
 

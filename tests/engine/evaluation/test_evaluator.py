@@ -46,7 +46,7 @@ def make_batches(gt, letterbox, batch_size=2):
         index = torch.from_numpy(order[start : start + batch_size].copy())
         images = index.to(torch.uint8)[:, None, None, None].expand(-1, 3, CANVAS, CANVAS)
         own_hw, own_letterbox = (torch.from_numpy(part[index.numpy()]) for part in (gt.image_hw, letterbox))
-        targets = Targets.of([np.zeros((0, 5), np.float32)] * len(index))
+        targets = Targets.from_labels([np.zeros((0, 5), np.float32)] * len(index))
         batches.append(
             Batch(images.contiguous(memory_format=torch.channels_last), targets, index, own_hw, own_letterbox)
         )

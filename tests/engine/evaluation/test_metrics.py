@@ -174,12 +174,12 @@ def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that
     assert result.confusion_confidence == result.threshold
     np.testing.assert_array_equal(result.confusion, confusion_matrix(gt, table, 5, result.threshold))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
-    assert result.silenced.tolist() == [1]
+    assert result.missed_at_best_confidence.tolist() == [1]
     text = f"No object of 1 class is found at confidence {result.threshold:.3f}: b (best F1 1.000 at 0.020)"
     assert silenced_text(result, names) == text
     assert text in format_summary(result, names)
     nothing = score_detections(gt, empty_table(), 5)
-    assert (nothing.threshold, nothing.confusion_confidence, nothing.silenced.size) == (None, 0.25, 0)
+    assert (nothing.threshold, nothing.confusion_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
     assert len(format_summary(nothing, names)) == 1
 
 

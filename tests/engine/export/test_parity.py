@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from engine.export.formats import build_torchscript, write_torch
-from engine.export.layouts import make_layout
 from engine.export.parity import (
     FLOAT16,
     FLOAT32,
@@ -26,9 +25,11 @@ from engine.export.parity import (
     match_tables,
     spread,
 )
+from engine.formats.layouts import make_layout
+from engine.formats.metadata import ExportMetadata
+from engine.formats.torch_formats import TorchScriptFormat, trace
 from engine.inference.model import CheckpointModel
-from engine.inference.runtimes.metadata import ExportMetadata
-from engine.inference.runtimes.open import open_model
+from engine.inference.open_model import open_model
 from models.detector import build_detector
 from tests.helpers.exports import lively, options
 from tests.helpers.messages import refused
@@ -70,7 +71,7 @@ class Broken(nn.Module):
 def world(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("parity")
     spec = load_dataset_spec(write_dataset(folder / "set", val=5))
-    index = load_index(spec, "val", cache_dir=str(folder / "cache"))
+    index = load_index(spec, "val", IndexSettings(cache_dir=str(folder / "cache")))
     detector = lively(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
     return folder, detector, Reference(model, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
@@ -82,7 +83,7 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = 
     if not path.exists():
         module = Broken(make_layout(copy.deepcopy(detector).fuse(), "raw", half=half), mistake).eval()
         metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
-        write_torch(build_torchscript(module, options(imgsz_hw=(64, 64))), path, metadata)
+        TorchScriptFormat().write(trace(module, options(imgsz_hw=(64, 64))), path, metadata)
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 
 
@@ -119,7 +120,7 @@ def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
 
 def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=2))
-    index = load_index(spec, "val", cache_dir=str(tmp_path))
+    index = load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path)))
     detector = build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse()
     untrained = CheckpointModel(detector, {"imgsz": 64}, Path("a.pt"), CPU)
     with refused():
@@ -172,7 +173,7 @@ def test_matching():
 
 def test_check_images_and_labels_belong_together(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
-    index = load_index(spec, "val", cache_dir=str(tmp_path / "cache"))
+    index = load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path / "cache")))
     every = index.ground_truth()
     some, chosen = spread(index, 4), [0, 3, 5, 8]
     assert [some.path(i) for i in range(4)] == [index.path(i) for i in chosen]

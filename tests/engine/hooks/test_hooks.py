@@ -13,11 +13,11 @@ from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import stopping
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.results import ClassWeights, Results, Validation
+from engine.hooks.results import ClassWeights, EpochResults, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from tests.helpers.messages import refused
-from utils.config.pixels import RGB8
 from utils.distributed.context import DistributedContext
+from utils.pixels import RGB8
 
 MAIN = DistributedContext.single()
 OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
@@ -213,7 +213,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
     optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
     step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
     trainer = FakeTrainer(step=step, schedule=None, seconds=lambda: 5.0)
-    hook, bests = Results(Fitness.parse("AP", ["a"])), []
+    hook, bests = EpochResults(Fitness.parse("AP", ["a"])), []
     for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
         epoch = Epoch(trainer.progress.epoch)
         trainer.progress.count_losses((4.0,), is_finite=True)

@@ -34,7 +34,7 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
 def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:
     count = len(images)
     none = torch.zeros(count, 4)
-    return Batch(images, Targets.of(labels), torch.arange(count), none[:, :2].int(), none.double(), paths)
+    return Batch(images, Targets.from_labels(labels), torch.arange(count), none[:, :2].int(), none.double(), paths)
 
 
 def test_of_many_classes_the_worst_are_drawn():

@@ -12,7 +12,7 @@ import pytest
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.results import ClassScores, Results, ResultsCsv, TensorBoard
+from engine.hooks.results import ClassScores, EpochResults, ResultsCsv, TensorBoard
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
@@ -108,10 +108,10 @@ def test_the_line_of_an_epoch_fits_into_80_columns(capsys):
     configure_logging(True)
     epoch = replace(scored(1, finds=1, is_best=False), row={})
     trainer = SimpleNamespace(progress=Progress(epoch=1), ctx=DistributedContext.single(), seconds=lambda: 1.0)
-    Results(Fitness.parse("AP", NAMES)).score(trainer, epoch)
+    EpochResults(Fitness.parse("AP", NAMES)).score(trainer, epoch)
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
-    Results(Fitness.parse("F1:dog", NAMES)).score(trainer, epoch)
+    EpochResults(Fitness.parse("F1:dog", NAMES)).score(trainer, epoch)
     assert capsys.readouterr().out == f"{line}  F1:dog 1.0000\n"
 
 

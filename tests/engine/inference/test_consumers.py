@@ -1,4 +1,5 @@
-"""Programs that read Ultralytics' results read ours. They are no requirements: without them these tests are skipped."""
+"""Programs that read Ultralytics' and YOLOv5's results read ours. They are the dependency group ``clients``, which
+tests need not have: without a package its tests are skipped."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from engine.inference import yolov5
 from engine.inference.predictor import Predictor, load
 
 
@@ -31,6 +33,72 @@ def test_supervision_reads_results(predictor, image):
         assert found.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
         assert found.tracker_id is None
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
+
+
+def test_supervision_draws_results(predictor, image):
+    supervision = pytest.importorskip("supervision")
+    (result,) = predictor(image)
+    found = supervision.Detections.from_ultralytics(result)
+    for annotator in (supervision.BoxAnnotator(), supervision.LabelAnnotator(), supervision.TraceAnnotator()):
+        if isinstance(annotator, supervision.TraceAnnotator):
+            found.tracker_id = np.arange(len(found))
+        assert annotator.annotate(image.copy(), found).shape == image.shape
+
+
+def test_supervision_slices_images_for_a_predictor(predictor, image):
+    supervision = pytest.importorskip("supervision")
+    shapes = []
+
+    def detect(tile: np.ndarray):
+        shapes.append(tile.shape)
+        return supervision.Detections.from_ultralytics(predictor(tile)[0])
+
+    found = supervision.InferenceSlicer(callback=detect, slice_wh=(48, 48), overlap_wh=(8, 8))(image)
+    assert len(shapes) > 1
+    assert len(found) > 0
+    assert set(found.data["class_name"]) <= set(predictor.names.values())
+    assert (found.xyxy >= 0).all()
+    assert (found.xyxy <= [image.shape[1], image.shape[0]] * 2).all()
+
+
+def test_supervision_reads_results_of_torch_hub(weights, image):
+    supervision = pytest.importorskip("supervision")
+    results = yolov5.load(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
+    found = supervision.Detections.from_yolov5(results)
+    np.testing.assert_array_equal(found.xyxy, results.xyxy[0][:, :4])
+    np.testing.assert_array_equal(found.class_id, results.xyxy[0][:, 5])
+
+
+def test_masks_select_results(predictor, image):
+    """As clients do: by tensors, arrays and lists."""
+    (result,) = predictor(image)
+    expected = result.boxes.data[result.boxes.conf > float(result.boxes.conf[2])].tolist()
+    mask = result.boxes.conf > result.boxes.conf[2]
+    for index in (mask, mask.numpy(), mask.tolist(), [0, 1], np.array([0, 1]), slice(2)):
+        assert result[index].boxes.data.tolist() == expected
+        assert len(result[index]) == len(list(result[index])) == 2
+
+
+def test_trackers_follow_results(predictor, image):
+    supervision, trackers = pytest.importorskip("supervision"), pytest.importorskip("trackers")
+    tracker = trackers.ByteTrackTracker(track_activation_threshold=0.0, high_conf_det_threshold=0.0)
+    for _ in range(3):
+        found = tracker.update(supervision.Detections.from_ultralytics(predictor(image, max_det=1)[0]))
+    assert found.tracker_id.tolist() == [0]
+
+
+def test_fiftyone_converts_results(predictor, image):
+    """Its conversion of Ultralytics' results; boxes are corner, width and height as fractions of the image."""
+    pytest.importorskip("fiftyone")
+    from fiftyone.utils.ultralytics import to_detections
+
+    (result,) = predictor(image)
+    found = to_detections(result)
+    assert [d.label for d in found.detections] == [result.names[int(c)] for c in result.boxes.cls]
+    np.testing.assert_allclose([d.confidence for d in found.detections], result.boxes.conf, rtol=1e-6)
+    boxes = np.array([d.bounding_box for d in found.detections])
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    np.testing.assert_allclose(corners, result.boxes.xyxyn, atol=1e-5)
 
 
 def test_sahi_slices_images_for_a_predictor(predictor, image, tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from engine.inference import frames as frame_reading
 from engine.inference.frames import FileProblem, Frame, newest_frames, open_source
 from tests.helpers.http_server import served
 from tests.helpers.messages import refused
-from utils.config.pixels import RGB8, PixelFormat
 from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
 
 
 def save_image(path, value, size=(24, 32)):

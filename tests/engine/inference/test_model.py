@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.inference.runtimes.backends import Session
-from engine.inference.runtimes.exported import ExportedModel
-from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
-from engine.inference.runtimes.open import open_model
+from engine.formats.metadata import ExportMetadata, parse_metadata
+from engine.formats.model_format import Session
+from engine.inference.exported_model import ExportedModel
+from engine.inference.open_model import open_model
 from models.detector import build_detector
-from models.postprocess.detections import detections_to_score, select_detections
+from models.postprocess.detections import detections_to_score
 from tests.helpers.messages import refused
+from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import xyxy_to_cxcywh
 
@@ -42,7 +43,7 @@ def opened(output: Tensor, metadata: ExportMetadata, shape=(None, 3, None, None)
         assert shape[0] in (None, len(images))
         return output.expand(len(images), *output.shape) * 1.0
 
-    return made(Session("onnx", run, {}, shape), metadata)
+    return made(Session(run, {}, shape), metadata)
 
 
 def decoded(model: ExportedModel, batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
 def test_an_output_for_another_number_of_images_is_refused():
     """A file whose input takes any batch, while its graph was made for one image."""
     output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T[None]
-    session = Session("onnx", lambda images: output, {}, (None, 3, 64, 96))
+    session = Session(lambda images: output, {}, (None, 3, 64, 96))
     model = ExportedModel(session, OURS, Path("a.onnx"), CPU, reopen=lambda: model)
     assert decoded(model, batch=1)[0].shape == (1, 5, 4)
     with refused():
@@ -102,7 +103,7 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
         assert len(batch) == 3
         return batch.mean((1, 2, 3))[:, None, None].expand(-1, 7, 5).contiguous()
 
-    session = Session("onnx", run, {}, (3, 3, 64, 96))
+    session = Session(run, {}, (3, 3, 64, 96))
     model = made(session, OURS)
     pixels = torch.rand(images, 3, 64, 96)
     (output,) = model(pixels)
@@ -172,7 +173,7 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
         detections = detections_to_score(model, model(images))
-        wanted = select_detections(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
+        wanted = select(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 

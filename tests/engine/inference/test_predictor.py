@@ -26,10 +26,10 @@ from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from engine.inference.settings import Pipeline
-from models.postprocess.detections import select_detections
 from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
+from tests.helpers.selection import select
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.logger import configure_logging, get_logger
@@ -49,7 +49,6 @@ def rows(results: list[Results]) -> list[list[list[float]]]:
     ("name", "hint"),
     [
         ("predict", r"call it, model\(images\)"),
-        ("track", "objects are not tracked"),
         ("train", r"write lockstep.train\(DATA"),
         ("to", r'lockstep.load\(FILE, device="0"\)'),
         ("conf", r"model\(images, conf=0.4\)"),
@@ -179,7 +178,7 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
-        patch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
+        patch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
         plain, raised = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
     assert raised.data.tolist() != plain.data.tolist()
     other.settings = replace(other.settings, box_voting=False)
@@ -355,7 +354,7 @@ def test_a_fixed_canvas(weights, predictor):
         pixels = torch.from_numpy(images[2]).permute(2, 0, 1)[None].float() / 255
         boxes, scores = predictor.model.decode(predictor.model(pixels))
     rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
-    expected = select_detections(boxes, scores, **rules)
+    expected = select(boxes, scores, **rules)
     np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
     corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
     np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)

@@ -18,7 +18,7 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.census import take_census
-from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
+from engine.report.page import FILE_NAME, ReportPage, ScoredValidation, Subject
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
@@ -73,16 +73,16 @@ def subject_of(index: DatasetIndex, **config) -> Subject:
     return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
 
 
-def write_page(folder: Path, subject: Subject, history: dict, validation: Validation | None = None) -> HtmlPage:
+def write_page(folder: Path, subject: Subject, history: dict, validation: ScoredValidation | None = None) -> HtmlPage:
     report = ReportPage(folder, subject)
     report.validation = validation
     report.write(history)
     return check_self_contained((folder / FILE_NAME).read_text(encoding="utf-8"))
 
 
-def scored(index: DatasetIndex, detections: DetectionTable, epoch: int = 2) -> Validation:
+def scored(index: DatasetIndex, detections: DetectionTable, epoch: int = 2) -> ScoredValidation:
     result = score_detections(index.ground_truth(), detections, len(index.names))
-    return Validation(result, detections, detections, epoch=epoch)
+    return ScoredValidation(result, detections, detections, epoch=epoch)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import yaml
 
 from engine.run.folder import LOCK_NAME, claim_folder
 from engine.run.process import prepare_process
-from engine.run.run import Run, RunPlan, RunSettings
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.locks import FileLock
@@ -28,7 +28,7 @@ def _restored_kernels() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-def claim(stack: ExitStack, **settings) -> Run:
+def claim(stack: ExitStack, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
     return claim_folder(CPU, RunPlan(settings=run_settings), run_settings, stack)
 

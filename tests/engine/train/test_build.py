@@ -29,7 +29,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.stop_signals import StopSignals
 
-FIRST = ["Checkpoints", "NonFiniteSteps", "Results", "ProgressBar"]
+FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
 
 def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, monkeypatch):
     closed = []
-    monkeypatch.setattr(build.Results, "close", lambda hook: closed.append(type(hook).__name__))
+    monkeypatch.setattr(build.EpochResults, "close", lambda hook: closed.append(type(hook).__name__))
 
     def break_in_a_run() -> None:
         with built() as trainer:
@@ -82,7 +82,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
 
     with refused():
         break_in_a_run()
-    assert closed == ["Results"]
+    assert closed == ["EpochResults"]
     assert not (folder / "runs" / "exp").exists()
 
 
@@ -103,7 +103,7 @@ def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(
     far_too_large = [[300.0] * 6] * 3
     write_model(folder / "tiny.yaml", {**TINY_ANCHOR_MODEL, "anchors": far_too_large})
     with built("--cls-pw", "0.5") as trainer:
-        counts = trainer.loader.index.boxes_of_classes(2)
+        counts = trainer.loader.index.boxes_per_class(2)
         torch.testing.assert_close(trainer.step.criterion.class_weights, class_weights(counts, 0.5))
         assert torch.equal(trainer.step.criterion.anchors, trainer.step.model.head.anchors)
         sides = trainer.step.criterion.anchors * torch.tensor(trainer.step.model.strides).view(3, 1, 1)

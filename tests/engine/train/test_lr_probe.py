@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
-from data.samples.tiles import AugmentedTiles, TiledIndex
+from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import AugmentedTiles
 from data.source.dataset_yaml import load_dataset_spec
 from engine.train import lr_probe
 from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects
@@ -59,7 +61,7 @@ def planned(boxes: int = 40) -> Planned:
 
 
 def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
-    index = load_index(load_dataset_spec(yaml), "train", cache_dir=str(cache), progress=False)
+    index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(cache), progress=False))
     return AugmentedImages(index, imgsz=SIDE, **options)
 
 
@@ -136,7 +138,7 @@ def test_without_objects_there_is_no_score(dataset, tmp_path):
 
 def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     yaml = write_tiled_dataset(tmp_path / "set", [(150, 200)] * 2, tile=SIDE, squares=6, seed=0)
-    index = load_index(load_dataset_spec(yaml), "train", cache_dir=str(tmp_path), progress=False)
+    index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(tmp_path), progress=False))
     hyp = Hyperparameters()
     grid = TiledIndex(index, SIDE, hyp=hyp)
     lines = []

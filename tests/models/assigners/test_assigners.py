@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from models.assigners.candidates import resolve_conflicts
-from models.assigners.simota import candidate_cells
+from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs, list_pairs
 from models.box_coding import cell_centers
 from models.losses.anchor import match_anchors
@@ -112,7 +112,7 @@ def test_pairs_list_the_cells_inside_each_target_in_order(seed):
     boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
     boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # at the far corner, with no area left
     boxes[0, 2] = torch.tensor([4.0, 12.0, 36.0, 44.0])  # edges on centers of cells
-    expected = (candidate_cells(centers, boxes, 8.0) & mask[..., None]).flatten(0, 1)
+    expected = (cells_inside(centers, boxes, 8.0) & mask[..., None]).flatten(0, 1)
     pairs = pairs_of(boxes, mask)
     assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
     slot, cell = expected.nonzero(as_tuple=True)
@@ -138,11 +138,11 @@ def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_insid
     center = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
     size = rng.uniform(0.01, 8, (600, 2))
     boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((center, size), -1)).float())[None]
-    assert candidate_cells(pyramid(), boxes, 8.0).any(-1).all()
+    assert cells_inside(pyramid(), boxes, 8.0).any(-1).all()
     large = torch.tensor([[[10.0, 20, 50, 90]]])
     x, y = pyramid().unbind(-1)
     exact = (x >= 10) & (x <= 50) & (y >= 20) & (y <= 90)
-    assert torch.equal(candidate_cells(pyramid(), large, 8.0)[0, 0], exact)
+    assert torch.equal(cells_inside(pyramid(), large, 8.0)[0, 0], exact)
 
 
 def test_a_tiny_target_is_learned_from_an_untrained_head():

@@ -12,7 +12,7 @@ from torch import nn
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import split_rows
 from models.losses.base import ignored_cells
-from models.losses.distillation import CONFIDENT, distill
+from models.losses.distillation import MIN_TEACHER_SCORE, distill
 from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 from utils.boxes import iou
@@ -65,7 +65,7 @@ def test_the_terms_are_those_of_a_loop(bins):
                     p, q = old[image, cell, c].sigmoid().item(), new[image, cell, c].sigmoid().item()
                     expected[1] += p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
                     best = max(best, p)
-            if best <= CONFIDENT:
+            if best <= MIN_TEACHER_SCORE:
                 continue
             sides = [b[image, cell].view(4, bins) for b in (new_boxes, old_boxes)]
             boxes = [distances_to_xyxy(expected_distances(s), centers[cell].double(), strides[cell]) for s in sides]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from models.postprocess import box_voting
-from models.postprocess.detections import select_detections
 from tests.helpers.scoring import iou_by_hand
+from tests.helpers.selection import select
 from tests.models.postprocess.test_detections import brute_force
 
 IOU = {"conf_thres": 0.1, "iou_thres": 0.5, "max_det": 300}
@@ -52,7 +52,7 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
 
 
 def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
-    found = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
+    found = select(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
     moved = []
     for b in range(len(boxes)):
         expected_scores, expected, classes = by_loops(boxes[b], scores[b], **settings)
@@ -86,7 +86,7 @@ def test_the_mean_of_two_boxes_is_that_of_the_paper():
     """An IoU of 0.8, so a weight of exp(-2)."""
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 4]]])
     scores = torch.tensor([[[0.5], [0.25], [0.2]]])
-    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
+    found = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
     weight = 0.25 * math.exp(-2)
     assert found.counts.tolist() == [2]
     np.testing.assert_allclose(found.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
@@ -98,13 +98,13 @@ def test_a_vote_raises_the_score_by_a_tenth_of_a_noisy_or():
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [50, 50, 60, 60], [50, 50, 60, 60], [90, 90, 95, 95]]])
     scores = torch.tensor([[[0.5], [0.25], [0.38], [0.36], [0.38]]])
     settings = {"iou_thres": 0.5, "max_det": 5}
-    found = select_detections(boxes, scores, conf_thres=0.4, **settings)
+    found = select(boxes, scores, conf_thres=0.4, **settings)
     assert found.counts.tolist() == [2]
     expected = [1 - 0.5 * (1 - 0.25 * math.exp(-2)) ** 0.1, 1 - 0.62 * 0.64**0.1]
     np.testing.assert_allclose(found.scores[0, :2], expected, rtol=1e-6)
     assert found.boxes_xyxy[0, 1].tolist() == [50, 50, 60, 60]
-    assert select_detections(boxes, scores, conf_thres=0.4, **settings, box_voting=False).counts.tolist() == [1]
-    assert select_detections(boxes, scores, conf_thres=0.1, **settings).scores[0, 2] == scores[0, 4, 0]  # nobody voted
+    assert select(boxes, scores, conf_thres=0.4, **settings, box_voting=False).counts.tolist() == [1]
+    assert select(boxes, scores, conf_thres=0.1, **settings).scores[0, 2] == scores[0, 4, 0]  # nobody voted
 
 
 def test_a_box_below_the_least_vote_is_not_raised_by_votes_for_another_one():
@@ -113,7 +113,7 @@ def test_a_box_below_the_least_vote_is_not_raised_by_votes_for_another_one():
     boxes = torch.tensor([[[0, 0, 100, 100], *voters, [20, 0, 120, 100]]], dtype=torch.float)
     scores = torch.tensor([[[0.9]] + [[0.6]] * 30 + [[0.005]]])
     for conf_thres, count in ((0.001, 2), (0.01, 1), (0.25, 1)):
-        found = select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=0.7, max_det=300)
+        found = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.7, max_det=300)
         assert found.counts.tolist() == [count]
         assert found.scores[0, 0] > 0.92
         assert count == 1 or found.scores[0, 1] == scores[0, -1, 0]
@@ -129,10 +129,10 @@ def test_max_det_and_class_filter_change_no_detection(count, agnostic, multi_lab
     boxes = torch.cat((corner, corner + torch.from_numpy(rng.uniform(20, 40, (2, count, 2)))), -1).float()
     scores = torch.from_numpy(rng.uniform(0, 1, (2, count, 3)) ** 3).float()
     settings = {"conf_thres": 0.05, "iou_thres": 0.5, "agnostic": agnostic, "multi_label": multi_label}
-    everything = select_detections(boxes, scores, **settings, max_det=9000)
+    everything = select(boxes, scores, **settings, max_det=9000)
     assert (everything.counts > (700 if count == 2000 else 5)).all()
     for classes, max_det in ((None, 5), (None, 300), (None, 700), ([2], 300), ([0, 2], 700), ([0, 1, 2], 5)):
-        found = select_detections(boxes, scores, **settings, max_det=max_det, classes=classes)
+        found = select(boxes, scores, **settings, max_det=max_det, classes=classes)
         for b in range(2):
             chosen = torch.isin(everything.classes[b], torch.tensor(classes or [0, 1, 2])) & (everything.scores[b] > 0)
             expected = [t[b][chosen][:max_det] for t in everything[:3]]
@@ -158,9 +158,9 @@ def test_only_the_best_candidates_vote_and_move(monkeypatch):
 
 def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch):
     boxes, scores = crowd(4, 120, 3, seed=6)
-    expected = select_detections(boxes, scores, **IOU)
+    expected = select(boxes, scores, **IOU)
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", 100)
-    assert all(torch.equal(a, b) for a, b in zip(select_detections(boxes, scores, **IOU), expected))
+    assert all(torch.equal(a, b) for a, b in zip(select(boxes, scores, **IOU), expected))
 
 
 @pytest.mark.parametrize("conf_thres", [0.004, 0.3, 0.6])
@@ -169,8 +169,8 @@ def test_the_confidence_threshold_changes_no_detection(conf_thres):
     scores = scores * torch.linspace(0.001, 1, 200)[:, None] ** 2
     boxes = torch.cat((boxes, torch.tensor([600.0, 600, 620, 620]).expand(3, 1, 4)), 1)
     scores = torch.cat((scores, torch.full((3, 1, 2), 0.002)), 1)
-    lower = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
-    found = select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=0.5, max_det=300)
+    lower = select(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    found = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.5, max_det=300)
     shown = (lower.scores > conf_thres).sum(1)
     assert torch.equal(found.counts, shown)
     assert (shown > 0).all()
@@ -187,14 +187,14 @@ def test_other_images_do_not_change_a_bit(agnostic):
     boxes[2] -= 200
     scores[3] = 0
     scores[4, 30:] = 0
-    together = select_detections(boxes, scores, **IOU, agnostic=agnostic)
-    turned = select_detections(boxes.flip(0), scores.flip(0), **IOU, agnostic=agnostic)
+    together = select(boxes, scores, **IOU, agnostic=agnostic)
+    turned = select(boxes.flip(0), scores.flip(0), **IOU, agnostic=agnostic)
     for b in range(5):
         used = 30 if b == 4 else 300
-        alone = select_detections(boxes[b : b + 1, :used], scores[b : b + 1, :used], **IOU, agnostic=agnostic)
+        alone = select(boxes[b : b + 1, :used], scores[b : b + 1, :used], **IOU, agnostic=agnostic)
         assert all(torch.equal(x[b], y[0]) and torch.equal(x[b], z[4 - b]) for x, y, z in zip(together, alone, turned))
     if not agnostic:
-        only = select_detections(boxes, torch.where(torch.tensor([False, True, False]), scores, 0.0), **IOU)
+        only = select(boxes, torch.where(torch.tensor([False, True, False]), scores, 0.0), **IOU)
         of_class = together.boxes_xyxy[0][(together.classes[0] == 1) & (together.scores[0] > 0)]
         assert torch.equal(only.boxes_xyxy[0, : only.counts[0]], of_class)
 
@@ -202,13 +202,13 @@ def test_other_images_do_not_change_a_bit(agnostic):
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 3e38, -1e20])
 def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
     boxes, scores = crowd(2, 60, 2, seed=9)
-    expected = select_detections(boxes, scores, **IOU)
+    expected = select(boxes, scores, **IOU)
     for corner in range(4):
         box = torch.tensor([10.0, 20, 300, 300])
         box[corner] = strange
         more = torch.cat((boxes, box.expand(2, 3, 4)), 1), torch.cat((scores, torch.full((2, 3, 2), 1.5)), 1)
-        found = select_detections(*more, **IOU)
-        unmoved = select_detections(*more, **IOU, box_voting=False)
+        found = select(*more, **IOU)
+        unmoved = select(*more, **IOU, box_voting=False)
         extra = int(found.counts[0] - expected.counts[0])
         assert extra >= 2
         for b in range(2):

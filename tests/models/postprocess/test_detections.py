@@ -7,11 +7,11 @@ import torch
 from models.postprocess import box_voting
 from models.postprocess import detections as postprocess
 from models.postprocess import nms as suppression
-from models.postprocess.detections import select_detections
 from tests.helpers.crowd import make_input
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
 from tests.helpers.scoring import iou_by_hand
+from tests.helpers.selection import select
 
 
 @pytest.fixture(params=["_ON_CPU", "_ON_GPU"], autouse=True)
@@ -63,7 +63,7 @@ def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Te
 
 
 def assert_equals_brute_force(boxes, scores, **settings):
-    found = select_detections(boxes, scores, **settings, box_voting=False)
+    found = select(boxes, scores, **settings, box_voting=False)
     for b in range(len(boxes)):
         expected = brute_force(boxes[b], scores[b], **settings)
         count = int(found.counts[b])
@@ -121,18 +121,18 @@ def test_the_class_filter_keeps_only_its_classes():
             boxes, scores, conf_thres=0.3, iou_thres=0.5, max_det=99, classes=[0, 3], multi_label=multi_label
         )
         assert set(torch.cat([c[:n] for c, n in zip(found.classes, found.counts)]).tolist()) == {0, 3}
-    assert not select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
+    assert not select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
     with refused():
-        select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
+        select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
 
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
 def test_no_candidates_give_no_detections_and_need_few_host_syncs(shape):
     boxes, scores = torch.rand(*shape[:2], 4), torch.full(shape, 0.1)
     with KernelCount() as count:
-        select_detections(boxes, scores * 0, conf_thres=0.5, iou_thres=0.5, max_det=7)
+        select(boxes, scores * 0, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert count.waits.total() <= 4
-    found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
+    found = select(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert found.boxes_xyxy.shape == (shape[0], 7, 4)
     assert found.classes.dtype == found.counts.dtype == torch.int64
     assert not any(t.any() for t in found)
@@ -143,7 +143,7 @@ def test_only_the_best_candidates_are_examined(monkeypatch):
     left = torch.arange(50.0) * 20
     boxes = torch.stack((left, left, left + 10, left + 10), -1)[None]
     scores = torch.rand(1, 50, 1, generator=torch.Generator().manual_seed(0))
-    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    found = select(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
     assert found.counts.tolist() == [20]
     assert torch.equal(found.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
 
@@ -151,9 +151,9 @@ def test_only_the_best_candidates_are_examined(monkeypatch):
 def test_nan_scores_flat_boxes_and_half_precision_are_handled():
     boxes = torch.tensor([[[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9], [0, 0, 9, 9]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7], [float("nan")]]])
-    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    found = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
     assert found.counts.tolist() == [3]
-    half = select_detections(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
+    half = select(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
     assert half.scores.dtype == half.boxes_xyxy.dtype == torch.float32
     assert half.counts.tolist() == [3]
 
@@ -184,7 +184,7 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
     scores[1] = 0
     scores[2, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": iou_thres, "max_det": max_det}
-    found = select_detections(torch.stack((boxes, boxes, few)), scores, **settings, box_voting=False)
+    found = select(torch.stack((boxes, boxes, few)), scores, **settings, box_voting=False)
     expected = [greedy(boxes, iou_thres, max_det), [], greedy(few[:40], iou_thres, max_det)]
     assert found.counts.tolist() == [len(kept) for kept in expected]
     for b, (kept, source) in enumerate(zip(expected, (boxes, boxes, few))):
@@ -208,7 +208,7 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
     boxes = torch.stack([many_boxes("scattered")] * 4)
     scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
     scores[..., 1] *= 0.05
-    select_detections(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=max_det)
+    select(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=max_det)
     assert bounded.cells / 4 < max(compared) <= 2 * bounded.cells
 
 
@@ -217,12 +217,12 @@ def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
     """With the block sizes of CPUs, a validation batch of 64 took 13,000 operations and 1,400 host syncs."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
-        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
+        select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
     on_gpu = sizes is suppression._ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", box_voting._PAIRS_ON_GPU)
     with KernelCount() as voting:
-        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
+        select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
     assert 20 < voting.kernels.total() - count.kernels.total() <= 150
     assert voting.waits.total() - count.waits.total() == 3  # the voters, the pairs to compare, those that overlap

@@ -9,13 +9,16 @@ import torch
 from torch import nn
 from torchvision.ops import box_iou
 
-from models.postprocess.stitching import TileStitcher, stitch_views
+from models.postprocess.detections import PostprocessSettings
+from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector
+from models.postprocess.tiling import TiledDetector, ViewInput
+from tests.helpers.selection import stitch
 from utils.boxes import tile_windows
 from utils.structures import GRAY, Detections, DetectionTable
 
 CLASSES = 4
+SEEN = PostprocessSettings(conf_thres=0.0, iou_thres=0.7, max_det=5)
 
 
 @pytest.mark.parametrize("canvas", [(640, 640), (641, 2000), (2560, 2560), (1279, 1281), (640, 5000)])
@@ -58,7 +61,7 @@ def stitched(boxes, classes, canvas_hw, *, tile=640, overlap=0.2, whole=False):
     if whole:
         windows.append((0, 0, canvas_hw[1], canvas_hw[0]))
     windows = np.array(windows, float)
-    return stitch_views(oracle(boxes, classes, windows), windows, iou_thres=0.7, max_det=300)
+    return stitch(oracle(boxes, classes, windows), windows, iou_thres=0.7, max_det=300)
 
 
 def assert_exact(result, boxes, classes):
@@ -122,7 +125,7 @@ def test_overlapping_objects_of_a_class_stay_apart(seed):
             boxes = np.concatenate([boxes, box])
     windows = np.array(tile_windows((2000, 2000), 640, 0.2), np.float64)
     found = oracle(boxes, np.zeros(len(boxes), int), windows)
-    result = stitch_views(found, windows, iou_thres=0.7, max_det=1000)
+    result = stitch(found, windows, iou_thres=0.7, max_det=1000)
     assert_exact(result, boxes, np.zeros(len(boxes), int))
 
 
@@ -131,7 +134,7 @@ def test_two_boxes_of_a_view_are_never_joined():
     windows = np.array([[0, 0, 640, 640], [512, 0, 1152, 640], [0, 0, 1152, 640]], float)
     first = [(0, 0.9, (520, 100, 620, 200)), (0, 0.8, (520, 150, 620, 250))]
     found = table(*first, (1, 0.7, (520, 120, 620, 215)), (2, 0.6, (520, 145, 620, 240)))
-    result = stitch_views(found, windows, iou_thres=0.7, max_det=9)
+    result = stitch(found, windows, iou_thres=0.7, max_det=9)
     np.testing.assert_array_equal(result.scores, [0.9, 0.8])
     np.testing.assert_array_equal(result.boxes_xyxy_px, [box for *_, box in first])
 
@@ -170,9 +173,12 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     image[:, :, box[0] : box[2], box[1] : box[3]] = 1
     sizes = (reader := PixelReader()).sizes
     tiled = TiledDetector(
-        reader, PixelReader.find, tiles=Tiles(64, 0.2, bool(full_image)), stride=32, imgsz=full_image, batch=4,
-        iou_thres={"seen": 0.7}, max_det=5,
-    )  # fmt: skip
+        reader,
+        PixelReader.find,
+        tiles=Tiles(64, 0.2, bool(full_image)),
+        view_input=ViewInput(stride=32, imgsz=full_image, batch=4),
+        selections={"seen": SEEN},
+    )
     raw = tiled(image)
     if full_image and views > 1:
         reduced = raw[1][-1, 0]
@@ -198,7 +204,7 @@ def test_a_part_that_is_not_linked_to_the_whole_is_left_out():
         (part, 0.01, [0.95, 0.4, 0.01]),
     ):
         found = table((0, score, whole), (1, 0.95, box), (1, 0.4, other))
-        result = stitch_views(found, windows, iou_thres=0.7, max_det=9)
+        result = stitch(found, windows, iou_thres=0.7, max_det=9)
         np.testing.assert_array_equal(result.scores, expected)
 
 
@@ -207,10 +213,10 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
     windows = np.array(tile_windows((640, 1152), 640, 0.2), np.float64)
     found = oracle(boxes, np.array([0, 1]), windows)
     for agnostic, count in ((False, 2), (True, 1)):
-        assert len(stitch_views(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
-    assert len(stitch_views(found, windows, iou_thres=None, max_det=1).scores) == 1
+        assert len(stitch(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
+    assert len(stitch(found, windows, iou_thres=None, max_det=1).scores) == 1
     nothing = found.take([])
-    assert not len(stitch_views(nothing, windows, iou_thres=0.7, max_det=5).scores)
+    assert not len(stitch(nothing, windows, iou_thres=0.7, max_det=5).scores)
 
 
 def test_tables_of_many_images_are_stitched_image_by_image():
@@ -222,21 +228,22 @@ def test_tables_of_many_images_are_stitched_image_by_image():
         boxes = np.concatenate([low, low + 20 + rng.random((12, 2)) * 130], 1)[: 0 if image == 2 else None]
         found = oracle(boxes, rng.integers(CLASSES, size=len(boxes)), corners)
         tables.append(replace(found, image_index=found.image_index + first))
-        expected.append(stitch_views(found, corners, iou_thres=0.7, max_det=50))
+        expected.append(stitch(found, corners, iou_thres=0.7, max_det=50))
         images += [image] * len(corners)
         windows.append(corners)
         first += len(corners)
     table = DetectionTable.concatenate(tables)
     by_tile = table.take(np.concatenate([np.flatnonzero(table.image_index == t) for t in rng.permutation(first)]))
-    stitch = TileStitcher(np.array(images), np.concatenate(windows), 0.7, 50)
-    result, seen = stitch(by_tile, rng.permutation(first))
+    settings = PostprocessSettings(conf_thres=0.0, iou_thres=0.7, max_det=50)
+    stitcher = TileStitcher(np.array(images), np.concatenate(windows), settings)
+    result, seen = stitcher(by_tile, rng.permutation(first))
     assert seen.tolist() == [0, 1, 2, 3]
     for image, of_image in enumerate(expected):
         part = result.take(result.image_index == image)
         for name in ("boxes_xyxy_px", "scores", "classes"):
             np.testing.assert_array_equal(getattr(part, name), getattr(of_image, name))
-    with pytest.raises(RuntimeError, match="each tile of an image was to be seen once"):
-        stitch(by_tile, np.arange(first - 1))
+    with pytest.raises(RuntimeError, match=r"expected each of \d+ tiles exactly once"):
+        stitcher(by_tile, np.arange(first - 1))
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():
@@ -244,8 +251,8 @@ def test_a_detector_sees_tiles_as_it_was_trained():
     image[:, :, 80:160, 120:240] = 1
     tiles = Tiles(128, full_image=False, scaled=True)
     tiles.check(32, (64, 64))
-    options = {"stride": 32, "imgsz": 64, "batch": 4, "max_det": 5}
-    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, iou_thres={"seen": 0.7}, **options)
+    view_input = ViewInput(stride=32, imgsz=64, batch=4)
+    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, view_input=view_input, selections={"seen": SEEN})
     result = tiled.stitch(tiled(image))["seen"]
     assert {size[2:] for size in reader.sizes} == {(64, 64)}
     assert result.counts.tolist() == [1]

@@ -84,7 +84,7 @@ def test_eighty_classes_without_names_get_cocos_names(tmp_path, caplog, monkeypa
         detector, content = load_detector(tmp_path / "bare.pt")
     assert detector.names[:2] == ("person", "bicycle")
     assert content["names"] == list(detector.names)
-    assert "80 classes are taken to be COCO's" in caplog.text
+    assert "80 classes are assumed to be COCO's" in caplog.text
     target = build_detector("yolov5n", 2, names=["zebra", "cell"], seed=2)
     report = transfer_weights(target, tmp_path / "bare.pt")
     assert report.classes == ("zebra",)

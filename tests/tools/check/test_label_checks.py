@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from data.index.index import remedy_for_small_boxes, warn_of_small_boxes
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import CLIPPED
 from data.source.dataset_yaml import load_dataset_spec
@@ -37,7 +38,7 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(content | annotations))
     spec = load_dataset_spec(tmp_path / "data.yaml")
     (split,) = scan_dataset(spec, ("train",), workers=0)
-    trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
+    trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     assert split.index.names == trained.names == ("cat",)
     assert split.index.report.totals == trained.report.totals
     for array in ("offsets", "boxes_xywh_px", "classes", "crowd"):
@@ -129,7 +130,7 @@ def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
     (tmp_path / "both.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
     spec = load_dataset_spec(tmp_path / "both.yaml")
     (split,) = scan_dataset(spec, ("train",), workers=0)
-    trained = load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False)
+    trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
     assert list(trained.report.lines) == list(split.index.report.lines)
     (clipped,) = scan_issues(split)
@@ -146,7 +147,7 @@ def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
 @pytest.fixture
 def index(tmp_path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", train=20, val=2))
-    return load_index(spec, "train", cache_dir=str(tmp_path / "index"), progress=False)
+    return load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "index"), progress=False))
 
 
 def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index, monkeypatch):

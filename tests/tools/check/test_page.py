@@ -13,7 +13,7 @@ import pytest
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Box, Issue
+from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, Source, Version
 from tests.helpers.editable_set import EditableSet
@@ -137,13 +137,15 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     """Applied to the label files, the suggested rows are read as the boxes that the model suggests."""
-    cat = Box("cat", 0, (24.0, 19.2, 72.0, 57.6), 0, "labels/train/0.txt:1")
-    dog = Box("dog", 1, (88.0, 70.4, 136.0, 108.8))
-    better = Box("cat", 0, (30.0, 20.0, 75.0, 60.0))
+    cat = LabelBox("cat", 0, (24.0, 19.2, 72.0, 57.6), 0, "labels/train/0.txt:1")
+    dog = LabelBox("dog", 1, (88.0, 70.4, 136.0, 108.8))
+    better = LabelBox("cat", 0, (30.0, 20.0, 75.0, 60.0))
     image = ("images/train/0.png",)
     errors = [
         Issue(MISSED, "dog without a label", "train", image, "", (), 0.9, dog),
-        Issue(SWAPPED, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, Box("dog", 1, cat.xyxy_px)),
+        Issue(
+            SWAPPED, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, LabelBox("dog", 1, cat.xyxy_px)
+        ),
         Issue(MOVED, "cat that the model places elsewhere", "train", image, cat.where, (cat,), 0.7, better),
         Issue(SPURIOUS, "cat where the model sees nothing", "train", image, cat.where, (cat,), 0.6),
     ]
@@ -209,7 +211,7 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     names = [f"a rather long class name {i}" for i in range(classes)]
     data = EditableSet(tmp_path / "set")
     data.describe(names)
-    files, errors, box = [tmp_path / f"{i}.jpg" for i in range(20)], [], Box(names[1], 1, (80.0, 80, 180, 180))
+    files, errors, box = [tmp_path / f"{i}.jpg" for i in range(20)], [], LabelBox(names[1], 1, (80.0, 80, 180, 180))
     for file in files:
         cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
     for i in range(images):

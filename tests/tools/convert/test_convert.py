@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
@@ -267,7 +269,7 @@ def boxes_of(yaml: Path) -> Counter:
     """Class and corners in pixels of all objects, as training sees them."""
     spec, found = load_dataset_spec(yaml), Counter()
     for split in spec.splits:
-        truth = load_index(spec, split, progress=False).ground_truth()
+        truth = load_index(spec, split, IndexSettings(progress=False)).ground_truth()
         corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))
         for kind, box in zip(truth.classes, corners):
             found[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
@@ -303,7 +305,7 @@ def test_splits_are_those_of_the_folders(images, tmp_path):
             (tmp_path / "all" / split / path.name).write_bytes(path.read_bytes())
     convert(tmp_path / "all", tmp_path / "coco.json")
     spec = load_dataset_spec(tmp_path / "coco.yaml")
-    assert [len(load_index(spec, split, progress=False).paths) for split in ("train", "val")] == [3, 3]
+    assert [len(load_index(spec, split, IndexSettings(progress=False)).paths) for split in ("train", "val")] == [3, 3]
     assert (tmp_path / "coco-val.json").is_file()
 
 
@@ -313,7 +315,10 @@ def test_splits_of_one_folder_become_lists(images, tmp_path):
     (images / "annotations.xml").write_text(text.replace('name="two.png"', 'name="two.png" subset="Validation"'))
     convert(images, tmp_path / "coco.json")
     spec = load_dataset_spec(tmp_path / "coco.yaml")
-    names = {split: [Path(p).name for p in load_index(spec, split, progress=False).paths] for split in spec.splits}
+    names = {
+        split: [Path(p).name for p in load_index(spec, split, IndexSettings(progress=False)).paths]
+        for split in spec.splits
+    }
     assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
@@ -429,7 +434,7 @@ def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
     lines = convert(images, tmp_path / "out.json")
     assert f"left out, as they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
     assert lines[2].split() == ["cat", "2", "2"]
-    assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", progress=False).paths) == 2
+    assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False)).paths) == 2
 
 
 def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_error(images, tmp_path):
@@ -494,6 +499,7 @@ UNREAD = {
     "label-studio.json": ([{"annotations": [{"result": [{"value": {"rectanglelabels": ["a"]}}]}]}], "Label Studio"),
     "via.json": ({"_via_img_metadata": {}}, "VGG Image Annotator"),
     "supervisely.json": ({"objects": [{"classTitle": "a"}]}, "Supervisely"),
+    "v7.json": ({"version": "2.0", "schema_ref": "https://x/darwin_json/2.0/schema.json", "annotations": []}, "V7"),
     "datumaro.json": ({"dm_format_version": "1.0", "items": []}, "Datumaro"),
 }
 
@@ -535,7 +541,7 @@ def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
     header, first, *rows = file.read_text().splitlines()
     file.write_text("\n".join([f"{header},IsGroupOf", f"{first},1", *(f"{row},0" for row in rows)]))
     assert "1 box around groups (IsGroupOf): regions to ignore" in convert(images, tmp_path / "out.json")
-    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", progress=False)
+    index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False))
     assert index.crowd.sum() == 1
     assert len(index.crowd) == sum(map(len, TRUTH.values()))
 
@@ -552,7 +558,7 @@ def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_pa
     content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
     assert (content["path"], content["train"]) == (".", "set")
     spec = load_dataset_spec(tmp_path / "moved/out.yaml")
-    assert len(load_index(spec, "train", progress=False)) == len(TRUTH)
+    assert len(load_index(spec, "train", IndexSettings(progress=False))) == len(TRUTH)
 
 
 def refusal(folder: Path, name: str = "auto") -> str:
@@ -607,6 +613,17 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
+
+
+@pytest.mark.parametrize(
+    "text", ['image_id,width,height,bbox,source\none,64,48,"[4, 6, 26, 34]",x\n', "one.png,4,6,30,40,cat\n"]
+)
+def test_a_csv_with_other_columns_is_named_with_what_it_needs(text, images):
+    """Kaggle's, and rows without a header."""
+    (images / "train.csv").write_text(text)
+    expected = f"train.csv: begins with {text.splitlines()[0]!r}; a CSV is read if it has a header with filename, class"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        convert(images, images.parent / "out.json")
 
 
 def test_cvat_in_gb2312_is_read(images, tmp_path):
@@ -706,3 +723,25 @@ def test_odd_parquet_files_are_named(images, change):
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
     refusal(images)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "rows"])
+def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, kind):
+    """50 kB can stand for 1.5 GB in memory, and 18 kB for 200,000 images on the disk. The beginning of the first looks
+    like UTF-16."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    first = parquet.read_table(path).to_pylist()[0]
+    image = {"bytes": bytes(10**7)} if kind == "zeros" else first["image"]
+    rows = [first | {"image": image}] * (1 if kind == "zeros" else 5_000)
+    parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
+    assert "refused: its images have more than 100 times the bytes of the file" in refusal(images)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    archive = tmp_path / "export.zip"
+    archive.write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"export.zip: an archive; unpack it and name the folder"):
+        convert(archive, tmp_path / "out.json")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.messages import refused
 from utils.files.folders import replace_path, temporary_folder
 
@@ -46,6 +48,12 @@ def test_folders_of_other_programs_stay(tmp_path: Path):
     with temporary_folder(tmp_path / "a.onnx"):
         pass
     assert all((folder / "mine").is_file() for folder in others)
+
+
+def test_an_error_names_the_folder_that_the_user_knows(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as error, temporary_folder(tmp_path / "gone" / "shards"):
+        pass
+    assert error.value.filename == str(tmp_path / "gone" / "shards")
 
 
 def test_what_is_in_the_way(tmp_path: Path):

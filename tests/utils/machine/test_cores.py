@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from data.loading.build import loader_workers
-from data.loading.loader import _RequestLoader
-from utils.config.pixels import RGB8
+from data.loading.loader import WorkerSettings, _RequestLoader
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.pixels import RGB8
 from utils.strings import counted
 
 
@@ -94,4 +94,4 @@ def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _RequestLoader(SimpleNamespace(index=SimpleNamespace(pixels=RGB8)), [], 1, workers=9, make_batch=print)
+        _RequestLoader(SimpleNamespace(index=SimpleNamespace(pixels=RGB8)), [], 1, WorkerSettings(9, make_batch=print))

@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 import yaml
 
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -69,7 +70,7 @@ def _two_nodes(ctx, source, places):
             spec = stage_dataset(DataSource(source, BOTH, stage=places), ctx)
             dist.barrier()
             opened.append(counter.counts())
-    index = load_index(spec, "train", cache_dir=str(place / "cache"))
+    index = load_index(spec, "train", IndexSettings(cache_dir=str(place / "cache")))
     return opened, spec, contents(spec.root), index.fingerprint
 
 
@@ -236,7 +237,7 @@ def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
         assert set(counter.counts().values()) == {1}
     shared.rename(tmp_path / "gone")
     for split in BOTH:
-        index = load_index(spec, split, cache_dir=str(tmp_path / "other"))
+        index = load_index(spec, split, IndexSettings(cache_dir=str(tmp_path / "other")))
         assert index.fingerprint == before[split].fingerprint
         assert list(index.paths) == list(before[split].paths)
         assert all(Path(index.path(i)).resolve().is_relative_to(tmp_path / "stage") for i in range(len(index)))

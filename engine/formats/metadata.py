@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from utils.config.pixels import MOST_CHANNELS, PixelFormat
 from utils.errors import UserError, one_line
 from utils.files.schema import Bounds, Fraction, build, check
+from utils.pixels import MOST_CHANNELS, PixelFormat
 from utils.structures import GRAY
 
 KEY = "lockstep"
@@ -77,18 +77,36 @@ class ExportMetadata:
         return (None, c, None, None) if is_any else (self.batch, c, *self.imgsz_hw)
 
     def as_text(self) -> dict[str, str]:
-        values = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
-        values |= {"imgsz": list(self.imgsz_hw or ()), "names": dict(enumerate(self.names or ()))}
-        values |= {"args": {"dynamic": self.dynamic}}
-        own = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
-        own |= {key: getattr(self, key) for key in _OWN}
-        own |= {"preprocessing": preprocessing(PixelFormat(self.channels, self.bits)), **self.details}
-        return {key: str(value) for key, value in values.items()} | {KEY: json.dumps(own, ensure_ascii=False)}
+        """Returns the entries for formats that hold text: values that readers of YOLO exports know as Python literals,
+        and those of this program as JSON."""
+        known = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
+        known["imgsz"] = self._imgsz
+        known["names"] = self._numbered_names
+        known["args"] = {"dynamic": self.dynamic}
+        text = {key: str(value) for key, value in known.items()}
+        text[KEY] = json.dumps(self._own_entries(), ensure_ascii=False)
+        return text
 
     def as_data(self) -> dict[str, Any]:
-        """For formats that hold data: with what their readers do not expect as text."""
-        hw, names = list(self.imgsz_hw or ()), dict(enumerate(self.names or ()))
-        return self.as_text() | {"stride": self.stride, "batch": self.batch, "imgsz": hw, "names": names}
+        """Returns the entries for formats that hold data, where readers expect some that are not text."""
+        data = {"stride": self.stride, "batch": self.batch, "imgsz": self._imgsz, "names": self._numbered_names}
+        return self.as_text() | data
+
+    def _own_entries(self) -> dict[str, Any]:
+        """The content of the key `KEY`."""
+        entries = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
+        for key in _OWN:
+            entries[key] = getattr(self, key)
+        entries["preprocessing"] = preprocessing(PixelFormat(self.channels, self.bits))
+        return entries | self.details
+
+    @property
+    def _imgsz(self) -> list[int]:
+        return list(self.imgsz_hw or ())
+
+    @property
+    def _numbered_names(self) -> dict[int, str]:
+        return dict(enumerate(self.names or ()))
 
 
 def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:

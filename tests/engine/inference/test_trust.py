@@ -13,8 +13,8 @@ import torch
 import detect
 import hubconf
 import val
+from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from engine.inference.runtimes.open import open_model
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
@@ -46,10 +46,13 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
     (foreign / "a.xml").write_text("<net/>")
     (foreign / "a.bin").touch()
     shutil.copytree(foreign, tmp_path / "disguised.onnx")
+    ncnn_folder = tmp_path / "foreign_ncnn_model"
+    ncnn_folder.mkdir()
+    (ncnn_folder / "model.ncnn.param").write_text("7767517\n1 1\nInput in0 0 1 in0\n")
     out = ["--project", tmp_path / "out"]
     with refused():
         load(tmp_path / "disguised.onnx")
-    for path in [*programs.values(), foreign, foreign / "a.xml"]:
+    for path in [*programs.values(), foreign, foreign / "a.xml", ncnn_folder, ncnn_folder / "model.ncnn.param"]:
         for call in (load, hubconf.custom, partial(open_model, device=CPU)):
             with pytest.raises(UserError, match=f"^{path}: opening .* use --trust .in Python: trust=True"):
                 call(path)

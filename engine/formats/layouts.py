@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
-from models.postprocess.box_voting import LEAST_VOTE, VOTERS, log_misses, raised_scores, vote_weights
+from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, log_misses, raised_scores, vote_weights
 from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
-MAX_DETECTIONS = 300  # rows of the end2end layout, by convention
-LEAST_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
+END2END_ROWS = 300  # rows of the end2end layout, by convention
+END2END_MIN_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
-LARGEST = 1e30  # coordinate
+MAX_COORDINATE = 1e30  # coordinate
 
 
 class _Export(nn.Module):
@@ -60,21 +60,21 @@ class EndToEnd(_Export):
     def forward(self, images: Tensor) -> Tensor:
         boxes, scores = self.boxes_and_scores(images)
         if self.nms_iou is None:
-            rows = torch.cat(best_pairs(boxes, scores, MAX_DETECTIONS), -1)
+            rows = torch.cat(best_pairs(boxes, scores, END2END_ROWS), -1)
             return torch.where(rows[..., 4:5] > 0, rows, 0.0)
         low, high = boxes.split(2, -1)
         boxes = torch.cat((low, torch.maximum(low, high)), -1)  # swapped sides: a box without area
         boxes, found, classes = best_pairs(boxes, scores, CANDIDATES)
-        candidates = found[..., 0] > LEAST_SCORE
+        candidates = found[..., 0] > END2END_MIN_SCORE
         keep = kept_pairs(boxes, classes[..., 0], candidates, self.nms_iou)
-        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(MAX_DETECTIONS)
+        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(END2END_ROWS)
         pairs = torch.cat((boxes, found, classes), -1)
         rows = pairs.gather(1, order[..., None].expand(-1, -1, 6))
         if self.box_voting:
             rows = voted_rows(rows, order, pairs, self.nms_iou)
         rows = torch.where(ranked[..., None] > 0, rows, 0.0)
         if self.box_voting:  # scores have changed
-            order = rows[..., 4].topk(MAX_DETECTIONS).indices
+            order = rows[..., 4].topk(END2END_ROWS).indices
             rows = rows.gather(1, order[..., None].expand(-1, -1, 6))
         return rows
 
@@ -119,12 +119,12 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     a, b = rows.permute(2, 0, 1)[..., None], pairs.permute(2, 0, 1)[:, :, None]  # (6, B, D, 1), (6, B, 1, K)
     overlap, union = overlap_and_union(a[:4], b[:4])
     is_other = numbers[..., None] != torch.arange(pairs.shape[1], device=pairs.device)
-    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & (b[4] > LEAST_VOTE) & is_other
+    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & (b[4] > MIN_VOTING_SCORE) & is_other
     weights = torch.where(votes, b[4] * vote_weights(overlap / union), 0.0)
-    finite = torch.where(b[:4].abs() < LARGEST, b[:4], 0.0)  # what is not finite has no vote, but 0 * inf is NaN
+    finite = torch.where(b[:4].abs() < MAX_COORDINATE, b[:4], 0.0)  # what is not finite has no vote, but 0 * inf is NaN
     own, score = a[:4, ..., 0], a[4, ..., 0]
     mean = ((weights * finite).sum(-1) + own * score) / (weights.sum(-1) + score)  # (4, B, D)
-    boxes = torch.where(own.abs() < LARGEST, mean, own)
+    boxes = torch.where(own.abs() < MAX_COORDINATE, mean, own)
     score = raised_scores(score, log_misses(weights).sum(-1))
     return torch.cat((boxes, score[None], a[5:, ..., 0])).permute(1, 2, 0)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.export.formats import INPUT
-from engine.export.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
-from tests.engine.export.test_formats import NAMES
+from engine.formats.graphs import INPUT
+from engine.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
+from tests.engine.formats.test_formats import NAMES
 from tests.helpers.exports import lively, noise, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 

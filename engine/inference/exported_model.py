@@ -10,33 +10,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.formats.metadata import ExportMetadata, parse_metadata
+from engine.formats.model_format import Session
+from engine.formats.registry import format_of, load_format
+from engine.formats.runtimes import check_input_size
 from engine.inference.model import InferenceModel
-from engine.inference.runtimes.backends import Session, open_onnx, open_openvino, open_pt2, open_torchscript
-from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
 from utils.boxes import cxcywh_to_xyxy
-from utils.config.pixels import PixelFormat
+from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.pixels import PixelFormat
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
-_OPENERS = {"onnx": open_onnx, "openvino": open_openvino, "torchscript": open_torchscript, "pt2": open_pt2}
 
 
-def open_exported(path: Path, runtime: str, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
-    """``runtime``: a value of `engine.inference.runtimes.open.EXPORTED`; the others and errors as of `open_model`."""
+def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
+    """The model of an exported file or folder; arguments and errors as of `open_model`."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
+    name = format_of(path)
     with errors_of(path):
-        if not (trust or runtime == "onnx"):
+        if EXPORT_FORMATS[name].runs_code and not trust:
             raise UserError(
-                f"{path}: opening a TorchScript, .pt2 or OpenVINO file may run code in it; if you trust its source, "
-                "use --trust (in Python: trust=True)"
+                f"{path}: opening {titles_of_programs()} files may run code in them; if you trust its source, use "
+                "--trust (in Python: trust=True)"
             )
-        session = _OPENERS[runtime](path, device)
-        reopen = partial(open_exported, path.absolute(), runtime, device=device, nms=nms, trust=trust)
+        session = load_format(name).open(path, device)
+        reopen = partial(open_exported, path.absolute(), device=device, nms=nms, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
@@ -58,11 +61,14 @@ class ExportedModel(InferenceModel):
         reopen: Callable[[], InferenceModel],
     ) -> None:
         """``reopen`` opens the file again, from any working folder. Raises UserError for a file that is not a detector
-        of images, or takes no canvas of its own stride."""
+        of images, takes no canvas of its own stride, or far larger images than any detector."""
         super().__init__()
         self._reopen = reopen
-        self.path, self.format, self.device = path, session.format, device
-        self.info, self._run = asdict(metadata), session.run
+        self._run = session.run
+        self.path = path
+        self.format = format_of(path)
+        self.device = device
+        self.info = asdict(metadata)
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
         if channels not in (None, metadata.channels):
             expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
@@ -72,6 +78,7 @@ class ExportedModel(InferenceModel):
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
+        check_input_size(path, (self.batch or 1, metadata.channels, *shape))
         self._layout, self.names = _recognize(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
@@ -140,20 +147,33 @@ def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> 
     if len(shape) != 3:
         raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
     _, rows, width = shape
-    count = None if metadata.names is None else len(metadata.names)
-    if metadata.is_ours:
-        layout = "columns" if metadata.layout == "raw" else "rows"
-    elif width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
-        layout = "rows"
-    elif count is None:
-        layout = "columns" if rows < width else "objectness"
+    layout = _layout_of(rows, width, metadata)
+    if metadata.names is None:
+        names = _numbered_names(layout, rows, width, path)
     else:
-        layout = "columns" if rows == 4 + count else "objectness"
-    if count is None:
-        if layout == "rows":
-            raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
-        count = rows - 4 if layout == "columns" else width - 5
-        get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
-    if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
-        return layout, metadata.names or tuple(map(str, range(count)))
-    raise UserError(f"{path}: its output {list(shape)} does not fit {counted(count, 'class')}")
+        names = metadata.names
+    fits = {"rows": width == 6, "columns": rows == 4 + len(names), "objectness": width == 5 + len(names)}
+    if not fits[layout] or not names:
+        raise UserError(f"{path}: its output {list(shape)} does not fit {counted(len(names), 'class')}")
+    return layout, names
+
+
+def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
+    """The layout of an output (B, rows, width)."""
+    if metadata.is_ours:
+        return "columns" if metadata.layout == "raw" else "rows"
+    count = None if metadata.names is None else len(metadata.names)
+    if width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
+        return "rows"
+    has_columns = rows < width if count is None else rows == 4 + count
+    return "columns" if has_columns else "objectness"
+
+
+def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
+    """Numbers as class names for an output (B, rows, width) of a file that has none. Raises UserError if the output
+    does not tell how many there are."""
+    if layout == "rows":
+        raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
+    count = rows - 4 if layout == "columns" else width - 5
+    get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
+    return tuple(str(number) for number in range(count))

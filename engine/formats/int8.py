@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.export.formats import INPUT
-from engine.inference.runtimes.backends import import_onnxruntime, quiet
+from engine.formats.runtimes import import_onnxruntime, quiet
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -47,7 +46,7 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
     copied = onnx.ModelProto()  # the quantizer changes what it is given
     copied.CopyFrom(proto)
     shape = [dim.dim_value or 64 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
-    batches = iter([{INPUT: np.zeros(shape, np.float32)}])
+    batches = iter([{proto.graph.input[0].name: np.zeros(shape, np.float32)}])
 
     class Reader(CalibrationDataReader):
         def get_next(self) -> dict[str, np.ndarray] | None:
@@ -87,7 +86,8 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
     excluded = last_convolutions(proto)
     nodes = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in excluded]
     names = list(dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
-    computed = [name for name in names if name != INPUT]
+    input_name = proto.graph.input[0].name
+    computed = [name for name in names if name != input_name]
     observed = onnx.ModelProto()
     observed.CopyFrom(proto)
     del observed.graph.output[:]
@@ -99,7 +99,9 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
     lows: dict[str, list[float]] = {name: [] for name in names}
     highs: dict[str, list[float]] = {name: [] for name in names}
     for batch in images:
-        for name, values in zip([INPUT, *computed], [batch, *session.run(computed, {INPUT: batch})], strict=True):
+        for name, values in zip(
+            [input_name, *computed], [batch, *session.run(computed, {input_name: batch})], strict=True
+        ):
             lows[name].append(float(values.min()))
             highs[name].append(float(values.max()))
     activated = silu_inputs(proto)

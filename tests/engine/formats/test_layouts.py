@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.export.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
-from models.postprocess.detections import select_detections
+from engine.formats.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
 from tests.helpers.exports import FAMILIES, lively, noise, small
+from tests.helpers.selection import select
 from tests.models.postprocess.test_box_voting import crowd
 from utils.boxes import cxcywh_to_xyxy
 
@@ -42,7 +42,7 @@ def test_end2end(fused, images, box_voting):
     rows = make_layout(fused, "end2end", nms_iou=iou, box_voting=box_voting)(images)
     assert rows.shape == (2, 300, 6)
     found = fused.decode(fused(images))
-    expected = select_detections(*found, **RULES, iou_thres=iou, multi_label=True, box_voting=box_voting)
+    expected = select(*found, **RULES, iou_thres=iou, multi_label=True, box_voting=box_voting)
     for row, boxes, scores, count in zip(rows, expected.boxes_xyxy, expected.scores, expected.counts.tolist()):
         assert count > 10
         if box_voting:  # summed in float32, not in float64
@@ -81,8 +81,8 @@ def test_box_voting_equals_that_of_the_pipeline(iou, strange):
         boxes[0, 3] = strange
         boxes[1, 4, 2:] = strange
     rows = make_layout(Boxes(boxes, scores), "end2end", nms_iou=iou)(torch.zeros(3, 3, 32, 32))
-    expected = select_detections(boxes, scores, **RULES, iou_thres=iou)
-    unmoved = select_detections(boxes, scores, **RULES, iou_thres=iou, box_voting=False)
+    expected = select(boxes, scores, **RULES, iou_thres=iou)
+    unmoved = select(boxes, scores, **RULES, iou_thres=iou, box_voting=False)
     assert (expected.boxes_xyxy != unmoved.boxes_xyxy).any(-1).sum() > 50
     torch.testing.assert_close(rows[..., 4], expected.scores, rtol=1e-5, atol=2e-6)
     alone = expected.scores.diff(prepend=torch.full((3, 1), 2.0)).abs() > 1e-5  # equal scores may change places

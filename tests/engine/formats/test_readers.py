@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.export.formats import build_onnx, write_onnx
-from engine.export.layouts import make_layout
-from engine.inference.runtimes.metadata import ExportMetadata
-from models.postprocess.detections import select_detections
-from tests.engine.export.test_formats import NAMES, write_all
+from engine.formats.graphs import build_onnx
+from engine.formats.layouts import make_layout
+from engine.formats.metadata import ExportMetadata
+from engine.formats.onnx_format import OnnxFormat
+from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.exports import lively, noise, options, tiny_graph
+from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
@@ -42,7 +43,7 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
     """The detections in one image after NMS without box voting, which keeps a box's best class only."""
     boxes, scores = detector.decode(detector(pixels))
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
-    found = select_detections(boxes, scores, **rules)
+    found = select(boxes, scores, **rules)
     count = int(found.counts[0])
     return tuple(part[0, :count].numpy() for part in found[:3])
 
@@ -74,7 +75,7 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
         end2end=layout == "end2end",
     )
     graph = tiny_graph(NAMES) if layout == "raw" and not changes else build_onnx(module, config)
-    write_onnx(graph, tmp_path / "best.onnx", metadata)
+    OnnxFormat().write(graph, tmp_path / "best.onnx", metadata)
     picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     monkeypatch.chdir(tmp_path)

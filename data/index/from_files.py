@@ -1,0 +1,145 @@
+"""The index of a split in files: from its cache file, or by a scan."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from data.index.index import CACHE_VERSION, DatasetIndex, Scan, open_cached, write_cache
+from data.index.index_settings import IndexSettings
+from data.index.loaded import LoadedSplit, refuse, source_name
+from data.index.scan import scan_split
+from data.labels.clean import PARSER_VERSION
+from data.labels.findings import ORPHAN, UNREAD_LABELS
+from data.labels.yolo import label_folders
+from data.source.dataset_spec import DatasetSpec, class_names, what_exists
+from data.source.files import Listing, list_split
+from data.source.walk import walk
+from utils.files.folders import cache_folder
+from utils.files.paths import path_of, relative_name
+from utils.pixels import RGB8
+from utils.strings import counted
+
+_MOST_FOLDERS = 1000  # that are searched for label files if there are none where they are expected
+# What to do with files that are not where labels are read: with the images' stems (True), and others.
+_ELSEWHERE = {
+    (".txt", True): "{remedy}",
+    (".xml", True): "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    (".json", True): "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON",
+    (".json", False): "if it is COCO's, add 'annotations: {entry}' to the YAML",
+    (".csv", False): "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC",
+}
+
+
+def from_files(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
+    """Opens the index of a split from its cache file, or scans the split and writes that file. For a check all images
+    are decoded, and no cache is read or written. Raises UserError as `list_split` and `scan_split`, and if no image has
+    a label file."""
+    listing = list_split(spec.as_labeled(), split)
+    labeled = [file.name for file in listing.labels if file.stamp is not None]
+    if not labeled:
+        refuse(_no_label_file(listing, spec, split), is_check=is_check)  # before its images are read
+    if spec.classes or spec.class_of:
+        settings = replace(settings, single_cls=False)  # classes are chosen first; a scan that merges checks none
+    index, scans, cache_file, is_cached = _open_or_scan(listing, spec, split, settings, is_check=is_check)
+    return LoadedSplit(
+        replace(index, pixels=spec.pixels),
+        note=" (cached)" if is_cached else "",
+        scans=scans,
+        listing=listing,
+        first_label=labeled[0] if labeled else listing.labels[0].name,
+        report_path=cache_file.with_suffix(".txt"),
+        is_single_cls=settings.single_cls,
+    )
+
+
+def _open_or_scan(
+    listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool
+) -> tuple[DatasetIndex, tuple[Scan, ...], Path, bool]:
+    """All usable images with the classes of the labels; what has been scanned for a check; the cache file; and whether
+    the index is from it."""
+    labeled = spec.as_labeled()
+    fingerprint = _fingerprint(labeled, split, listing, settings)
+    folder = cache_folder(settings.cache_dir)
+    source = source_name(spec, split, settings.single_cls)
+    # Found by the content, so that a data set that has been moved is not scanned again.
+    path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
+    if not is_check:
+        names = class_names(labeled, settings.single_cls)
+        cached = open_cached(path, names, spec.root, fingerprint)
+        if cached is not None:
+            return cached, (), path, True
+    scan = scan_split(labeled, split, listing, settings, decode_all=is_check)
+    index = replace(scan.index, fingerprint=fingerprint)
+    if is_check:
+        return index, (scan._replace(spec=spec, index=index),), path, False
+    write_cache(path, index)
+    with contextlib.suppress(OSError):
+        for old in {*folder.glob(f"{source}-*")} - {path, path.with_suffix(".txt")}:
+            old.unlink()
+    return index, (), path, False
+
+
+def _no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """The message about a split of which no image has a label file."""
+    images = counted(len(listing.images), "image")
+    expected = path_of(listing.labels[0].name, spec.root)
+    message = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at {expected}"
+    return message + (_orphans(listing) or _labels_elsewhere(listing, spec, split))
+
+
+def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """For a message: what exists instead of the label files of a split, and what to do with it; "" if nothing does."""
+    image, label = (Path(path_of(file.name, spec.root)) for file in (listing.images[0], listing.labels[0]))
+    stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
+    folders = [image.parent, label.parent]
+    if spec.root in image.parents:
+        above = dict.fromkeys((image.parent.parent, spec.root))
+        folders += [*above, *(path for folder in above for path in sorted(folder.glob("[!.]*/")))]
+        folders += (Path(visit.path) for visit in itertools.islice(walk(spec.root), _MOST_FOLDERS))
+    for folder in folders if spec.splits[split].annotations is None else ():
+        files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
+        for (suffix, of_images), advice in _ELSEWHERE.items():
+            found = [path for path in files if path.suffix.lower() == suffix and (path.stem in stems or not of_images)]
+            if found:
+                what = f"{folder} has {counted(len(found), f'{suffix} file')}" if of_images else str(found[0])
+                entry = f"{{{split}: {relative_name(folder if of_images else found[0], spec.root)}}}"
+                return f"; {what}: {advice.format(remedy=_remedy(found[0], image, spec.root), entry=entry)}"
+    for finding in listing.findings:
+        if finding.kind == UNREAD_LABELS:
+            return f"; {finding.where} {finding.text}"
+    return what_exists(label)
+
+
+def _remedy(found: Path, image: Path, root: Path) -> str:
+    """What to do with .txt files with the names of images, such as ``found`` with that of ``image``."""
+    places = [Path(folder) for folder in label_folders(str(image.parent))]
+    if found.parent in places:
+        return f"they have no row of YOLO txt (first: {found.name})"
+    there = next((place for place in places if place.is_relative_to(root)), places[0])
+    return f"move them to {there}"
+
+
+def _orphans(listing: Listing) -> str:
+    """For a message: the label files without an image; "" if there are none."""
+    found = [finding for finding in listing.findings if finding.kind == ORPHAN]
+    if not found:
+        return ""
+    return f"; {counted(len(found), 'label file')} without an image, first {found[0].where}: {found[0].text}"
+
+
+def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:
+    """Depends on name, size and time of all files, the classes, and the version of this code, but not on the folder."""
+    facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
+    facts += [spec.pixels.content()] if spec.pixels != RGB8 else []
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    for files in (listing.images, listing.labels, *([listing.others] if listing.others else [])):
+        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
+        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
+    digest.update(json.dumps([str(f) for f in listing.findings]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,78 @@
+"""The index of a split that joins several data sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from data.index.index import DatasetIndex, concatenated, digest_of
+from data.index.loaded import LoadedSplit
+from data.labels.ledger import Ledger
+from data.labels.report import ScanReport
+from data.source.dataset_spec import IGNORED, DatasetSpec
+from utils.files.paths import path_of, relative_name
+from utils.logger import get_logger
+from utils.strings import FlatStrings, counted, listed
+
+
+def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> LoadedSplit:
+    """The parts of a split, each loaded, as one. A class that a part does not label is ignored in its images."""
+    names = spec.as_labeled().names
+    indexes = [part.index for part in loaded]
+    for part, index in zip(spec.split(split).parts, indexes):
+        labeled = set(index.names)
+        if missing := [name for name in names if name not in labeled]:
+            shown = listed(missing, 5)
+            get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
+    paths = [index.path(i) for index in indexes for i in range(len(index))]
+    if repeated := len(paths) - len(set(paths)):
+        shared = counted(repeated, "image")
+        get_logger().warning(
+            "%s: data sets that %s joins share %s, which count more than once", split, spec.source, shared
+        )
+    totals = sum((Counter(index.report.totals) for index in indexes), Counter())
+    lines = (_line_relative_to(spec.root, line, index.root) for index in indexes for line in index.report.lines)
+    ledger = Ledger.joined([index.report.ledger for index in indexes])
+    index = DatasetIndex(
+        names=names,
+        root=spec.root,
+        paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
+        **concatenated([_with_names(index, names) for index in indexes]),
+        report=ScanReport(dict(totals), FlatStrings.of(lines), ledger),
+        fingerprint=digest_of([index.fingerprint for index in indexes], names),
+        pixels=spec.pixels,
+    )
+    scans = tuple(scan for part in loaded for scan in part.scans)
+    return LoadedSplit(index.recounted(), scans=scans, is_joined=True)
+
+
+def _line_relative_to(root: Path, line: str, part_root: Path) -> str:
+    """Returns a line of a report, which begins with the name of a file relative to ``part_root``, relative to
+    ``root``."""
+    where, separator, rest = line.partition(": ")
+    return relative_name(path_of(where, part_root), root) + separator + rest
+
+
+def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
+    """The index with classes numbered as in ``names``; classes that it does not have are ignored everywhere."""
+    of_name = {name: i for i, name in enumerate(names)}
+    number = np.array([*map(of_name.get, index.names), IGNORED], np.int32)  # the last one is number -1
+    missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
+    image = np.repeat(np.arange(len(index)), len(missing))
+    order = np.argsort(np.r_[index.image_of_box, image], kind="stable")
+    sizes_wh = index.image_hw[image, ::-1].astype(np.float64)
+    whole = np.concatenate([np.zeros_like(sizes_wh), sizes_wh], 1)
+    return replace(
+        index,
+        offsets=index.offsets + len(missing) * np.arange(len(index) + 1),
+        boxes_xywh_px=np.concatenate([index.boxes_xywh_px, whole])[order],
+        classes=np.r_[number[index.classes], np.tile(missing, len(index))][order],
+        crowd=np.r_[index.crowd, np.ones(len(image), bool)][order],
+        area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
+        repeated=np.r_[index.repeated, np.zeros(len(image), bool)][order],
+        line=np.r_[index.line, np.full(len(image), -1, np.int32)][order],
+    )

@@ -1,0 +1,46 @@
+"""`LoadedSplit`: what is read of a split, before a run chooses what it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.index.index import DatasetIndex, Scan, digest_of
+from data.source.dataset_spec import DatasetSpec
+from data.source.files import Listing
+from utils.errors import UserError
+from utils.files.paths import normal_path
+from utils.logger import get_logger
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSplit:
+    """A split as `from_files`, `from_shards` or `from_parts` reads it."""
+
+    index: DatasetIndex  # all usable images, with the classes of the labels
+    note: str = ""  # how it was read, for the log, such as " (cached)"
+    scans: tuple[Scan, ...] = ()  # for a check: what has been scanned, in the order of the images
+    listing: Listing | None = None  # its files; None: shards, or data sets that are joined
+    first_label: str = ""  # name of a label file or of the shards, for messages
+    report_path: Path | None = None  # where the report of a scan may be
+    is_single_cls: bool = False  # its classes are merged into one already
+    is_joined: bool = False  # its parts have been reported and held against ``max_bad`` one by one
+
+    @property
+    def has_labels(self) -> bool:
+        """False if no image has a label file."""
+        return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
+
+
+def refuse(reason: str, *, is_check: bool) -> None:
+    """Raises UserError, or warns for a check; does nothing for ""."""
+    if not reason:
+        return
+    if not is_check:
+        raise UserError(reason)
+    get_logger().warning("%s", reason)
+
+
+def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
+    """See `DatasetIndex.source`."""
+    return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

@@ -1,0 +1,22 @@
+"""Recognizes files with labels that a split does not read: of another format, or called otherwise than expected."""
+
+from __future__ import annotations
+
+import re
+
+from data.labels.voc import is_voc
+from utils.files.encoding import decode_loosely
+
+_BETWEEN = r"(?:[^\S\n]*[,;][^\S\n]*|[^\S\n]+)"  # fields
+_ROW = re.compile(rf"\s*\d+(\.0*)?({_BETWEEN}[-+.\deE]+){{4,}}\s*(\n|$)")  # of YOLO txt, or with commas
+_OBJECTS_IN_JSON = re.compile(r'"(shapes|annotations|objects|regions)"\s*:\s*\[\s*\{')  # of LabelMe, V7, Supervisely
+
+
+def format_of_labels(head: bytes) -> str:
+    """Returns the format of the labels in a file that begins with ``head``; "" if it seems to have none."""
+    if is_voc(head):
+        return "Pascal VOC" if re.search(rb"<object[\s>]", head.replace(b"\0", b"")) else ""
+    text = decode_loosely(head)
+    if _ROW.match(text):
+        return "rows of numbers"
+    return "JSON" if text.lstrip()[:1] in ("{", "[") and _OBJECTS_IN_JSON.search(text) else ""

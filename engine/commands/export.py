@@ -1,0 +1,91 @@
+"""Implements export.py: a checkpoint to files of other runtimes, each checked against the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data.source.dataset_spec import DatasetSpec, DataSource
+from engine.export.exporter import CPU, Exporter, open_export_data
+from engine.export.options import require_packages, resolve_options
+from engine.inference.model import CheckpointModel
+from engine.inference.model_data import open_for_model
+from engine.inference.open_model import is_exported
+from models.weights.download import fetch_weights
+from models.weights.load import load_detector
+from utils.config.settings import ExportConfig, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import FailedCheck, UserError, first_line
+from utils.logger import configure_logging, get_logger
+from utils.machine.limits import explanation
+from utils.machine.packages import require_installed
+
+
+def export(config: ExportConfig) -> list[Path]:
+    """Exports ``config.weights`` in each format; returns the files. They lie next to the weights.
+
+    A format that fails does not keep others from being written; a UserError at the end names it. A file that differs
+    too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
+    """
+    configure_logging(True)
+    require_packages(config.format)
+    if config.int8:
+        require_installed(["onnxruntime"], "--int8", "leave it out")
+    return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)))
+
+
+def export_best(best: Path, config: TrainConfig) -> None:
+    """Exports ``best``, the run's best checkpoint, after the last epoch (``--export``)."""
+    if best.is_file():
+        export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
+    else:
+        get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
+
+
+def _open_exporter(config: ExportConfig) -> Exporter:
+    """Opens the checkpoint and the data, so that their errors are reported once and not for each format."""
+    if is_exported(config.weights):
+        raise UserError(f"{config.weights}: is exported already; name a checkpoint")
+    ctx = DistributedContext.single(CPU)
+    weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+    detector, info = load_detector(weights)
+    if config.nms and not detector.head.is_dual:
+        raise UserError(f"--nms: {weights} has one branch; leave it out")
+    fused = detector.fuse(one_to_one=not config.nms)
+    config = resolve_options(config, fused, info["imgsz"])
+    model = CheckpointModel(fused, info, weights, CPU)
+    data = None
+    if config.check or config.int8:
+        data = open_export_data(model, _open_spec(model, config, ctx), config)
+    return Exporter(detector=detector, model=model, config=config, data=data)
+
+
+def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
+    instead = "" if config.int8 else ", or export without a check with --no-check"
+    source = DataSource(config.data, cache_dir=config.cache_dir)
+    return open_for_model(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+
+
+def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
+    """Writes each format. Raises the error of a single format, or one that counts those which failed."""
+    files: list[Path] = []
+    failed: dict[str, Exception] = {}
+    for name in formats:
+        try:
+            files.append(exporter.export(name))
+        except Exception as error:
+            if len(formats) == 1:
+                raise
+            failed[name] = error
+            get_logger().warning("%s: %s", name, _summary(error))
+    if failed:
+        first, error = next(iter(failed.items()))
+        only_checks_failed = all(isinstance(each, FailedCheck) for each in failed.values())
+        error_type = FailedCheck if only_checks_failed else UserError
+        raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(error)})")
+    return files
+
+
+def _summary(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"

@@ -1,0 +1,113 @@
+"""What an exported file says about itself: metadata from the checkpoint, the settings of the export, and its check."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from data.source.dataset_spec import DatasetSpec
+from engine.export.parity import Parity
+from engine.formats.metadata import ExportMetadata
+from engine.inference.model import CheckpointModel
+from models.weights.download import origin_of
+from utils.config.settings import ExportConfig
+from utils.distributed.agreement import product_version
+from utils.files.folders import describe_location
+from utils.program import VERSION
+from utils.strings import counted
+
+
+class Thresholds(NamedTuple):
+    """The confidence thresholds of a file; None: not known."""
+
+    output: float | None  # of the output as it is, after NMS if it needs that
+    voting: float | None  # after NMS with box voting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportDetails:
+    """`ExportMetadata.details` of files that this program writes. val.py and detect.py read those of the training."""
+
+    half: bool
+    int8: bool
+    classes: list[str]  # ``--classes`` of the training
+    keep_old: bool
+    tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
+    val_images: list[str]  # that the training held out
+    data_fingerprint: str | None
+    ap: float | None  # best AP in training
+    checked: str = "no"  # "yes" after `with_check`
+
+
+def describe_file(
+    model: CheckpointModel, config: ExportConfig, spec: DatasetSpec | None, thresholds: Thresholds
+) -> ExportMetadata:
+    """The metadata of a file before its check.
+
+    Args:
+        model: the checkpoint.
+        config: of `resolve_options`.
+        spec: the data of the check or calibration; None: the file names the data set of the training.
+    """
+    detector = model.detector
+    is_end2end = config.layout == "end2end"
+    return ExportMetadata(
+        names=detector.names,
+        stride=detector.stride,
+        imgsz_hw=tuple(config.imgsz),
+        batch=config.batch,
+        dynamic=config.dynamic,
+        channels=model.pixels.channels,
+        bits=model.pixels.bits,
+        end2end=is_end2end,  # readers of YOLO exports take such an output for rows of detections
+        layout=config.layout,
+        nms_iou=None if is_end2end else config.iou_thres,
+        box_voting=config.box_voting,
+        validation_iou=detector.head.validation_iou,
+        squares=detector.head.squares,
+        confidence=thresholds.output,
+        voting_confidence=None if is_end2end else thresholds.voting,
+        data=_data_location(model, spec),
+        description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        author="Lockstep",
+        version=f"{VERSION}+{product_version()}",
+        license=origin_of(model.info, model.path).license,
+        details=asdict(_details(model, config)),
+    )
+
+
+def with_check(metadata: ExportMetadata, parity: Parity) -> ExportMetadata:
+    """``metadata`` of a file that has passed its check."""
+    results = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
+    return replace(metadata, details=metadata.details | {"checked": "yes", "check": results})
+
+
+def _details(model: CheckpointModel, config: ExportConfig) -> ExportDetails:
+    info = model.info
+    training = info.get("config", {})
+    return ExportDetails(
+        half=config.half,
+        int8=config.int8,
+        classes=training.get("classes", []),
+        keep_old=training.get("keep_old", False),
+        tile=info.get("tile", 0),
+        val_images=info.get("val_images", []),
+        data_fingerprint=info.get("data", {}).get("fingerprint"),
+        ap=_best_ap(info),
+    )
+
+
+def _best_ap(info: dict[str, Any]) -> float | None:
+    """The best AP in training; None if the checkpoint does not store it."""
+    is_ap = str(info.get("config", {}).get("fitness", "AP")).upper() == "AP"
+    best = info.get("progress", {}).get("best_fitness")
+    return best if is_ap and isinstance(best, float) and 0 <= best <= 1 else None
+
+
+def _data_location(model: CheckpointModel, spec: DatasetSpec | None) -> dict[str, str]:
+    if spec is not None:
+        return describe_location(spec.source, str(spec.root), model.path.parent)
+    stored = model.info.get("data", {})
+    return {key: value for key, value in stored.items() if key != "fingerprint"}

@@ -1,0 +1,179 @@
+"""Writes a checkpoint's model in file formats, each checked against the checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_spec import DatasetSpec
+from engine.export.description import Thresholds, describe_file, with_check
+from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
+from engine.formats.graphs import ModelGraphs
+from engine.formats.metadata import ExportMetadata
+from engine.formats.model_format import ModelFormat
+from engine.formats.registry import load_format
+from engine.inference.model import CheckpointModel
+from engine.inference.open_model import open_model
+from models.detector import Detector
+from utils.config.export_formats import EXPORT_FORMATS
+from utils.config.settings import ExportConfig
+from utils.errors import FailedCheck, UserError
+from utils.files.folders import file_bytes, replace_path, temporary_folder
+from utils.logger import get_logger
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ExportData:
+    """The images for the check and the calibration of an export."""
+
+    spec: DatasetSpec
+    val: DatasetIndex | None  # the whole split; None: there is no check
+    checked: DatasetIndex | None  # those of ``val`` that are compared
+    calibration: DatasetIndex | None  # training images; None: nothing is quantized
+
+
+def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportConfig) -> ExportData:
+    """Reads what the check and the calibration need, once for all formats. Raises UserError if there are fewer training
+    images than a batch has."""
+    val = calibration = checked = None
+    if config.int8:
+        calibration = spread(_read_split(model, spec, "train", config), config.calibration_images)
+        if len(calibration) < config.batch:
+            raise UserError(
+                f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({len(calibration)})"
+            )
+    if config.check:
+        val = _read_split(model, spec, "val", config)
+        checked = spread(val, config.check_images)
+    return ExportData(spec, val, checked, calibration)
+
+
+def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
+    single_cls = bool(model.stored("single_cls"))
+    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=single_cls, progress=False)
+    allowed = model.stored("max_bad")
+    if type(allowed) in (int, float) and 0 <= allowed <= 1:
+        settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+    return load_index(spec, name, settings)
+
+
+class Exporter:
+    """Writes one checkpoint in several formats. The files lie next to the checkpoint."""
+
+    def __init__(
+        self, *, detector: Detector, model: CheckpointModel, config: ExportConfig, data: ExportData | None
+    ) -> None:
+        """Runs the checkpoint on the images of the check. Raises UserError if it detects nothing in them.
+
+        Args:
+            detector: the checkpoint's, not fused.
+            model: the checkpoint, as the files should compute.
+            config: of `resolve_options`.
+            data: None: there is no check and no calibration.
+        """
+        self._model = model
+        self._config = config
+        self._data = data
+        self._graphs = ModelGraphs(detector, config, self._calibration_batches)
+        self._reference = Reference(model, data.checked, config) if config.check else None
+
+    def export(self, name: str) -> Path:
+        """Writes the format ``name``. A file appears under its name when it is complete and has passed its check.
+
+        Raises FailedCheck if it differs too much from the checkpoint: it is kept as NAME.failed.
+        """
+        started = time.monotonic()
+        model_format = load_format(name)
+        path = file_path(self._model.path, self._config, name)
+        graph = model_format.build(self._graphs)
+        with _write_errors_of(path), temporary_folder(path) as folder:
+            candidate = folder / path.name
+            model_format.write(graph, candidate, self._metadata)
+            parity = self._check(candidate, path)
+            if parity is not None:
+                model_format.write(graph, candidate, with_check(self._metadata, parity))
+            replace_path(candidate, path)
+        outcome = "not checked (--no-check)"
+        if parity is not None:
+            outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
+        _log_file(path, outcome, model_format, graph)
+        return path
+
+    def _check(self, candidate: Path, path: Path) -> Parity | None:
+        """Compares a file with the checkpoint, before it gets its name, ``path``; None: without a check."""
+        if self._reference is None:
+            return None
+        tolerance = tolerance_of(self._config)
+        exported = open_model(candidate, device=CPU, trust=True)
+        parity = self._reference.compare(exported, tolerance, threshold=self._thresholds.output)
+        problems = parity.violations(tolerance)
+        if problems:
+            failed = path.with_name(f"{path.name}.failed")
+            replace_path(candidate, failed)
+            raise FailedCheck(
+                f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
+                f"{parity.worst_image})"
+            )
+        return parity
+
+    @cached_property
+    def _metadata(self) -> ExportMetadata:
+        spec = None if self._data is None else self._data.spec
+        return describe_file(self._model, self._config, spec, self._thresholds)
+
+    @cached_property
+    def _thresholds(self) -> Thresholds:
+        """Those of the check if it has all validation images and a canvas of its own, else of training's validation."""
+        model = self._model
+        config = self._config
+        has_all_images = self._reference is not None and len(self._data.val) <= config.check_images
+        if has_all_images and not config.dynamic:
+            shown = self._reference.shown
+            output = shown.scored_confidence if config.layout == "end2end" else shown.plain_confidence
+            if output is not None:
+                return Thresholds(output, shown.threshold)
+        return trained_thresholds(model, config)
+
+    def _calibration_batches(self) -> Iterator[Any]:
+        return calibration_images(self._data.calibration, self._config)
+
+
+def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
+    """The thresholds of training's validation."""
+    output = model.scored_confidence if config.box_voting else model.plain_confidence
+    return Thresholds(model.confidence if output is None else output, model.confidence)
+
+
+def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
+    """The path of a file of the format ``name``. A program that reads one layout cannot read the other, so these differ
+    by name."""
+    layout = "_end2end" if config.layout == "end2end" else ""
+    precision = "_int8" if config.int8 else ""
+    return weights.with_name(f"{weights.stem}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
+
+
+@contextlib.contextmanager
+def _write_errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
+
+
+def _log_file(path: Path, outcome: str, model_format: ModelFormat, graph: Any) -> None:
+    get_logger().info("%s: %.1f MB, %s", path, file_bytes(path) / 1e6, outcome)
+    requirements = model_format.requirements(graph)
+    if requirements:
+        get_logger().info("%s: %s", path, requirements)

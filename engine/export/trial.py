@@ -1,0 +1,51 @@
+"""A trial of the export before a training (``train.py --export``), so that no run ends with one that cannot succeed."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.export.description import describe_file
+from engine.export.exporter import CPU, file_path, trained_thresholds
+from engine.export.options import require_packages, resolve_options
+from engine.export.parity import FLOAT32, largest_difference
+from engine.formats.graphs import ModelGraphs, example_images
+from engine.formats.registry import load_format
+from engine.inference.model import CheckpointModel
+from engine.inference.open_model import open_model
+from models.detector import Detector
+from utils.config.settings import ExportConfig
+from utils.errors import FailedCheck
+from utils.logger import get_logger
+
+
+def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
+    """Exports ``detector`` to a temporary folder and compares all boxes and scores on noise: before training there may
+    be no detections to compare. Raises FailedCheck for a file that computes something else, and UserError."""
+    started = time.monotonic()
+    require_packages(formats)
+    with tempfile.TemporaryDirectory() as folder:
+        config = ExportConfig(weights=str(Path(folder, "untrained.pt")), format=list(formats), check=False)
+        detector = copy.deepcopy(detector).to(CPU)
+        model = CheckpointModel(detector.fuse(), {"imgsz": imgsz}, Path(config.weights), CPU)
+        config = resolve_options(config, model.detector, imgsz)
+        graphs = ModelGraphs(detector, config)
+        metadata = describe_file(model, config, None, trained_thresholds(model, config))
+        images = torch.rand(example_images(model, config).shape, generator=torch.Generator().manual_seed(0))
+        for name in dict.fromkeys(formats):
+            path = file_path(model.path, config, name)
+            model_format = load_format(name)
+            model_format.write(model_format.build(graphs), path, metadata)
+            box, score = largest_difference(model, open_model(path, device=CPU, trust=True), images)
+            if not (box <= FLOAT32.box and score <= FLOAT32.score):
+                raise FailedCheck(
+                    f"--export {name}: the file does not compute what the model does: boxes differ by {box:.2g} of the "
+                    f"image, scores by {score:.2g}"
+                )
+    seconds = time.monotonic() - started
+    get_logger().info("--export: tested before training: %s (%.0f s)", ", ".join(formats), seconds)

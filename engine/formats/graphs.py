@@ -1,0 +1,106 @@
+"""A checkpoint's detector as the graphs from which file formats are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.formats.int8 import activation_ranges, quantize
+from engine.formats.layouts import make_layout
+from engine.formats.runtimes import quiet
+from models.detector import Detector
+from utils.config.settings import ExportConfig
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+INPUT, OUTPUT = "images", "output0"
+
+
+@dataclass
+class ModelGraphs:
+    """A detector as the graphs that `ModelFormat.build` starts from. Those that several formats need are built once.
+
+    ``calibration``: returns batches of training images, see `activation_ranges`; only ``config.int8`` needs it.
+    """
+
+    detector: Detector  # not fused
+    config: ExportConfig  # of `resolve_options`
+    calibration: Callable[[], Iterable[np.ndarray]] | None = None
+
+    def module(self, *, half: bool) -> nn.Module:
+        """The detector, fused, with one input and one output; with ``half`` its layers compute in float16."""
+        config = self.config
+        fused = self.detector.fuse(one_to_one=not config.nms)
+        return make_layout(fused, config.layout, half=half, nms_iou=config.iou_thres, box_voting=config.box_voting)
+
+    @cached_property
+    def float_onnx(self) -> ModelProto:
+        return build_onnx(self.module(half=False), self.config)
+
+    def half_onnx(self) -> ModelProto:
+        return build_onnx(self.module(half=True), self.config)
+
+    def int8_onnx(self, *, outputs: bool) -> ModelProto:
+        """``outputs``: see `quantize`."""
+        return quantize(self.float_onnx, self._activation_ranges, outputs=outputs)
+
+    @cached_property
+    def _activation_ranges(self) -> dict[str, tuple[float, float]]:
+        return activation_ranges(self.float_onnx, self.calibration())
+
+
+def example_images(module: nn.Module, config: ExportConfig) -> Tensor:
+    """A batch that the ``detector`` of ``module`` takes."""
+    # torch.export takes a side of one cell, or a batch of one, for a constant.
+    return torch.zeros(max(config.batch, 2 if config.dynamic else 1), module.detector.channels, *config.imgsz)
+
+
+def dynamic_shapes(module: nn.Module, config: ExportConfig) -> tuple[dict[int, object]] | None:
+    """Any batch, height and width, in whole strides, for `torch.export`; None for fixed ones."""
+    if not config.dynamic:
+        return None
+    dim = torch.export.Dim
+    stride = module.detector.stride
+    return ({0: dim("batch"), 2: stride * dim("height"), 3: stride * dim("width")},)
+
+
+def build_onnx(module: nn.Module, config: ExportConfig) -> ModelProto:
+    """The ONNX graph of a module of `engine.formats.layouts`. Raises UserError for an opset that torch does not
+    write."""
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            (example_images(module, config),),
+            dynamo=True,
+            opset_version=config.opset,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=dynamic_shapes(module, config),
+            verbose=False,
+        )
+        proto = program.model_proto
+    written_opset = proto.opset_import[0].version
+    if written_opset != config.opset:
+        raise UserError(f"--opset {config.opset}: torch wrote opset {written_opset} instead; use that")
+    import onnx
+
+    # The exporter writes the newest version of the file format; older runtimes read those that the operators need.
+    proto.ir_version = min(proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import))
+    _remove_notes(proto)
+    return proto
+
+
+def _remove_notes(proto: ModelProto) -> None:
+    """Removes the exporter's notes, which name files of this machine."""
+    graph = proto.graph
+    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph, proto):
+        part.doc_string = ""
+        del part.metadata_props[:]

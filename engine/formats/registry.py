@@ -1,0 +1,37 @@
+"""The classes of the file formats, by name, and the format of a path."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from engine.formats.model_format import ModelFormat
+from utils.config.export_formats import EXPORT_FORMATS
+
+
+def load_format(name: str) -> ModelFormat:
+    """The format ``name``, a key of `EXPORT_FORMATS`. Its module is imported now."""
+    module, _, class_name = EXPORT_FORMATS[name].implementation.rpartition(".")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), class_name)()
+
+
+def format_of(path: str | Path) -> str | None:
+    """Name of the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
+    paths, such as checkpoints."""
+    path = Path(path)
+    is_folder = path.is_dir()
+    for name, entry in EXPORT_FORMATS.items():
+        if is_folder:
+            matches = entry.member and (path.name.endswith(entry.suffix) or any(path.glob(f"*{entry.member}")))
+        else:
+            matches = path.name.lower().endswith(entry.member or entry.suffix)
+        if matches:
+            return name
+    return None
+
+
+def folder_of(path: Path) -> Path:
+    """The folder that export.py wrote if ``path`` is a file in it, otherwise ``path``."""
+    name = format_of(path)
+    is_member = name is not None and EXPORT_FORMATS[name].member and not path.is_dir()
+    return path.parent if is_member and (path.parent / "metadata.yaml").is_file() else path

@@ -1,0 +1,108 @@
+"""Files of torch itself, TorchScript and .pt2 of `torch.export`: archives with the metadata in `EXTRA_FILE`."""
+
+from __future__ import annotations
+
+import io
+import json
+from abc import abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
+
+from engine.formats.graphs import ModelGraphs, dynamic_shapes, example_images
+from engine.formats.metadata import ExportMetadata
+from engine.formats.model_format import ModelFormat, Session
+from engine.formats.runtimes import errors_of_runtime, quiet
+from utils.config.settings import ExportConfig
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+
+EXTRA_FILE = "config.txt"  # JSON
+
+
+class _TorchFormat(ModelFormat):
+    """An archive that torch reads."""
+
+    @abstractmethod
+    def _load(self, path: Path, device: torch.device, extra_files: dict[str, str]) -> nn.Module:
+        """Reads a file, and the archive's files that are the keys of ``extra_files`` into its values."""
+
+    def open(self, path: Path, device: torch.device) -> Session:
+        extra_files = {EXTRA_FILE: ""}
+        with errors_of_runtime(path), quiet():
+            module = self._load(path, device, extra_files)
+        try:
+            metadata = json.loads(extra_files[EXTRA_FILE] or "{}")
+        except (ValueError, RecursionError):
+            raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
+
+        def run(images: Tensor) -> Tensor:
+            with torch.no_grad():
+                output = module(images.contiguous())
+            return (output[0] if isinstance(output, tuple | list) else output).float()
+
+        return Session(run, metadata if isinstance(metadata, dict) else {}, None)
+
+
+class TorchScriptFormat(_TorchFormat):
+    def build(self, graphs: ModelGraphs) -> torch.jit.ScriptModule:
+        return trace(graphs.module(half=graphs.config.half), graphs.config)
+
+    def write(self, graph: torch.jit.ScriptModule, path: Path, metadata: ExportMetadata) -> None:
+        buffer = io.BytesIO()
+        with quiet():
+            torch.jit.save(graph, buffer, _extra_files=_extra_files(metadata))
+        write_whole(path, buffer.getvalue())
+
+    def _load(self, path: Path, device: torch.device, extra_files: dict[str, str]) -> nn.Module:
+        module = torch.jit.load(str(path), map_location=device, _extra_files=extra_files).eval()
+        move_constants(module.graph, device)
+        return module
+
+
+class Pt2Format(_TorchFormat):
+    def build(self, graphs: ModelGraphs) -> ExportedProgram:
+        config = graphs.config
+        module = graphs.module(half=config.half)
+        images = example_images(module, config)
+        with quiet(), torch.no_grad():
+            program = torch.export.export(module, (images,), dynamic_shapes=dynamic_shapes(module, config))
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # names files of this machine
+        program.example_inputs = None  # as large as an image
+        return program
+
+    def write(self, graph: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
+        buffer = io.BytesIO()
+        with quiet():
+            torch.export.save(graph, buffer, extra_files=_extra_files(metadata))
+        write_whole(path, buffer.getvalue())
+
+    def _load(self, path: Path, device: torch.device, extra_files: dict[str, str]) -> nn.Module:
+        program = torch.export.load(str(path), extra_files=extra_files)
+        if device.type != "cpu":
+            program = move_to_device_pass(program, device)
+        return program.module()
+
+
+def trace(module: nn.Module, config: ExportConfig) -> torch.jit.ScriptModule:
+    """The TorchScript program of a module of `engine.formats.layouts`."""
+    with quiet(), torch.no_grad():
+        traced = torch.jit.trace(module, example_images(module, config), check_trace=False)
+        return torch.jit.freeze(traced)
+
+
+def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
+    """Puts the tensors that a traced ``graph`` makes on ``device``: tracing wrote the device of the export into it as
+    text, which ``map_location`` leaves alone (pytorch#31141)."""
+    torch._C._jit_pass_inline(graph)
+    for node in graph.findAllNodes("prim::Constant", recurse=True):
+        if node.output().type().kind() == "DeviceObjType" and node.hasAttribute("value"):
+            node.s_("value", str(device))
+
+
+def _extra_files(metadata: ExportMetadata) -> dict[str, str]:
+    return {EXTRA_FILE: json.dumps(metadata.as_data(), ensure_ascii=False)}

@@ -1,0 +1,125 @@
+"""The identities of objects across the frames of a video, a stream or a folder of images.
+
+The package trackers (Roboflow, Apache-2.0) associates the detections of a frame with tracks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.inference.frames import VIDEO_SUFFIXES, Frame, source_files
+from utils.config.settings import OBJECT_TRACKERS
+from utils.errors import UserError
+from utils.files.schema import suggestion
+from utils.machine.packages import require_package
+from utils.pixels import as_rgb8
+from utils.structures import DetectionTable
+
+# Detections above it continue a track, although they are not shown on their own (the value of the ByteTrack paper).
+LOW_CONFIDENCE = 0.1
+_WITHOUT_LOW_CONFIDENCE = ("ocsort", "sort")  # which associate all detections alike
+IMAGES_PER_SECOND = 30.0  # of folders of images, whose rate is unknown
+Tracker: TypeAlias = Any  # of the package trackers: its method update(sv.Detections) sets tracker_id
+TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRACKERS, or a function that makes one
+
+
+class ObjectTracks:
+    """Gives detections the ids of their tracks, frame after frame.
+
+    Each video, each stream and the images of each folder are a sequence with a tracker of its own; the ids of each
+    begin with 1.
+    """
+
+    def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
+        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: as of the frames.
+
+        Raises UserError for an unknown name, and without the package.
+        """
+        if isinstance(tracker, str) and tracker not in OBJECT_TRACKERS:
+            hint = suggestion(tracker, OBJECT_TRACKERS) or f"; known: {', '.join(OBJECT_TRACKERS)}"
+            raise UserError(f"tracker {tracker!r}: unknown{hint}")
+        require_package("trackers", "tracking objects", "leave out --track, or use stream()")
+        self._tracker, self._threshold, self._vid_stride = tracker, threshold, vid_stride
+        self._trackers: dict[str, Tracker] = {}  # by sequence
+
+    @property
+    def lowest_confidence(self) -> float:
+        """The confidence above which the trackers need detections."""
+        if self._tracker in _WITHOUT_LOW_CONFIDENCE:
+            return self._threshold
+        return min(self._threshold, LOW_CONFIDENCE)
+
+    def update(self, frame: Frame, table: DetectionTable) -> tuple[DetectionTable, np.ndarray]:
+        """Returns the detections of ``frame`` that belong to tracks, highest score first, and their ids, int64 (N,).
+
+        ``table`` has the detections above `lowest_confidence`. Frames must come in order.
+        """
+        import supervision
+
+        sequence = sequence_of(frame)
+        if sequence not in self._trackers:
+            self._trackers[sequence] = self._new_tracker(frame)
+        detections = supervision.Detections(
+            xyxy=table.boxes_xyxy_px,
+            confidence=table.scores,
+            class_id=table.classes,
+            data={"row": np.arange(len(table.scores))},
+        )
+        # Frames of a live stream are skipped while the model runs, so the tracker is told the time.
+        timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
+        image = as_rgb8(frame.image)[..., ::-1] if self._tracker == "botsort" else None  # camera motion, from BGR
+        tracked = self._trackers[sequence].update(detections, frame=image, timestamp=timestamp)
+        rows = np.asarray(tracked.data.get("row", ()), np.int64)
+        ids = np.asarray(tracked.tracker_id, np.int64)
+        order = np.argsort(rows)
+        order = order[ids[order] >= 0]  # others have no track, or not yet
+        return table.take(rows[order]), ids[order] + 1
+
+    def _new_tracker(self, frame: Frame) -> Tracker:
+        if not isinstance(self._tracker, str):
+            return self._tracker()
+        rate = frame.fps / self._vid_stride if frame.fps and not frame.is_live else frame.fps
+        return new_tracker(self._tracker, threshold=self._threshold, frame_rate=rate or IMAGES_PER_SECOND)
+
+
+def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
+    """Returns a tracker of the package: its defaults, but for thresholds of confidence, which fit the model.
+
+    Trackers with two thresholds get ``threshold`` for both: detections above it are associated first, and begin tracks.
+    """
+    import trackers
+
+    match name:
+        case "bytetrack":
+            kind = trackers.ByteTrackTracker
+            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+        case "botsort":
+            kind = trackers.BoTSORTTracker
+            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+        case "cbiou":
+            kind = trackers.CBIoUTracker
+            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+        case "ocsort":
+            kind = trackers.OCSORTTracker
+            thresholds = ("high_conf_det_threshold",)
+        case "sort":
+            kind = trackers.SORTTracker
+            thresholds = ("track_activation_threshold",)
+    return kind(frame_rate=frame_rate, **dict.fromkeys(thresholds, threshold))
+
+
+def sequence_of(frame: Frame) -> str:
+    """Returns the video or stream that a frame belongs to, or the folder of an image."""
+    return frame.path if frame.is_video else os.path.dirname(os.path.abspath(frame.path))
+
+
+def check_sequence(source: str) -> None:
+    """Raises UserError for a source that is a single image, in which nothing can be tracked."""
+    files = source_files(source)
+    if len(files) == 1 and Path(files[0]).suffix.lower() not in VIDEO_SUFFIXES:
+        raise UserError(f"{source}: is one image; objects are tracked in videos, streams and folders of images")

@@ -1,0 +1,38 @@
+"""Opens any model for inference: a checkpoint, or a file that export.py or another program has exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.formats.registry import format_of
+from engine.inference.exported_model import open_exported
+from engine.inference.model import CheckpointModel, InferenceModel
+from models.weights.load import load_detector
+from utils.errors import UserError
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether a path is an exported file or folder, by its name, and not a checkpoint."""
+    return format_of(path) is not None
+
+
+def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
+    """A model for inference on ``device``.
+
+    Args:
+        path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`.
+        nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
+        trust: open files of formats whose files may run code.
+
+    Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
+    an exported file that needs none.
+    """
+    path = Path(path)
+    if is_exported(path):
+        return open_exported(path, device=device, nms=nms, trust=trust)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder without an exported model")
+    detector, info = load_detector(path)
+    return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)

@@ -1,0 +1,310 @@
+"""Tracks of objects in a rendered video with known identities, against the package trackers called by hand and an
+evaluator (motmetrics). Without these packages the tests are skipped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import pytest
+
+import detect
+from engine.commands import detect as detection
+from engine.inference.frames import Frame
+from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks
+from engine.inference.predictor import Predictor, load
+from engine.inference.settings import Pipeline
+from tests.helpers.moving_scene import (
+    FPS,
+    NAMES,
+    SceneFrame,
+    detections_in,
+    number_in,
+    scene,
+    scores_of,
+    write_images,
+    write_video,
+)
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import write_weights
+from utils.config.settings import OBJECT_TRACKERS
+from utils.drawing.draw import class_colors
+from utils.errors import UserError
+
+supervision = pytest.importorskip("supervision")
+trackers = pytest.importorskip("trackers")
+
+THRESHOLD = 0.5
+
+
+class Seen(NamedTuple):
+    """What stands for the letterboxed images of a batch: the numbers of their frames."""
+
+    numbers: list[int]
+
+
+class KnownDetections(Pipeline):
+    """Finds `detections_in` the frames of the scene, as many at once as on a GPU."""
+
+    frames: list[SceneFrame]
+
+    def prepare(self, images, settings, batch_size=0):
+        return [Seen([number_in(image) for image in images])]
+
+    def detect(self, prepared, settings):
+        tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
+        return [table.take(table.scores > settings.conf) for table in tables], [{} for _ in tables]
+
+    def images_at_once(self, batch_size=0):
+        return 16
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[SceneFrame]:
+    return list(scene())
+
+
+@pytest.fixture(scope="module")
+def video(frames, tmp_path_factory) -> Path:
+    return write_video(tmp_path_factory.mktemp("scene") / "clip.mp4", frames)
+
+
+@pytest.fixture(scope="module")
+def scene_weights(tmp_path_factory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", NAMES)
+
+
+@pytest.fixture
+def predictor(scene_weights, frames) -> Predictor:
+    return with_known_detections(load(scene_weights, device="cpu", conf=THRESHOLD, color="rgb"), frames)
+
+
+def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Predictor:
+    predictor.pipeline = KnownDetections(predictor.model, None)
+    predictor.pipeline.frames = frames
+    return predictor
+
+
+def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids and boxes of ByteTrack without this program."""
+    tracker = trackers.ByteTrackTracker(
+        frame_rate=FPS, track_activation_threshold=THRESHOLD, high_conf_det_threshold=THRESHOLD
+    )
+    found = []
+    for frame in frames:
+        table = detections_in(frame)
+        table = table.take(table.scores > least)
+        detections = supervision.Detections(table.boxes_xyxy_px, confidence=table.scores, class_id=table.classes)
+        tracked = tracker.update(detections)
+        tracked = tracked[tracked.tracker_id >= 0]
+        order = np.argsort(-tracked.confidence)
+        found.append((tracked.tracker_id[order] + 1, tracked.xyxy[order]))
+    return found
+
+
+def test_it_equals_the_library_called_by_hand(predictor, frames, video):
+    results = list(predictor.track(video))
+    assert len(results) == len(frames)
+    expected = by_hand(frames)
+    for result, (ids, boxes) in zip(results, expected):
+        assert result.boxes.id.tolist() == ids.tolist()
+        np.testing.assert_array_equal(result.boxes.xyxy, np.float32(boxes))
+    tracked = [(result.boxes.id.numpy().astype(int), result.boxes.xyxy.numpy().astype(float)) for result in results]
+    pytest.importorskip("motmetrics")
+    scores = scores_of(frames, tracked)
+    assert scores == scores_of(frames, [(ids, np.float64(np.float32(boxes))) for ids, boxes in expected])
+    assert scores["idf1"] > 0.8
+    assert scores["mota"] > 0.9
+
+
+def test_low_scores_continue_tracks(predictor, frames, video):
+    """Of objects that are more than half hidden, which score below the threshold."""
+    results = list(predictor.track(video))
+    low = [result.boxes.id[result.boxes.conf < THRESHOLD] for result in results]
+    assert sum(map(len, low)) > 20
+    started = {int(track) for result in results for track in result.boxes.id[result.boxes.conf >= THRESHOLD]}
+    assert {int(track) for ids in low for track in ids} <= started
+    without = sum(len(ids) for ids, _ in by_hand(frames, least=THRESHOLD))
+    assert sum(len(result) for result in results) > without
+
+
+@pytest.mark.parametrize("name", OBJECT_TRACKERS)
+def test_every_tracker_follows_most_objects(name, predictor, frames, video):
+    pytest.importorskip("motmetrics")
+    results = list(predictor.track(str(video), tracker=name))
+    tracked = [(result.boxes.id.numpy().astype(int), result.boxes.xyxy.numpy().astype(float)) for result in results]
+    assert scores_of(frames, tracked)["mota"] > 0.75
+    assert all((result.boxes.id >= 1).all() for result in results)
+
+
+def test_sources_of_frames_give_the_same(predictor, frames, video, tmp_path):
+    """A folder of images, its glob and an iterable of arrays have the rate of 30 frames per second."""
+    expected = [result.boxes.data.tolist() for result in predictor.track(frames[i].image for i in range(60))]
+    folder = write_images(tmp_path / "images", frames[:60])
+    for source in (folder, f"{folder}/*.png", sorted(folder.iterdir())):
+        assert [result.boxes.data.tolist() for result in predictor.track(source)] == expected
+    bgr = [frame.image[..., ::-1] for frame in frames[:60]]
+    assert [result.boxes.data.tolist() for result in predictor.track(bgr, color="bgr")] == expected
+    made = []
+
+    def new_tracker():
+        made.append(trackers.ByteTrackTracker(track_activation_threshold=0.5, high_conf_det_threshold=0.5))
+        return made[-1]
+
+    assert [result.boxes.data.tolist() for result in predictor.track(folder, tracker=new_tracker)] == expected
+    assert len(made) == 1
+
+
+def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
+    for name in ("a", "b"):
+        write_images(tmp_path / name, frames[:20])
+    results = list(predictor.track(f"{tmp_path}/*/*.png"))
+    half = [result.boxes.data.tolist() for result in results[:20]]
+    assert half == [result.boxes.data.tolist() for result in results[20:]]
+    assert {1.0, 2.0} <= set(results[19].boxes.id.tolist())
+
+
+def test_skipped_frames_of_live_streams_are_told(frames):
+    """A tracker that knows the time follows objects over gaps in which they have moved far."""
+    tracks = ObjectTracks("bytetrack", THRESHOLD)
+    ids = []
+    for frame in frames[:40:4]:
+        given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
+        table, found = tracks.update(given, detections_in(frame))
+        ids.append(dict(zip(table.classes.tolist(), found.tolist())))
+    (tracker,) = tracks._trackers.values()
+    assert tracker._last_timestamp == 36 / FPS
+    assert ids[-1] == ids[2]
+
+
+def test_tracked_results(predictor, video, tmp_path):
+    result = list(predictor.track(video))[20]
+    boxes = result.boxes
+    assert boxes.is_track
+    assert boxes.data.shape == (6, 7)
+    assert boxes.data[:, 4].tolist() == boxes.id.tolist() == result[:6].boxes.id.tolist()
+    assert boxes.data[:, 5].tolist() == boxes.conf.tolist()
+    assert boxes.data[:, 6].tolist() == boxes.cls.tolist()
+    assert [record["track_id"] for record in result.summary()] == boxes.id.tolist()
+    assert boxes[boxes.id == 3].id.tolist() == [3.0]
+    found = supervision.Detections.from_ultralytics(result)
+    assert found.tracker_id.tolist() == boxes.id.tolist()
+    assert len(result.numpy().boxes.id) == 6
+    result.save_txt(tmp_path / "a.txt", save_conf=True)
+    scores = [float(line.split()[-1]) for line in (tmp_path / "a.txt").read_text().splitlines()]
+    assert scores == pytest.approx(boxes.conf.tolist(), abs=1e-6)
+
+
+def test_a_track_keeps_its_color(predictor, video):
+    """Also while its class changes; classes have colors without tracks."""
+    results = list(predictor.track(video))[20:60:10]
+    for result in results:
+        boxes = result.boxes.numpy()
+        row = int(np.flatnonzero(boxes.id == 4)[0])
+        drawn = result[row].drawn(labels=False, line_width=3)
+        x, y = boxes.xyxy[row, 0], boxes.xyxy[row, [1, 3]].mean()
+        assert drawn[round(float(y)), round(float(x))].tolist() == class_colors(np.array([4]))[0].tolist()
+
+
+def run(frames, monkeypatch, *flags: object) -> None:
+    opened = detection._open_predictor
+
+    def open_predictor(config):
+        return with_known_detections(opened(config), frames)
+
+    monkeypatch.setattr(detection, "_open_predictor", open_predictor)
+    detect.main([*map(str, flags), "--device", "cpu", "--conf", str(THRESHOLD)])
+
+
+def read_mot(path: Path) -> np.ndarray:
+    """Rows of numbers."""
+    return np.loadtxt(path, delimiter=",", ndmin=2)
+
+
+def test_files_of_detect(frames, video, scene_weights, tmp_path, monkeypatch, capsys):
+    flags = ["--weights", scene_weights, "--source", video, "--project", tmp_path / "runs"]
+    run(frames, monkeypatch, *flags, "--track", "--save-txt", "--save-json")
+    folder = tmp_path / "runs" / "exp"
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*.*") if not p.name.startswith(".")) == [
+        "clip.mp4",
+        "predictions.json",
+        "tracks/clip.txt",
+    ]
+    assert cv2.VideoCapture(str(folder / "clip.mp4")).get(cv2.CAP_PROP_FRAME_COUNT) == len(frames)
+    rows = read_mot(folder / "tracks" / "clip.txt")
+    records = json.loads((folder / "predictions.json").read_text())
+    expected = by_hand(frames)
+    for frame, (ids, boxes) in zip(frames, expected):
+        of_frame = rows[rows[:, 0] == frame.number + 1]
+        assert of_frame[:, 1].tolist() == ids.tolist()
+        corners = np.concatenate([of_frame[:, 2:4], of_frame[:, 2:4] + of_frame[:, 4:6]], 1)
+        np.testing.assert_allclose(corners, boxes, atol=2e-3)
+        assert [r["track_id"] for r in records if r["frame"] == frame.number] == ids.tolist()
+    assert (rows[:, 7:] == -1).all()
+    count = len({track for ids, _ in expected for track in ids.tolist()})
+    assert f" in {count} tracks; " in capsys.readouterr().out
+    motmetrics = pytest.importorskip("motmetrics")
+    assert len(motmetrics.io.loadtxt(str(folder / "tracks" / "clip.txt"), fmt="mot15-2D")) == len(rows)
+
+
+def test_numbers_of_images_count_unreadable_ones(frames, scene_weights, tmp_path, monkeypatch):
+    folder = write_images(tmp_path / "MOT.1", frames[:12])
+    (folder / "000005.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="1 of 12 files"):
+        run(frames, monkeypatch, "--weights", scene_weights, "--source", folder, "--project", tmp_path / "runs",
+            "--track", "--save-txt", "--nosave")  # fmt: skip
+    (path,) = (tmp_path / "runs" / "exp" / "tracks").iterdir()
+    rows = read_mot(path)
+    assert path.name == "MOT.txt"
+    assert sorted(set(rows[:, 0].astype(int))) == [n for n in range(2, 13) if n != 6]  # no track yet in the first
+
+
+@pytest.mark.parametrize("typed", ["--tracker bytetrack.yaml", "--tracker=bytetrack", "--track bytetrack --persist"])
+def test_flags_of_ultralytics(typed, frames, video, scene_weights, tmp_path, monkeypatch):
+    flags = ["--weights", scene_weights, "--source", video, "--project", tmp_path, "--nosave", "--save-txt"]
+    run(frames, monkeypatch, *flags, "--max-frames", "5", *typed.split())
+    assert set(read_mot(tmp_path / "exp" / "tracks" / "clip.txt")[:, 0]) == {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--track", "deepsort"], "--track"),
+        (["--tracker", "mine.yaml"], "--tracker: objects are tracked by detect.py --track, which takes bytetrack"),
+        (["--track", "--save-txt", "--save-conf"], "--save-conf: the txt files of --track always have"),
+    ],
+)
+def test_mistakes_of_flags_are_one_line(flags, message, video, scene_weights, capsys):
+    assert message in error_of(capsys, detect.main, "--weights", scene_weights, "--source", video, *flags)
+
+
+def test_mistakes_are_one_line(predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch):
+    (image,) = write_images(tmp_path / "one", frames[:1]).iterdir()
+    for source in (image, image.parent):
+        with pytest.raises(UserError, match="is one image; objects are tracked in videos"):
+            next(predictor.track(source))
+    for source in (frames[0].image, 3.5):
+        with pytest.raises(UserError, match=r"track\(\) needs a video, a stream, a folder or an iterable of images"):
+            next(predictor.track(source))
+    with pytest.raises(UserError, match=r"tracker .bytetrak.: unknown .did you mean .bytetrack."):
+        next(predictor.track(video, tracker="bytetrak"))
+    with pytest.raises(UserError, match="persist=True: unknown; a track lasts as long as its source"):
+        next(predictor.track(video, persist=True))
+    with pytest.raises(UserError, match="vid_stride: must be at least 1"):
+        next(predictor.track(video, vid_stride=0))
+    monkeypatch.setitem(sys.modules, "trackers", None)
+    with pytest.raises(UserError, match=r"tracking objects: the package trackers .*pip install trackers, or leave"):
+        next(predictor.track(video))
+
+
+def test_settings_of_a_call(predictor, video):
+    assert sum(len(result) for result in predictor.track(video, conf=0.99)) == 0
+    assert predictor.settings.conf == THRESHOLD
+
+
+def test_an_iterable_may_be_empty(predictor):
+    assert list(predictor.track(iter(()))) == []

@@ -1,0 +1,199 @@
+"""What programs for YOLOv5's torch.hub interface call, against `Results` and closed forms."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from engine.inference import yolov5
+from engine.inference.predictor import load
+from engine.inference.yolov5 import Yolov5Model, Yolov5Results
+from tests.engine.inference.conftest import picture
+from utils.errors import UserError
+
+
+@pytest.fixture
+def model(weights) -> Yolov5Model:
+    return yolov5.load(weights, device="cpu", conf=0.0, max_det=5)
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    paths = [str(tmp_path / "a.png"), str(tmp_path / "b.jpg")]
+    cv2.imwrite(paths[0], picture()[..., ::-1])
+    cv2.imwrite(paths[1], picture(40, 80, seed=1)[..., ::-1])
+    return paths
+
+
+@pytest.fixture
+def results(model, files) -> Yolov5Results:
+    return model(files)
+
+
+def test_boxes_in_all_forms(results, weights, files):
+    expected = load(weights, device="cpu", conf=0.0, max_det=5)(files)
+    assert (len(results), results.n, results.files) == (2, 2, ["a.jpg", "b.jpg"])
+    for form in ("xyxy", "xyxyn", "xywh", "xywhn"):
+        for rows, result in zip(getattr(results, form), expected):
+            assert rows.shape == (5, 6)
+            assert torch.equal(rows[:, :4], getattr(result.boxes, form))
+            assert torch.equal(rows[:, 4:], result.boxes.data[:, 4:])
+    assert all(map(torch.equal, results.pred, results.xyxy))
+    assert [result.boxes.data.tolist() for result in results] == [rows.tolist() for rows in results.xyxy]
+    assert [one.xyxy[0].tolist() for one in results.tolist()] == [rows.tolist() for rows in results.xyxy]
+    assert results.names == {0: "disc", 1: "ring"}
+    assert len(results.t) == 3
+    assert pickle.loads(pickle.dumps(results)).xywh[1].tolist() == results.xywh[1].tolist()
+
+
+def test_images_are_given_as_yolov5_takes_them(model, files):
+    """Arrays are RGB, ``size`` is the second argument."""
+    rgb = picture()
+    (expected,) = model(files[0], imgsz=96).xyxy
+    for source in (rgb, [rgb], torch.from_numpy(rgb).permute(2, 0, 1)):
+        assert torch.equal(model(source, 96).xyxy[0], expected)
+    assert torch.equal(model(rgb[..., ::-1], size=96, color="bgr").xyxy[0], expected)
+    assert not torch.equal(model(rgb).xyxy[0], expected)
+    with pytest.raises(UserError, match="augment=True: unknown"):
+        model(rgb, 96, True)
+
+
+def test_settings_are_attributes(model, files):
+    assert (model.conf, model.iou, model.classes, model.max_det, model.agnostic) == (0.0, 0.45, None, 5, False)
+    everything = model(files).xyxy[0]
+    model.max_det = 2
+    assert model(files).xyxy[0].tolist() == everything[:2].tolist()
+    model.max_det = 300
+    model.conf = float(everything[1, 4])
+    assert model(files).xyxy[0].tolist() == everything[:1].tolist()
+    assert len(model(files, conf=0.0).xyxy[0]) > 5  # for one call
+    model.conf = 0.0
+    for classes in ([1], ["ring"]):
+        model.classes = classes
+        assert set(model(files).xyxy[0][:, 5].tolist()) == {1.0}
+    model.classes = None
+    model.iou, model.agnostic = 0.01, True
+    assert len(model(files).xyxy[0]) < len(model(files, iou=0.9, agnostic=False).xyxy[0])
+    model.conf = None
+    assert model.conf == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("conf", 2, "conf: must be between 0 and 1, got 2"),
+        ("iou", "a", "iou: must be between 0 and 1, got 'a'"),
+        ("classes", ["cat"], "has no class of this name"),
+        ("max_det", 0, "max_det: must be at least 1"),
+    ],
+)
+def test_settings_are_checked_when_they_are_assigned(model, name, value, message):
+    before = getattr(model, name)
+    with pytest.raises(UserError, match=message):
+        setattr(model, name, value)
+    assert getattr(model, name) == before
+
+
+def test_other_attributes_say_what_to_write(model, results):
+    with pytest.raises(AttributeError, match="detections have one class each"):
+        model.multi_label = True
+    with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):
+        model.half()
+    with pytest.raises(AttributeError, match=r"each result has: results\[0\].boxes"):
+        results.boxes  # noqa: B018
+    assert model.eval().to("cpu").cpu() is model
+    assert model.to(torch.device("cpu")) is model
+    with pytest.raises(UserError, match=r"no CUDA GPU is available|the model is on cpu"):
+        model.cuda()
+
+
+@pytest.mark.parametrize("arguments", [{"autoshape": False}, {"pretrained": False}])
+def test_entry_points_refuse_what_they_cannot_do(weights, arguments):
+    with pytest.raises(UserError, match=next(iter(arguments))):
+        yolov5.load(weights, **arguments)
+    assert isinstance(yolov5.load(weights, True, False, "cpu"), Yolov5Model)
+
+
+def test_tables_of_pandas(results):
+    pytest.importorskip("pandas")
+    tables = results.pandas()
+    assert list(tables.xyxy[0]) == ["xmin", "ymin", "xmax", "ymax", "confidence", "class", "name"]
+    assert list(tables.xywhn[1]) == ["xcenter", "ycenter", "width", "height", "confidence", "class", "name"]
+    for table, rows in zip([*tables.xyxy, *tables.xywh], [*results.xyxy, *results.xywh]):
+        np.testing.assert_array_equal(table.iloc[:, :5].to_numpy(), rows[:, :5])
+        assert table["class"].tolist() == rows[:, 5].tolist()
+        assert table["name"].tolist() == [results.names[int(c)] for c in rows[:, 5]]
+    empty = Yolov5Results([results[0][[]]], results.names).pandas().xyxy[0]
+    assert (len(empty), list(empty)) == (0, list(tables.xyxy[0]))
+    records = results[0].to_df()
+    assert records.to_dict("records") == results[0].summary()
+    assert list(results[0][[]].to_df()) == ["name", "class", "confidence", "box"]
+
+
+def test_tables_without_pandas(results, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for table in (results.pandas, results[0].to_df):
+        with pytest.raises(UserError, match=r"the package pandas .*pip install pandas, or use"):
+            table()
+
+
+def test_printing(results, capsys):
+    results.print()
+    first, second, speed = capsys.readouterr().out.splitlines()
+    assert first == f"image 1/2: 48x64 {results[0].verbose()}"
+    assert second == f"image 2/2: 40x80 {results[1].verbose()}"
+    assert speed.startswith("Speed: ")
+    assert str(results) in repr(results)
+    assert str(Yolov5Results([], results.names)).startswith("Speed: 0.0ms")
+
+
+def test_drawn_images(results, tmp_path, monkeypatch, capsys):
+    assert np.array_equal(results.ims[0], picture())
+    drawn = results.render()
+    assert np.array_equal(drawn[0], results[0].drawn())
+    assert results.ims is drawn
+    assert results.imgs is drawn
+    monkeypatch.chdir(tmp_path)
+    results.save()
+    results.save(labels=False)
+    assert np.array_equal(cv2.imread("runs/detect/exp/a.png")[..., ::-1], drawn[0])
+    assert np.array_equal(cv2.imread("runs/detect/exp2/a.png")[..., ::-1], results[0].drawn(labels=False))
+    assert capsys.readouterr().out.splitlines()[0] == "Saved 2 images to runs/detect/exp"
+    results.save(save_dir="found", exist_ok=True)
+    results.save(save_dir="found", exist_ok=True)
+    assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.png", "b.jpg"]
+
+
+def test_crops(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    crops = results.crop(save=False)
+    assert list(tmp_path.rglob("crops")) == []
+    assert [float(crop["conf"]) for crop in crops] == [score for rows in results.xyxy for score in rows[:, 4].tolist()]
+    first, row = crops[0], results.xyxy[0][0]
+    assert [float(side) for side in first["box"]] == row[:4].tolist()
+    assert first["label"] == f"{results.names[int(row[5])]} {row[4]:.2f}"
+    x0, y0, x1, y1 = (*np.floor(row[:2].numpy()).astype(int), *np.ceil(row[2:4].numpy()).astype(int))
+    assert np.array_equal(first["im"], picture()[y0:y1, x0:x1, ::-1])
+    assert len(results.crop()) == len(list(tmp_path.glob("runs/detect/exp/crops/*/*.jpg"))) == len(crops)
+
+
+def test_windows(results, monkeypatch):
+    shown = []
+
+    class Screen:
+        def show(self, image, *, wait):
+            shown.append(image)
+            return False  # q is pressed
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(yolov5, "Window", Screen)
+    results.show()
+    assert np.array_equal(shown[0], results[0].drawn())
+    assert shown[1:] == ["closed"]

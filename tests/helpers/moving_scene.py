@@ -1,0 +1,169 @@
+"""A video with known identities: objects of the demo set that move, cross, and pass behind a wall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from data.source import demo
+from utils.boxes import iou
+from utils.structures import DetectionTable
+
+SIZE = 320
+FRAMES = 150
+FPS = 25.0
+VISIBLE = 0.5  # fraction of an object that must be visible to count as one that should be tracked
+_WALL = (140, 196)  # columns, in pixels of the frame
+_BIT = 8  # side of a square that holds a bit of the frame's number
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class _Mover:
+    """An object on a straight line, or on waves around one. Frame: pixels of the frame."""
+
+    name: str
+    colors: tuple[tuple[int, int, int], tuple[int, int, int]]  # RGB
+    radius: float
+    start: tuple[float, float]
+    speed: tuple[float, float]  # per frame
+    wave: float = 0.0  # height
+
+    def center(self, number: int) -> tuple[float, float]:
+        x, y = (at + by * number for at, by in zip(self.start, self.speed))
+        return x, y + self.wave * float(np.sin(number / 12))
+
+
+_MOVERS = (
+    _Mover("ball", ((220, 40, 40), (250, 230, 60)), 24, (10, 80), (2.1, 0.0)),  # crosses the next one
+    _Mover("ball", ((40, 90, 220), (240, 240, 240)), 24, (310, 95), (-2.1, 0.0)),
+    _Mover("ring", ((30, 180, 60), (30, 180, 60)), 22, (30, 180), (1.9, 0.0), wave=8),
+    _Mover("triangle", ((250, 140, 20), (250, 140, 20)), 26, (290, 240), (-0.9, -0.1), wave=12),
+    _Mover("checker", ((200, 60, 200), (30, 30, 30)), 22, (60, 280), (1.2, -0.2)),
+    _Mover("pie", ((60, 220, 220), (60, 220, 220)), 22, (250, 150), (0.0, 0.6), wave=6),
+    _Mover("ring", ((250, 250, 120), (250, 250, 120)), 20, (-60, 225), (1.8, 0.1)),  # comes in later
+)
+NAMES = demo.CLASS_NAMES
+
+
+@dataclass(frozen=True)
+class SceneFrame:
+    """A frame and what is in it. Boxes are those of the visible parts."""
+
+    number: int
+    image: np.ndarray  # uint8 (SIZE, SIZE, 3) RGB
+    ids: np.ndarray  # int64 (N,), from 1
+    classes: np.ndarray  # int64 (N,)
+    boxes_xyxy_px: np.ndarray  # float64 (N, 4)
+    visible: np.ndarray  # float64 (N,) visible fractions, above 0
+
+    @property
+    def expected(self) -> np.ndarray:
+        """Which objects are visible enough: bool (N,)."""
+        return self.visible >= VISIBLE
+
+
+def scene(frames: int = FRAMES) -> Iterator[SceneFrame]:
+    """Yields the frames. A strip of squares at the top holds the number of each (`number_in`)."""
+    scale = demo.SUPERSAMPLE
+    side = SIZE * scale
+    background = demo._background(np.random.default_rng(5), side)
+    wall = slice(_WALL[0] * scale, _WALL[1] * scale)
+    for number in range(frames):
+        canvas = background.copy()
+        owner = np.full((side, side), -1, np.int16)
+        areas = []
+        for row, mover in enumerate(_MOVERS):
+            x, y = mover.center(number)
+            to_canvas = scale * np.array([[mover.radius, 0, x], [0, mover.radius, y]])
+            is_inside, has_second, area = demo.shape_pixels(mover.name, to_canvas, side)
+            canvas[is_inside] = np.float32(mover.colors)[has_second[is_inside]]
+            owner[is_inside] = row
+            areas.append(area)
+        canvas[100 * scale :, wall] = (105, 100, 95)
+        owner[100 * scale :, wall] = -1
+        image = cv2.resize(canvas, (SIZE, SIZE), interpolation=cv2.INTER_AREA).round().clip(0, 255).astype(np.uint8)
+        _write_number(image, number)
+        yield _frame_of(number, image, owner, np.array(areas))
+
+
+def _frame_of(number: int, image: np.ndarray, owner: np.ndarray, areas: np.ndarray) -> SceneFrame:
+    rows, boxes, visible = [], [], []
+    for row, area in enumerate(areas):
+        is_visible = owner == row
+        columns, lines = np.flatnonzero(is_visible.any(0)), np.flatnonzero(is_visible.any(1))
+        if len(columns):
+            rows.append(row)
+            boxes.append([columns[0], lines[0], columns[-1] + 1, lines[-1] + 1])
+            visible.append(min(is_visible.sum() / area, 1.0))
+    ids = np.array(rows, np.int64) + 1
+    classes = np.array([NAMES.index(_MOVERS[row].name) for row in rows], np.int64)
+    corners = np.array(boxes, np.float64).reshape(-1, 4) / demo.SUPERSAMPLE
+    return SceneFrame(number, image, ids, classes, corners, np.array(visible, np.float64))
+
+
+def _write_number(image: np.ndarray, number: int) -> None:
+    for bit in range(_BITS):
+        image[:_BIT, bit * _BIT : (bit + 1) * _BIT] = 255 if number >> bit & 1 else 0
+
+
+def number_in(image: np.ndarray) -> int:
+    """Reads the number of a frame, also after lossy compression."""
+    middle = image[_BIT // 2, _BIT // 2 : _BITS * _BIT : _BIT].mean(-1)
+    return int(((middle > 127) << np.arange(_BITS)).sum())
+
+
+def write_video(path: Path, frames: list[SceneFrame]) -> Path:
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), FPS, (SIZE, SIZE))
+    for frame in frames:
+        video.write(frame.image[..., ::-1])
+    video.release()
+    return path
+
+
+def write_images(folder: Path, frames: list[SceneFrame]) -> Path:
+    folder.mkdir(parents=True)
+    for frame in frames:
+        cv2.imwrite(str(folder / f"{frame.number:06d}.png"), frame.image[..., ::-1])
+    return folder
+
+
+def detections_in(frame: SceneFrame) -> DetectionTable:
+    """Detections as an imperfect detector's: boxes are off by a pixel, and scores fall as objects are hidden: to 0.9
+    of a whole one, to less than 0.5 of one that is half hidden. Highest score first."""
+    rng = np.random.default_rng(frame.number)
+    scores = 0.05 + 0.85 * frame.visible**1.2 - rng.uniform(0, 0.05, len(frame.visible))
+    order = np.argsort(-scores)
+    boxes = np.clip(frame.boxes_xyxy_px + rng.normal(0, 1, frame.boxes_xyxy_px.shape), 0, SIZE)
+    table = DetectionTable(np.zeros(len(order), np.int64), boxes, scores, frame.classes)
+    return table.take(order)
+
+
+def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """IoU of boxes (N, 4) and (M, 4), (N, M)."""
+    return iou(torch.from_numpy(a)[:, None], torch.from_numpy(b)[None]).numpy()
+
+
+def scores_of(frames: Sequence[SceneFrame], tracked: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Returns IDF1, MOTA, identity switches and fragments of tracks, by motmetrics at IoU 0.5.
+
+    ``tracked``: ids (N,) and boxes (N, 4) of each frame. Boxes on objects that are hidden too much count neither way.
+    """
+    import motmetrics
+
+    accumulator = motmetrics.MOTAccumulator(auto_id=True)
+    for frame, (ids, boxes) in zip(frames, tracked, strict=True):
+        overlap = _iou(boxes, frame.boxes_xyxy_px)
+        best = overlap.argmax(1) if overlap.size else np.zeros(len(boxes), int)
+        is_on_hidden = (overlap.max(1, initial=0) >= 0.5) & ~frame.expected[best] if overlap.size else best.astype(bool)
+        distances = 1 - _iou(frame.boxes_xyxy_px[frame.expected], boxes[~is_on_hidden])
+        distances[distances > 0.5] = np.nan
+        accumulator.update(frame.ids[frame.expected], ids[~is_on_hidden], distances)
+    names = ["idf1", "mota", "num_switches", "num_fragmentations"]
+    summary = motmetrics.metrics.create().compute(accumulator, metrics=names, name="scene")
+    return {name: float(summary[name].iloc[0]) for name in names}

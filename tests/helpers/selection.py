@@ -1,0 +1,20 @@
+"""Selections of detections with settings as keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from models.postprocess.detections import PostprocessSettings, select_detections
+from models.postprocess.stitching import stitch_views
+from utils.structures import Detections, DetectionTable
+
+
+def select(boxes_xyxy: Tensor, scores: Tensor, **settings: Any) -> Detections:
+    return select_detections(boxes_xyxy, scores, PostprocessSettings(**settings))
+
+
+def stitch(found: DetectionTable, windows: np.ndarray, **settings: Any) -> DetectionTable:
+    return stitch_views(found, windows, PostprocessSettings(conf_thres=0.0, **settings))
