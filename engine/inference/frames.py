@@ -24,7 +24,7 @@ from data.image_io.channels import to_format
 from data.image_io.decode import (
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
-    MOST_IMAGE_BYTES,
+    MAX_IMAGE_BYTES,
     OnWarning,
     decode_image,
     image_suffixes,
@@ -96,7 +96,7 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
     """
     source, options = str(source), SourceOptions(**settings)
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
-        return _url_frames(source, read_url(source, most=MOST_IMAGE_BYTES), options.pixels)
+        return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
     if _is_stream(source):
         return _stream_frames(without_login(source), _open_stream(source), options)
     order = _by_number if options.by_number else None
