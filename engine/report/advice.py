@@ -11,8 +11,8 @@ import numpy as np
 
 from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
-from engine.evaluation.metrics import Fitness, mean_known
-from engine.evaluation.tables import silenced_text
+from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.tables import missed_classes_text
 from engine.report.census import Census
 from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
@@ -104,7 +104,7 @@ def _score(found: Findings) -> Iterator[str]:
         f"{result.metrics['AP50']:.3f}."
     )
     yield from _recommended_threshold(found, result)
-    if silenced := silenced_text(result, found.names):
+    if silenced := missed_classes_text(result, found.names):
         yield f"{silenced}; detect.py --conf-thres sets another threshold."
     if chance := _chance(found, result.ap):
         yield (
@@ -286,7 +286,7 @@ def _differs(found: Findings, epochs: np.ndarray, values: np.ndarray, high: int,
 def _fitness_of_draws(found: Findings, ap: np.ndarray) -> np.ndarray:
     """The AP that is the fitness on each draw: float64 (S,) from that of the classes (S, C)."""
     if found.fitness.class_index is None:
-        return mean_known(ap, axis=1)
+        return nanmean(ap, axis=1)
     return ap[:, found.fitness.class_index]
 
 

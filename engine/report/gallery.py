@@ -99,8 +99,8 @@ class Galleries:
         if issue.suggestion is None:
             return Markup("delete this label")
         box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
-        part, _ = self._splits[issue.split].part_of(self._number[issue.split, issue.images[0]]) or (None, 0)
-        names = learned_names(part) if part and part.source.normalized else []
+        labeled = self._splits[issue.split].labeled_image(self._number[issue.split, issue.images[0]])
+        names = learned_names(labeled.part) if labeled is not None and labeled.source.normalized else []
         if name in names:
             box = clip_xyxy(box, source.width, source.height)
             cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)

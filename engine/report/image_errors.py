@@ -98,7 +98,7 @@ def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) ->
     counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
     text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     plain = objects[~errors.crowd[objects]]
-    found = errors.found[plain]
+    found = errors.detected[plain]
     boxes, detected = errors.object_boxes_xyxy_px, errors.detections
     labels = [
         Outline(boxes[m], "missed" if errors.missed[m] else "label", names[errors.object_classes[m]])
