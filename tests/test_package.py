@@ -74,8 +74,8 @@ def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_pa
 def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = archive.read(f"lockstep-{VERSION}.dist-info/METADATA").decode()
-    assert {name.partition("/")[0] for name in names} == {"lockstep", f"lockstep-{VERSION}.dist-info"}
+        metadata = archive.read(f"lockstep_yolo-{VERSION}.dist-info/METADATA").decode()
+    assert {name.partition("/")[0] for name in names} == {"lockstep", f"lockstep_yolo-{VERSION}.dist-info"}
     assert {"lockstep/scripts/train.py", "lockstep/configs/weights.yaml", "lockstep/launch/slurm.sbatch"} <= set(names)
     templates = {str(path.relative_to(ROOT)) for top in FOLDERS for path in (ROOT / top).rglob("*.html")}
     assert {f"lockstep/{path}" for path in templates} <= set(names)

@@ -21,7 +21,7 @@ LABEL_LEGEND = (
     ("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
-MOST_LABEL_ERRORS = 60
+MAX_LABEL_ERRORS = 60
 MAX_DRAWN_LABELS = 60  # in a picture of a label error
 MAX_DRAWN_DETECTIONS = 40
 
@@ -46,7 +46,7 @@ class Galleries:
 
     def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Makes cards of the most probable label errors: labels, detections, and corrected labels."""
-        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
+        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
