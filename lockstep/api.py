@@ -31,7 +31,7 @@ from utils.files.paths import normal_path
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
-if TYPE_CHECKING:  # written when the wheel is built
+if TYPE_CHECKING:
     from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,7 +48,8 @@ def _with_settings(*configs: type) -> Callable[[Function], Function]:
         fields = [f for c in configs for f in dataclasses.fields(c) if f.name not in NOT_KEYWORDS.get(c, ())]
         kind = inspect.Parameter.KEYWORD_ONLY
         named = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
-        function.__signature__ = signature.replace(parameters=[*own, *named])
+        # The annotations of functions lack this attribute, which `inspect.signature` reads.
+        function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
         return function
@@ -179,7 +180,9 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
     )
     with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        with child.process.stdout as pipe:
+        pipe = child.process.stdout
+        assert pipe is not None  # as stdout=PIPE was given
+        with pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
                 sys.stdout.write(decoder.decode(data))
                 sys.stdout.flush()
