@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
 from utils.config.settings import MOST_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
-from utils.files.schema import build, suggestion
-
-T = TypeVar("T")
+from utils.files.schema import DataclassT, build, suggestion
 
 
 def _others() -> ModuleType:
@@ -30,7 +28,7 @@ def _others() -> ModuleType:
     return other_programs
 
 
-def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
+def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     build_parser(cls).description = description
     with all_mistakes() as mistakes:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, all_objects
@@ -26,6 +26,16 @@ _MAX_SHOWN_CHARACTERS = 60
 MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
 # Of hyper-parameters: their values are compared, not where they come from.
 _SOURCES = frozenset(("hyp", "override"))
+
+
+class _Model(Protocol):
+    """A `models.detector.Detector` or a model of an exported file, as far as this module reads it."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def spec(self) -> Mapping[str, Any]: ...
 
 
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
@@ -67,7 +77,7 @@ def check_same_run(
     check_agreement(ctx, facts)
 
 
-def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
+def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterable[Tensor]) -> None:
     """Raises UserError when the models of processes differ, or the weights ``from_files`` that they have read."""
     if ctx.world_size == 1:
         return

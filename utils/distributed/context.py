@@ -180,12 +180,13 @@ def is_parallel(model: nn.Module) -> bool:
 def unwrap(model: nn.Module) -> nn.Module:
     """The model without the wrappers DataParallel, DistributedDataParallel and torch.compile."""
     while True:
-        if is_parallel(model):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
         else:
+            inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
             return model
+        model = inner
 
 
 @contextmanager
@@ -225,7 +226,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         if ctx.store is None:
             raise
         if _has_lost_peer(error):
-            message = _lost_peer_message(ctx, error)
+            message = _lost_peer_message(ctx.store, ctx.world_size, error)
             if message and _is_reporter(ctx.store):
                 raise UserError(message) from None
             raise PeerFailure("another process of this run has ended") from None
@@ -242,25 +243,25 @@ def _has_lost_peer(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _BROKEN)
 
 
-def _lost_peer_message(ctx: DistributedContext, error: BaseException) -> str:
-    """What is said about a failed collective; "" if whoever started the lost process reports how it ended (`spawn`)."""
+def _lost_peer_message(store: dist.Store, world_size: int, error: BaseException) -> str:
+    """Explains a failed collective. Returns "" if the launcher of the lost process reports how it ended (`spawn`)."""
     message = str(error)
     if "timed out" in message.lower():
         return f"another process did not answer in time: {first_line(error)}"
     if "/dev/shm" in message:
         return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
     if multiprocessing.parent_process() is None:
-        return f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?"
+        return f"{_ended_process(store, world_size)} ended without a message; was it killed, or does it exit?"
     return ""
 
 
-def _ended_process(ctx: DistributedContext) -> str:
+def _ended_process(store: dist.Store, world_size: int) -> str:
     """Names a process that has ended, as far as this machine can observe it."""
     with suppress(dist.DistError):
         for _ in range(20):  # its connections are closed a moment before it is gone
-            for rank in range(ctx.world_size):
-                if has_died(ctx.store.get(f"process/{rank}").decode()):
-                    return f"process {rank} of {ctx.world_size}"
+            for rank in range(world_size):
+                if has_died(store.get(f"process/{rank}").decode()):
+                    return f"process {rank} of {world_size}"
             time.sleep(0.05)
     return "another process of this run"
 

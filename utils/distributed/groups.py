@@ -72,4 +72,5 @@ def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
     groups = [[rank for rank, other in enumerate(values) if other == value] for value in sorted(set(values))]
     ranks = next(ranks for ranks in groups if ctx.rank in ranks)
     handle, _ = dist.new_subgroups_by_enumeration(groups, backend="gloo")
+    assert isinstance(handle, dist.ProcessGroup), "every process belongs to one of the groups"
     return Subgroup(tuple(ranks), ranks.index(ctx.rank), handle)

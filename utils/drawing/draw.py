@@ -56,7 +56,11 @@ def _font_for(text: str) -> tuple[str, str]:
 def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
     from PIL import ImageFont
 
-    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+    if path:
+        return ImageFont.truetype(path, size)
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont), "a size was given"
+    return font
 
 
 @lru_cache(maxsize=1)
@@ -131,7 +135,9 @@ def draw_boxes(
     for i in order:
         x0, y0, x1, y1 = boxes[i].tolist()
         cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colors[i].tolist(), thickness, cv2.LINE_8)
-    for i in order if labels is not None else ():
+    if labels is None:
+        return canvas
+    for i in order:
         if labels[i]:  # above the box if there is space, else inside its top edge
             x, y = boxes[i, :2].tolist()
             above = y - text_mask(labels[i], text_size).shape[0]

@@ -98,10 +98,15 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def picture_of(figure: Figure) -> Picture:
+    """Renders a figure that `new_figure` has created."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
-        figure.canvas.draw()
-    return Picture(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
+        canvas.draw()
+    return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
 def chart_picture(chart: Chart) -> Picture:
@@ -116,7 +121,7 @@ def chart_picture(chart: Chart) -> Picture:
     label_axes(axes, chart.x_label, chart.y_label, chart.title, chart.note)
     axes.set(xlim=chart.x_range, ylim=chart.y_range)
     if chart.x_is_whole:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     if chart.mark:
         _draw_mark(axes, *chart.mark)
     if rows:
@@ -176,7 +181,7 @@ def histogram_picture(
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=COLORS[0])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.get_major_locator().set_params(numticks=10)
+    axes.locator_params(axis="x", numticks=10)
     axes.minorticks_off()
     axes.set_xlim(edges[0], edges[-1])
     label_axes(axes, *labels, note)

@@ -133,7 +133,10 @@ class _Machine:
     def pop(self, _: object) -> None:
         self.stack.pop()
 
-    def pop_to_mark(self, _: object = None) -> list[Any]:
+    def discard_to_mark(self, _: object) -> None:
+        self.pop_to_mark()
+
+    def pop_to_mark(self) -> list[Any]:
         start = self._marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -292,7 +295,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "DICT": _Machine.make_dict,
     "MARK": _Machine.mark,
     "POP": _Machine.pop,
-    "POP_MARK": _Machine.pop_to_mark,
+    "POP_MARK": _Machine.discard_to_mark,
     "MEMOIZE": _Machine.store_next,
     "APPEND": _Machine.append,
     "SETITEM": _Machine.set_item,
@@ -372,7 +375,7 @@ class TorchFile:
         if key not in self._storages:
             entry = self._entries[f"{self._folder}data/{key}"]
             content = torch.empty(entry.file_size, dtype=torch.uint8, device="cpu")
-            target = memoryview(content.numpy())
+            target = content.numpy().data
             position = 0
             with self._reading(entry.filename), self._zip.open(entry) as source:
                 while part := source.read(_READ_BYTES):

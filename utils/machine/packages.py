@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import cast
 
 from utils.errors import UserError
 from utils.machine.quiet_import import import_quietly
@@ -74,7 +75,8 @@ def _without_telemetry(module: str) -> Iterator[None]:
     if reporter is None or reporter in sys.modules:
         yield
         return
-    sys.modules[reporter] = None  # Python then raises ImportError for it
+    # Python raises ImportError for a module that is None here; the annotation of sys.modules does not know it.
+    sys.modules[reporter] = cast(ModuleType, None)
     try:
         yield
     finally:

@@ -7,12 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 AHEAD_BYTES = 1 << 27
+
+
+class _End(Enum):
+    """Marks the end of an iterator."""
+
+    END = 0
 
 
 class Ahead:
@@ -51,10 +58,11 @@ def map_ahead(
 
 
 def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
-    """``items``, computed in another thread, with at most ``ahead()`` pending ones."""
-    end = object()
-    found = map_ahead(lambda _: next(items, end), itertools.repeat(None), threads=1, ahead=ahead)
-    return itertools.takewhile(lambda item: item is not end, found)
+    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones."""
+    for item in map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead):
+        if item is _End.END:
+            return
+        yield item
 
 
 class BackgroundWriter:
