@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_flags_give_the_same_settings(argv):
 
 
 def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
-    code = "import os; print(os.getcwd(), os.getsid(0) == os.getpid())"
+    code = f"import os; print(os.getcwd(), os.getsid(0) != {os.getsid(0)})"
     words = [sys.executable, "-c", code]
     with start(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
         output, _ = child.process.communicate()
