@@ -155,7 +155,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
     """Waits for the process, and reports new epochs to Ray, which all workers do together, with the values of rank 0.
 
     Args:
-        reported: epochs that Ray knows, or that a former job has trained.
+        reported: epochs that Ray knows, or that an earlier job has trained.
 
     Returns the exit status of the process, and whether the settings or the data were refused.
     """

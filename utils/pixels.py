@@ -13,7 +13,7 @@ from utils.strings import counted
 if TYPE_CHECKING:
     import torch
 
-MOST_CHANNELS = 128  # of an image in OpenCV 5
+MAX_CHANNELS = 128  # of an image in OpenCV 5
 _TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
 
 
@@ -25,7 +25,7 @@ class PixelFormat:
     by 65535 / 4095 when they are read. Images of three channels are RGB, those of one are gray.
     """
 
-    channels: Annotated[int, Bounds(1, MOST_CHANNELS)] = 3
+    channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
     bits: Annotated[int, Bounds(8, 16)] = 8
 
     @classmethod

@@ -65,7 +65,7 @@ def _build(
     source: str | dict[str, Any], config: TrainConfig, names: Sequence[str], channels: int, *, remark: str
 ) -> Detector:
     model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
-    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
+    check_image_size(config.imgsz, model.stride, min_cells=2)  # batch norm needs more than one image of one cell
     parameters = sum(p.numel() for p in model.parameters())
     get_logger().info(
         "%s: %s parameters, %s%s", model.spec["name"], f"{parameters:,}", counted(len(names), "class"), remark

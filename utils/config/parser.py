@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
-from utils.config.settings import MOST_IMGSZ, Hyperparameters
+from utils.config.settings import MAX_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
@@ -141,15 +141,15 @@ def typed_classes(words: Iterable[str]) -> list[int | str]:
     return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 
-def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
+def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:
     """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride``, at
-    least ``least_cells`` times as large, and at most `MOST_IMGSZ`."""
-    least = least_cells * stride
+    least ``min_cells`` times as large, and at most `MAX_IMGSZ`."""
+    least = min_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
         raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
-    if imgsz > MOST_IMGSZ:
-        raise UserError(f"{flag} {imgsz}: too large; use {MOST_IMGSZ // stride * stride} or less")
+    if imgsz > MAX_IMGSZ:
+        raise UserError(f"{flag} {imgsz}: too large; use {MAX_IMGSZ // stride * stride} or less")
     if imgsz % stride:
         raise UserError(
             f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LETTERS = 40  # of a name in a figure
-MOST_DOTS = 30  # points of a line that are marked
+MAX_LABEL_CHARACTERS = 40  # of a name in a figure
+MAX_MARKED_POINTS = 30  # points of a line that are marked
 WIDTH, HEIGHT = 4.2, 2.8  # inches of a figure with one chart, without its legend
 LEGEND_LETTERS, LEGEND_ROW = 74, 0.18  # of a row of the legend below it, and inches
 DPI = 140
@@ -138,7 +138,7 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
         linestyle="-" if number < len(COLORS) else "--",
         linewidth=2.5 if line.is_strong else 1.3,
         zorder=3 if line.is_strong else 2,
-        marker="." if known.sum() <= MOST_DOTS else None,
+        marker="." if known.sum() <= MAX_MARKED_POINTS else None,
         markersize=4,
         label=short_label(line.name),
     )
@@ -218,7 +218,7 @@ def bars_picture(
 def short_label(text: str) -> str:
     """A name as Matplotlib shall show it: shortened to leave space for the axes; with dollars that do not begin a
     formula; and with a space before a first underscore, which would leave the line out of the legend."""
-    text = (text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…").replace("$", r"\$")
+    text = (text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[: MAX_LABEL_CHARACTERS - 1]}…").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 

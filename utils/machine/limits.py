@@ -142,12 +142,12 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
 )
 
 
-def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
+def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -> str:
     """The advice for `explanation`: settings that need less memory than those of the run. ``batch_size``: 0 or less if
     it is not known. ``device``: its type."""
     smaller: list[str] = []
-    if batch_size > max(least_batch, 0):
-        smaller.append(f"--batch-size {max(batch_size // 2, least_batch)}")
+    if batch_size > max(min_batch, 0):
+        smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
     if imgsz >= 128:
         smaller.append(f"--imgsz {max(int(imgsz * 0.7) // 32 * 32, 64)}")
     to_try = "a smaller --model"
