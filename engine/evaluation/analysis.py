@@ -9,6 +9,7 @@ Legend: D detections, M objects, C classes, F false positives, A sizes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -101,40 +102,85 @@ def split_errors(matches: Matches) -> ErrorSplit:
     objects are no longer counted. (If errors of CLASS and of LOCATION are about one object, the authors' tool fixes
     only the better of the two.)
     """
-    ranked, classes, object_classes = matches.ranked, matches.num_classes, matches.object_classes
     errors = find_errors(matches)
-    true_positive, counted = errors.outcome == CORRECT, errors.outcome != IGNORED
-    targets = np.bincount(object_classes[~matches.objects.crowd], minlength=classes)
-    base = _ap(ranked.classes, ranked.scores, true_positive, counted, targets)
-
-    def cost(of_class: np.ndarray, tp: np.ndarray, counted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        fixed = _ap(of_class, ranked.scores, tp, counted, targets)
-        return np.where(np.isnan(fixed), base, fixed) - base  # a class whose objects are all missed stays at AP 0
-
-    columns = []
-    for kind in range(len(KINDS)):
-        of_class, fixed_tp, remaining = ranked.classes, true_positive.copy(), targets
-        fixed_counted = counted & (errors.outcome != kind)
-        if kind == MISSED:
-            remaining = targets - np.bincount(object_classes[errors.missed], minlength=classes)
-        if kind in (CLASS, LOCATION):
-            row = _best_on_each(errors, kind, ranked.scores)
-            fixed_tp[row] = fixed_counted[row] = True
-            of_class = of_class.copy()
-            of_class[row] = object_classes[errors.target[row]]
-        columns.append(cost(of_class, fixed_tp, fixed_counted, remaining))
-    class_cost = np.stack(columns, 1)
-    kinds, false = len(KINDS), errors.outcome >= 0
-    cell = np.r_[ranked.classes[false] * kinds + errors.outcome[false], object_classes[errors.missed] * kinds + MISSED]
-    matched_targets = np.bincount(object_classes[errors.found], minlength=classes)
+    current = _Counted(
+        classes=matches.ranked.classes,
+        scores=matches.ranked.scores,
+        true_positive=errors.outcome == CORRECT,
+        counted=errors.outcome != IGNORED,
+        targets=_class_counts(matches, ~matches.objects.crowd),
+    )
+    ap = current.ap()
+    class_cost = np.stack([_cost(ap, _fixed(matches, errors, current, kind)) for kind in range(len(KINDS))], 1)
+    no_false_positives = replace(current, counted=current.true_positive)
+    no_false_negatives = replace(current, targets=_class_counts(matches, errors.found))
     return ErrorSplit(
-        ap=float(mean_known(base)),
-        counts=np.bincount(cell, minlength=classes * kinds).reshape(classes, kinds).astype(np.int64),
+        ap=float(mean_known(ap)),
+        counts=_error_counts(matches, errors),
         class_cost=class_cost,
         cost=mean_known(class_cost, axis=0),
-        false_positive_cost=float(mean_known(cost(ranked.classes, true_positive, true_positive, targets))),
-        false_negative_cost=float(mean_known(cost(ranked.classes, true_positive, counted, matched_targets))),
+        false_positive_cost=float(mean_known(_cost(ap, no_false_positives))),
+        false_negative_cost=float(mean_known(_cost(ap, no_false_negatives))),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """Detections with known outcomes, and the objects that count."""
+
+    classes: np.ndarray  # int64 (D,)
+    scores: np.ndarray  # float64 (D,)
+    true_positive: np.ndarray  # bool (D,)
+    counted: np.ndarray  # bool (D,) the others are neither true nor false positives
+    targets: np.ndarray  # int64 (C,) number of objects
+
+    def ap(self) -> np.ndarray:
+        """Returns AP (C,); nan where there is no object."""
+        rows = np.flatnonzero(self.counted)
+        rows = rows[np.lexsort((-self.scores[rows], self.classes[rows]))]
+        classes = self.classes[rows]
+        true_positive = self.true_positive[rows, None, None]  # of one area and IoU threshold
+        offsets = np.searchsorted(classes, np.arange(self.targets.size + 1))
+        outcomes = Outcomes(offsets, self.scores[rows], classes, true_positive, ~true_positive)
+        return interpolated_precision(outcomes, self.targets[:, None])[:, 0, 0].mean(-1)
+
+
+def _cost(ap: np.ndarray, fixed: _Counted) -> np.ndarray:
+    """Returns the rise of AP (C,) from ``ap`` (C,) when errors are fixed."""
+    fixed_ap = fixed.ap()
+    return np.where(np.isnan(fixed_ap), ap, fixed_ap) - ap  # a class whose objects are all missed stays at AP 0
+
+
+def _fixed(matches: Matches, errors: Errors, current: _Counted, kind: int) -> _Counted:
+    """Fixes all errors of a kind, as `split_errors` says."""
+    counted = current.counted & (errors.outcome != kind)
+    if kind == MISSED:
+        return replace(current, counted=counted, targets=current.targets - _class_counts(matches, errors.missed))
+    if kind not in (CLASS, LOCATION):
+        return replace(current, counted=counted)
+    classes = current.classes.copy()
+    true_positive = current.true_positive.copy()
+    rows = _best_on_each(errors, kind, current.scores)
+    classes[rows] = matches.object_classes[errors.target[rows]]
+    true_positive[rows] = True
+    counted[rows] = True
+    return replace(current, counted=counted, classes=classes, true_positive=true_positive)
+
+
+def _class_counts(matches: Matches, objects: np.ndarray) -> np.ndarray:
+    """Counts chosen ``objects``, bool (M,), by class: int64 (C,)."""
+    return np.bincount(matches.object_classes[objects], minlength=matches.num_classes)
+
+
+def _error_counts(matches: Matches, errors: Errors) -> np.ndarray:
+    """Counts errors by class and kind: int64 (C, 6), as in `ErrorSplit`."""
+    kinds = len(KINDS)
+    is_false = errors.outcome >= 0
+    false_positives = matches.ranked.classes[is_false] * kinds + errors.outcome[is_false]
+    missed = matches.object_classes[errors.missed] * kinds + MISSED
+    cells = np.concatenate([false_positives, missed])
+    counts = np.bincount(cells, minlength=matches.num_classes * kinds)
+    return counts.reshape(matches.num_classes, kinds).astype(np.int64)
 
 
 def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -174,15 +220,3 @@ def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:
     row = row[~errors.found[errors.target[row]]]
     row = row[np.lexsort((row, -scores[row], errors.target[row]))]
     return row[np.unique(errors.target[row], return_index=True)[1]]
-
-
-def _ap(
-    of_class: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, counted: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """AP (C,) of detections with known outcomes; nan where ``targets`` (C,) is 0."""
-    rows = np.flatnonzero(counted)
-    rows = rows[np.lexsort((-scores[rows], of_class[rows]))]
-    classes, true_positive = of_class[rows], true_positive[rows, None, None]  # of one area and IoU threshold
-    offsets = np.searchsorted(classes, np.arange(targets.size + 1))
-    outcomes = Outcomes(offsets, scores[rows], classes, true_positive, ~true_positive)
-    return interpolated_precision(outcomes, targets[:, None])[:, 0, 0].mean(-1)

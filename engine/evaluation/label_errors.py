@@ -29,13 +29,13 @@ NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the 
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
 # Of a class on the split: from which AP50 on its labels are judged, and the model is fully trusted; and for errors of
 # position, as AP50 does not say how exactly it places boxes, from which AP75 on.
-LEAST_AP, GOOD_AP50, GOOD_AP75 = 0.4, 0.7, 0.9
+MIN_AP, GOOD_AP50, GOOD_AP75 = 0.4, 0.7, 0.9
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 MIN_DETECTION_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
-LEAST_MOVED_RATE = 0.01  # the same for positions, where `_estimated_rate` finds fewer
+MIN_MOVED_RATE = 0.01  # the same for positions, where `_estimated_rate` finds fewer
 RATE_STEPS = 100  # of `_estimated_rate`
-LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
+MIN_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
 MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
 MAX_PRECISION = 0.99  # of detections: no score makes an object certain
 
@@ -49,7 +49,7 @@ def find_label_errors(
 
     Args:
         table: all detections of the model; those below `MIN_DETECTION_SCORE` are not used.
-        class_metrics: AP50 and AP75 of these detections, float (C,); errors about classes below `LEAST_AP` are left
+        class_metrics: AP50 and AP75 of these detections, float (C,); errors about classes below `MIN_AP` are left
             out.
     """
     truth, is_repeated = split.index.ground_truth(), split.index.repeated
@@ -80,7 +80,7 @@ def find_label_errors(
 
 def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
     """How far a class's labels are judged, from 0 to 1, float64 (C,), by its AP; nan: not at all."""
-    return np.where(class_ap >= LEAST_AP, np.minimum(class_ap / good_ap, 1), 0)
+    return np.where(class_ap >= MIN_AP, np.minimum(class_ap / good_ap, 1), 0)
 
 
 def trust_lines(
@@ -94,8 +94,8 @@ def trust_lines(
     lines = [f"{model} has " + ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in scored.items()) + "."]
     for split, result in scored.items():
         ap50, ap75 = result.class_metrics["AP50"], result.class_metrics["AP75"]
-        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < LEAST_AP)]
-        loose = np.flatnonzero((ap50 >= LEAST_AP) & (ap75 < LEAST_AP))
+        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP)]
+        loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
         if weak:
             lines.append(
                 f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
@@ -160,11 +160,11 @@ def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_R
 
 
 def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
-    """The rate of errors that agrees with their posteriors (expectation maximization), within `LEAST_MOVED_RATE` and
+    """The rate of errors that agrees with their posteriors (expectation maximization), within `MIN_MOVED_RATE` and
     `ERROR_RATE`. Arguments: those of `_posterior`."""
     rate = ERROR_RATE
     for _ in range(RATE_STEPS if if_wrong.size else 0):
-        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), LEAST_MOVED_RATE, ERROR_RATE))
+        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MOVED_RATE, ERROR_RATE))
     return rate
 
 
@@ -218,7 +218,7 @@ def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
         agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
         if agreed.size:
             median = np.median(agreed)
-            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), LEAST_DEVIATION)
+            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), MIN_DEVIATION)
             result[rows] = np.maximum((median - overlap[rows]) / deviation, 0)
     return result
 

@@ -94,10 +94,10 @@ class Outcomes(NamedTuple):
 def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> Matches:
     """Assigns the best ``gt.max_det`` detections of each class in each image to the objects, as COCO's evaluation
     does."""
-    for what, classes in (("labels", gt.classes), ("detections", table.classes)):
+    for owner, classes in (("labels", gt.classes), ("detections", table.classes)):
         if classes.size and not 0 <= classes.min() <= classes.max() < num_classes:
             span = f"{classes.min()}..{classes.max()}"
-            raise ValueError(f"class ids of the {what} span {span}, expected 0..{num_classes - 1}")
+            raise ValueError(f"class ids of the {owner} span {span}, expected 0..{num_classes - 1}")
     rank_of_image = image_ranks(gt.image_ids)
     group = rank_of_image[table.image_index] * num_classes + table.classes
     order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
@@ -194,22 +194,26 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
-    """All (detection, object) pairs of equal group with at least ``min_overlap``. ``group``: int64 (D,) ascending;
-    ``boxes_xyxy``: float64 (D, 4), in the frame of ``objects``."""
+    """Returns all (detection, object) pairs of equal group with at least ``min_overlap``.
+
+    Args:
+        group: int64 (D,) ascending.
+        boxes_xyxy: float64 (D, 4), in the frame of ``objects``.
+    """
     first = np.searchsorted(objects.group, group, side="left")
     count = np.searchsorted(objects.group, group, side="right") - first
     rows = np.flatnonzero(count)  # detections whose group has objects
     boxes_xywh = xyxy_to_xywh(boxes_xyxy)
-    none = np.zeros(0, dtype=np.int64)
-    found = [Pairs(none, none, np.zeros(0))]
-    chunk = np.cumsum(count[rows]) // _CHUNK_PAIRS
-    for part in np.split(rows, np.flatnonzero(np.diff(chunk)) + 1):
-        n = count[part]
-        detection = np.repeat(part, n)
-        target = np.arange(n.sum()) + np.repeat(first[part] - np.cumsum(n) + n, n)
+    no_rows = np.zeros(0, dtype=np.int64)
+    chunks = [Pairs(no_rows, no_rows, np.zeros(0))]
+    chunk_of_row = np.cumsum(count[rows]) // _CHUNK_PAIRS
+    for chunk_rows in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
+        n = count[chunk_rows]
+        detection = np.repeat(chunk_rows, n)
+        target = np.arange(n.sum()) + np.repeat(first[chunk_rows] - np.cumsum(n) + n, n)
         overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
-        found.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
-    return Pairs(*map(np.concatenate, zip(*found)))
+        chunks.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
+    return Pairs(*map(np.concatenate, zip(*chunks)))
 
 
 def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:

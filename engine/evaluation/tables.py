@@ -62,7 +62,9 @@ def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
-    lines += [silenced] if (silenced := silenced_text(result, names)) else []
+    silenced = silenced_text(result, names)
+    if silenced:
+        lines.append(silenced)
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
         lines.append(f"ms per image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")

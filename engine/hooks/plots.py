@@ -28,7 +28,9 @@ from utils.structures import Batch, Detections, EvalResult
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-PICTURED_BATCHES, PICTURED_IMAGES, PICTURED_PAIRS = 3, 16, 8  # images of a batch, and pairs of labels and detections
+PICTURED_BATCHES = 3
+PICTURED_IMAGES = 16  # of a batch
+PICTURED_PAIRS = 8  # of labels and detections
 CAPTION_COLOR = np.array([40, 40, 40])
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
@@ -101,8 +103,10 @@ class TimeBudget:
     """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later."""
 
     def __init__(self, work: Callable[[int, EvalResult | None], None], share: float) -> None:
-        self._work, self._share = work, share
-        self._done_at, self._cost_s = time.monotonic(), 0.0
+        self._work = work
+        self._share = share
+        self._done_at = time.monotonic()
+        self._cost_s = 0.0
         self._pending: tuple[int, EvalResult | None] | None = None
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:

@@ -142,8 +142,8 @@ class Tracking(Hook):
                 call()
             except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
                 if not self._has_warned:
-                    text = "%s: %s; tried again after each epoch"
-                    get_logger().warning(text, self._service.name, first_line(error))
+                    reason = first_line(error)
+                    get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)
                 self._has_warned = True
 
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:

@@ -12,8 +12,8 @@ from utils.strings import counted
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
 # yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random
 # weights (128 px): AP50 0.93 after 260.
-LEAST_STEPS = 250
-LEAST_STEPS_FROM_WEIGHTS = 100
+MIN_STEPS = 250
+MIN_STEPS_FROM_WEIGHTS = 100
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 def few_steps_warning(plan: StepPlan, *, from_weights: bool) -> str:
     """What to say about a run that has so few steps that its detector will be poor, with the number of epochs that are
     enough; "" if it has enough."""
-    least = LEAST_STEPS_FROM_WEIGHTS if from_weights else LEAST_STEPS
+    least = MIN_STEPS_FROM_WEIGHTS if from_weights else MIN_STEPS
     if plan.total >= least:
         return ""
     kind = "fine-tuning" if from_weights else "training from random weights"
@@ -65,11 +65,11 @@ def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
 
 def new_layers_lr_mult(total_steps: float) -> float:
     """The factor on the learning rate of new layers in a run from weights: above 1 if it has fewer than
-    `LEAST_STEPS_FROM_WEIGHTS`, so that they move as far as in one of as many, and at most 2. inf steps: not known.
+    `MIN_STEPS_FROM_WEIGHTS`, so that they move as far as in one of as many, and at most 2. inf steps: not known.
 
     Measured on four data sets: twice the rate adds 0.04 AP in runs of 36 to 60 steps, nothing in longer ones.
     """
-    return min(max(LEAST_STEPS_FROM_WEIGHTS / total_steps, 1.0), 2.0)
+    return min(max(MIN_STEPS_FROM_WEIGHTS / total_steps, 1.0), 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)

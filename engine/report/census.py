@@ -14,8 +14,8 @@ from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram
 from utils.strings import counted
 
 HEAT_CELLS = 24
-MOST_BARS = 20
-MOST_LINES = 100  # of the scan's report
+MAX_BARS = 20
+MAX_LINES = 100  # of the scan's report
 
 
 class Census(NamedTuple):
@@ -89,7 +89,7 @@ def census_content(
             "Boxes and images of each class",
         ),
         "scans": [
-            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MOST_LINES))])
+            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MAX_LINES))])
             for c, i in zip(censuses, indexes)
         ],
     }
@@ -97,8 +97,8 @@ def census_content(
 
 def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
     """Pictures of the number, sizes and centers of the boxes of a split that has boxes, by title."""
-    order = np.argsort(-census.class_boxes, kind="stable")[:MOST_BARS]
-    of = f"{MOST_BARS} of {len(names)} classes" if len(names) > MOST_BARS else "each class"
+    order = np.argsort(-census.class_boxes, kind="stable")[:MAX_BARS]
+    of = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
     counts = census.class_boxes[order]
     classes = bars_picture(
         [names[c] for c in order], counts, [f"{n:,}" for n in counts], ("", "boxes", f"Boxes of {of} ({census.split})")

@@ -12,7 +12,7 @@ from utils.structures import EvalResult
 
 MANY_CLASSES = 20  # with more, confusion matrices have no numbers
 FEW_CLASSES = 8  # of many, that have a curve
-MOST_CONFUSED = 60  # classes in a confusion matrix
+MAX_CONFUSED = 60  # classes in a confusion matrix
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
@@ -57,11 +57,11 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
     confusion = np.asarray(confusion)
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
     labels = np.array([*map(short_label, names), "background"])
-    if len(names) > MOST_CONFUSED:
+    if len(names) > MAX_CONFUSED:
         wrong = (confusion.sum(0) + confusion.sum(1) - 2 * np.diag(confusion))[:-1]
-        shown = np.r_[np.sort(np.argsort(-wrong, kind="stable")[:MOST_CONFUSED]), len(names)]
+        shown = np.r_[np.sort(np.argsort(-wrong, kind="stable")[:MAX_CONFUSED]), len(names)]
         confusion, fractions, labels = confusion[np.ix_(shown, shown)], fractions[np.ix_(shown, shown)], labels[shown]
-        title += f"; the {MOST_CONFUSED} of {len(names)} classes with the most errors"
+        title += f"; the {MAX_CONFUSED} of {len(names)} classes with the most errors"
     side = float(np.clip(0.5 * len(labels) + 2, 5, 12))
     figure = new_figure(side * 1.15, side)
     axes = figure.subplots()

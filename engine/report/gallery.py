@@ -21,7 +21,7 @@ LABEL_LEGEND = (
     ("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
-MOST_LABEL_ERRORS = 60
+MAX_LABEL_ERRORS = 60
 MAX_DRAWN_LABELS, MAX_DRAWN_DETECTIONS = 60, 40  # drawn in a picture of a label error
 
 
@@ -44,7 +44,7 @@ class Galleries:
 
     def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """The most probable label errors: labels, detections, and corrected labels."""
-        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MOST_LABEL_ERRORS]
+        drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:

@@ -26,8 +26,8 @@ KIND_LEGEND = (
     *((words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
     ("label, not found", COLORS["label"]),
 )
-MOST_IMAGES, MOST_BYTES = 40, 1_800_000  # of JPEG files
-MOST_BOXES = 60  # errors of an image that are drawn
+MAX_IMAGES, MAX_BYTES = 40, 1_800_000  # of JPEG files
+MAX_BOXES = 60  # errors of an image that are drawn
 
 
 class ImageErrors:
@@ -85,8 +85,8 @@ def worst_images(errors: ImageErrors, most: int) -> list[int]:
 
 def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
     """The images of ``split`` with the most errors, labels next to detections."""
-    album = Album(MOST_BYTES)
-    return [_card(split, errors, image, album) for image in worst_images(errors, MOST_IMAGES)]
+    album = Album(MAX_BYTES)
+    return [_card(split, errors, image, album) for image in worst_images(errors, MAX_IMAGES)]
 
 
 def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) -> Card:
@@ -102,7 +102,7 @@ def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) ->
     boxes, detected = errors.object_boxes_xyxy_px, errors.detections
     labels = [
         Outline(boxes[m], "missed" if errors.missed[m] else "label", names[errors.object_classes[m]])
-        for m in plain[~found][:MOST_BOXES].tolist()
+        for m in plain[~found][:MAX_BOXES].tolist()
     ]
     labels += outlines(boxes[plain[found]], "correct")
     detections = [
@@ -111,7 +111,7 @@ def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) ->
             KIND_STYLES[errors.outcome[row]],
             f"{names[detected.classes[row]]} {detected.scores[row]:.2f}",
         )
-        for row in wrong[:MOST_BOXES].tolist()
+        for row in wrong[:MAX_BOXES].tolist()
     ]
     detections += outlines(detected.boxes_xyxy[of_image[errors.outcome[of_image] == CORRECT]], "correct")
     name, source = split.index.paths[image], source_of(split, image)

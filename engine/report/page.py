@@ -49,8 +49,8 @@ from utils.structures import DetectionTable, EvalResult
 
 FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
 MIN_LABEL_ERROR_SCORE = 0.5  # of label errors: more probable than not
-MOST_PAIRS = 200  # of classes
-MOST_LABEL_BYTES = 700_000  # of JPEG files of label errors
+MAX_PAIRS = 200  # of classes
+MAX_LABEL_BYTES = 700_000  # of JPEG files of label errors
 DRAWS = 400  # of the images of a split with few objects
 SHEET_COLUMNS = 4  # of charts in results.png
 
@@ -216,7 +216,7 @@ class ReportPage:
                 "Errors of each class, at any confidence",
             ),
             "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MOST_LABEL_BYTES)),
+            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MAX_LABEL_BYTES)),
             "kinds": KIND_LEGEND,
             "label_legend": LABEL_LEGEND,
         }
@@ -289,6 +289,6 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
 def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
     totals = np.maximum(np.asarray(result.confusion).sum(0), 1)
     pairs = confused_pairs(result.confusion)
-    listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MOST_PAIRS]]
+    listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MAX_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
     return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")

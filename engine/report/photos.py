@@ -19,12 +19,12 @@ from utils.structures import GRAY
 
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
-MOST_ENLARGED = 3.0
+MAX_ENLARGED = 3.0
 DARK = 64  # an image whose values are all below is stretched
 JPEG_QUALITY = 80
-LEAST_SIDE = 8  # pixels of a drawn box, which else would be a dot
+MIN_SIDE = 8  # pixels of a drawn box, which else would be a dot
 LINE_PX, TEXT_PX = 2, 14
-MOST_OUTLINES = 150  # in a photo, so that something is left to see
+MAX_OUTLINES = 150  # in a photo, so that something is left to see
 # Of boxes, by what they are about; the kinds of errors are those of `engine.report.image_errors.KIND_WORDS`.
 COLORS = {
     "correct": "#20c05c",
@@ -125,9 +125,9 @@ def outlines(boxes_xyxy_px: np.ndarray, style: str) -> list[Outline]:
 def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np.ndarray:
     """A copy of ``part``, which shows ``window``, with boxes."""
     boxes = np.array([outline.box_xyxy_px for outline in drawn], np.float64).reshape(-1, 4)
-    shown = np.flatnonzero(in_window(boxes, window))[:MOST_OUTLINES]
+    shown = np.flatnonzero(in_window(boxes, window))[:MAX_OUTLINES]
     boxes = (boxes[shown] - np.tile(window[:2], 2)) * (part.shape[1] / (window[2] - window[0]))
-    lacking = np.maximum(LEAST_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
+    lacking = np.maximum(MIN_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
     boxes = np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], 1)
     texts = [drawn[i].text for i in shown]
     colors = np.array([[*bytes.fromhex(COLORS[drawn[i].style][1:])] for i in shown], np.uint8).reshape(-1, 3)
@@ -137,7 +137,7 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
 def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
     """The part ``window``, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or OSError."""
     x0, y0, x1, y1 = window
-    scale = min(side / max(x1 - x0, y1 - y0), MOST_ENLARGED)
+    scale = min(side / max(x1 - x0, y1 - y0), MAX_ENLARGED)
     least_hw = round(source.height * scale), round(source.width * scale)
     pixels = as_rgb8(read_reduced(source.path, least_hw, pixels=source.pixels)[0])
     if pixels.max(initial=0) < DARK:  # 16-bit values of which few bits are used, or night

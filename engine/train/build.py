@@ -264,7 +264,7 @@ def fit_anchors(settings: RunSettings, model: Detector, train: DatasetIndex) -> 
     config = settings.config
     sides = train.sides_at(config.imgsz)
     refit = not config.noautoanchor
-    message = check_anchors(sides, model, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
+    message = check_anchors(sides, model.head, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
     get_logger().info("%s", message)
 
 

@@ -17,7 +17,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.issues import LABEL_ERRORS, CheckedSplit, Issue, by_kind
 from engine.report.census import census_content, take_census
-from engine.report.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
+from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from tools.check.issue_kinds import ADVICE, DUPLICATES
 from tools.check.label_checks import SIZE_STEP
@@ -32,10 +32,10 @@ from utils.strings import listed
 FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
 PROJECT = "runs/check"
 MOST_LISTED = 400  # findings in the table
-MOST_PAIRS, MOST_OF_KIND = 30, 24
+MAX_PAIRS, MOST_OF_KIND = 30, 24
 MOST_TEXTS = 6  # on the card of an image
 # Of JPEG files, by gallery, in the order in which they are drawn; each may also use what those before it have left.
-MOST_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
+MAX_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
 
@@ -114,11 +114,11 @@ def _content(
 ) -> dict[str, Any]:
     galleries = IssueGalleries(splits, detections)
     kinds, album = by_kind(issues), Album()
-    album.add_bytes(MOST_BYTES["errors"])
+    album.add_bytes(MAX_BYTES["errors"])
     label_errors = galleries.label_errors(issues, album)
-    album.add_bytes(MOST_BYTES["pairs"])
+    album.add_bytes(MAX_BYTES["pairs"])
     duplicates = galleries.duplicates(issues, album)
-    album.add_bytes(MOST_BYTES["boxes"])
+    album.add_bytes(MAX_BYTES["boxes"])
     boxes = galleries.boxes(issues, album)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
@@ -138,7 +138,7 @@ def _content(
         "model": Path(weights).name,
         "label_errors": label_errors,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
-        "most_errors": MOST_LABEL_ERRORS,
+        "most_errors": MAX_LABEL_ERRORS,
         "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
@@ -165,7 +165,7 @@ def _content(
 class IssueGalleries(Galleries):
     def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
-        drawn = alternating(list(groups.values()))[:MOST_PAIRS]
+        drawn = alternating(list(groups.values()))[:MAX_PAIRS]
         return [self._pair(issue, album) for issue in drawn]
 
     def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
