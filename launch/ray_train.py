@@ -109,8 +109,8 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
 
 def work(config: TrainConfig, working_folder: str) -> str:
-    """What each of Ray's workers runs: one process of train.py, until it ends. Returns "", or why another try would
-    fail, too, as the settings or the data are wrong.
+    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the reason if
+    another try would fail, too, as the settings or the data are wrong.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -178,7 +178,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:
-    """The rows of results.csv, without values that an epoch does not have."""
+    """Reads the rows of results.csv, without values that an epoch does not have."""
     table = folder / "results.csv"
     rows = ResultsTable.read(table).rows if table.is_file() else {}
     return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]

@@ -162,8 +162,9 @@ def check(
 
 
 def _run(command: str, flags: list[str]) -> dict[str, Any]:
-    """The result of a command (`utils.program.write_result`), which prints here: bars on terminals and in notebooks,
-    else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved."""
+    """Runs a command and returns its result (`utils.program.write_result`). Its output is printed here: bars on
+    terminals and in notebooks, else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted,
+    unless it has saved."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -196,7 +197,8 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
-    """In the block, an interrupt is one of ``process`` instead of raising, which could lose output."""
+    """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
+    output."""
     if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
         yield
         return
@@ -208,7 +210,7 @@ def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The file of a data set. One that is given by its content is written to ``project``."""
+    """Returns the file of a data set. One that is given by its content is written to ``project``."""
     if not isinstance(data, Mapping):
         return os.fspath(data)
     import yaml

@@ -68,7 +68,7 @@ class _LogFile(logging.FileHandler):
 
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
-    """The class ``tqdm`` for a terminal; None for any other ``stream`` or without the package."""
+    """Returns the class ``tqdm`` for a terminal, or None for any other ``stream`` or without the package."""
     if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
         return None
     try:
@@ -79,7 +79,7 @@ def terminal_bars(stream: TextIO) -> type[tqdm] | None:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """The width of the terminal that shows ``stream``."""
+    """Returns the width of the terminal that shows ``stream``."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # another process shows it, and says its width in COLUMNS
@@ -122,7 +122,7 @@ def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
 
 
 def log_when_configured(*lines: str) -> None:
-    """Logs ``lines`` at INFO, once there is a log; each once."""
+    """Logs each of ``lines`` once, at INFO, as soon as there is a log."""
     if get_logger().handlers:
         for line in lines:
             get_logger().info("%s", line)

@@ -22,7 +22,7 @@ from utils.files.schema import DataclassT, build, suggestion
 
 
 def _others() -> ModuleType:
-    """What command lines and files of YOLOv5 and Ultralytics mean. Most runs have none, and do not import it."""
+    """Imports the translation of YOLOv5's and Ultralytics' flags, which most runs do not need."""
     from utils.config import other_programs
 
     return other_programs
@@ -45,14 +45,15 @@ def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description:
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
-    """The names of the fields that the command line sets explicitly."""
+    """Returns the names of the fields that the command line sets explicitly."""
     with all_mistakes() as mistakes:
         _, values, _ = _read(cls, argv, mistakes)
     return set(values)
 
 
 def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The command line in flags of ``cls``, the values that it gives, and lines for the log."""
+    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
+    log."""
     words = sys.argv[1:] if argv is None else argv
     split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
     given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
@@ -86,7 +87,7 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
 
 
 def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
-    """``hyp`` with the checked ``values``, whose mistakes are reported as of ``where``."""
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``where``."""
     checked = build(Hyperparameters, values, where, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
@@ -98,7 +99,7 @@ def unknown_hyperparameter(key: str) -> str:
 def read_recipe(
     hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
 ) -> Hyperparameters:
-    """The hyper-parameters that ``--hyp`` names, with ``key=value`` overrides. (The optimizer is chosen later, by the
+    """Reads the recipe that ``--hyp`` names and applies ``key=value`` overrides. (The optimizer is chosen later, by the
     number of steps: `engine.optim.build.choose_optimizer`.)
 
     Args:
@@ -119,7 +120,7 @@ def read_recipe(
 def class_numbers(
     classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
 ) -> tuple[int, ...]:
-    """The numbers of ``classes``, given by number or name, among ``names`` of ``owner`` ("the model").
+    """Converts ``classes``, numbers or names, to numbers among ``names`` of ``owner`` ("the model").
 
     Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
     """
@@ -137,7 +138,7 @@ def class_numbers(
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
-    """The numbers and names that the words after ``--classes`` mean."""
+    """Converts the words after ``--classes`` to class numbers and names."""
     return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 

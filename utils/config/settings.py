@@ -60,7 +60,7 @@ def setting(
     bare: Any = None,
     is_line: bool = False,
 ) -> Any:
-    """A dataclass field with the metadata that its flag or YAML key needs.
+    """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
     Args:
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
@@ -77,22 +77,22 @@ def setting(
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """The default of a setting; MISSING if it is required."""
+    """Returns the default of a setting; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def changed_settings(config: Any) -> dict[str, Any]:
-    """The settings that are not at their defaults, by name."""
+    """Returns the settings that are not at their defaults, by name."""
     return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
 
 
 def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
-    """Whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
+    """Returns whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
     return epoch == epochs or (val_every > 0 and epoch % val_every == 0)
 
 
 def closing_epochs(setting: int | None, epochs: int) -> int:
-    """How many epochs at the end of a run ``close_mosaic`` or ``close_scale`` means."""
+    """Returns the number of epochs at the end of a run for which ``close_mosaic`` or ``close_scale`` holds."""
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
 
 

@@ -38,8 +38,8 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
 
 
 def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
-    """Like ``yaml.safe_load``, but refuses repeated keys, and is ten times faster if PyYAML was built with libyaml.
-    ``text_under``: see `load_yaml`.
+    """Parses YAML like ``yaml.safe_load``, but refuses repeated keys, and uses libyaml, which is ten times faster, if
+    PyYAML was built with it. ``text_under``: see `load_yaml`.
 
     Raises yaml.YAMLError, or RecursionError for text nested more than `MAX_DEPTH` deep, at which libyaml crashes.
     """
@@ -52,7 +52,7 @@ def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
 
 
 def parse_override(item: str) -> tuple[str, Any]:
-    """The key and the value, which is YAML, of ``key=value`` after ``--set``. Raises UserError."""
+    """Splits ``key=value``, as after ``--set``, and parses the value as YAML. Raises UserError."""
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
@@ -97,8 +97,8 @@ def _check_value(value: Any) -> None:
 
 @functools.cache
 def _strict(base: type, text_under: frozenset[str]) -> type:
-    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last.
-    ``text_under``: see `load_yaml`."""
+    """Creates a subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the
+    last. ``text_under``: see `load_yaml`."""
 
     class Strict(base):
         def construct_document(self, node: yaml.Node) -> Any:
@@ -116,7 +116,8 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
                 node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
 
         def as_text(self, node: yaml.Node) -> yaml.Node:
-            """``node``, or the text of a number: a new node, as an alias may make this one a number elsewhere."""
+            """Returns ``node``, or a new text node if it is a number. (An alias may use the same node as a number
+            elsewhere.)"""
             if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
                 return node
             return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)

@@ -87,7 +87,7 @@ def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterabl
 
 
 def product_version() -> str:
-    """A digest of this program's own source files: 12 hex digits."""
+    """Returns a digest of this program's own source files: 12 hex digits."""
     digest = hashlib.blake2b(digest_size=6)
     files = [*PROJECT.glob("*.py"), *(path for package in _PACKAGES for path in (PROJECT / package).rglob("*.py"))]
     for path in sorted(files):
@@ -96,7 +96,7 @@ def product_version() -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as text. A long text is replaced by its beginning and a digest."""
+    """Returns the value as text. Long text is shortened to its beginning and a digest."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text or "empty"
@@ -109,6 +109,6 @@ def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """The sum of the bits as integers, which does not depend on the order of addition."""
+    """Sums the bits as integers, which does not depend on the order of addition."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))

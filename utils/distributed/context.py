@@ -60,7 +60,7 @@ class DistributedContext:
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> DistributedContext:
-        """A run of one process on one device."""
+        """Creates the context of a run of one process on one device."""
         device = torch.device(device)
         make_current(device)
         return DistributedContext(
@@ -76,7 +76,7 @@ class DistributedContext:
 
     @staticmethod
     def from_environment(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
-        """The context of this process, which joins the process group if it was launched as one of several.
+        """Creates the context of this process, and joins the process group if it was launched as one of several.
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
@@ -116,7 +116,8 @@ class DistributedContext:
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """The first process of each node runs the block, then the others do, using its results. All leave it together.
+    """Runs the block on the first process of each node, then on the others, which use its results. All leave it
+    together.
 
     Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
     long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, UserError.
@@ -137,7 +138,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    """Every rank's arrays on rank 0, by rank; None on other ranks. Lengths may differ between ranks."""
+    """Gathers every rank's arrays on rank 0, by rank; returns None on other ranks. Lengths may differ between ranks."""
     if not ctx.is_distributed:
         return [arrays]
     gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
@@ -146,7 +147,7 @@ def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> lis
 
 
 def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
-    """Rank 0's value on every rank."""
+    """Returns rank 0's value on every rank."""
     if not ctx.is_distributed:
         return value
     values = [value]
@@ -155,7 +156,7 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """The largest value of any rank, on every rank. Returns only after all ranks have called it."""
+    """Returns the largest value of any rank, on every rank. Returns only after all ranks have called it."""
     if not ctx.is_distributed:
         return value
     largest = torch.tensor([value])  # on the CPU, for which every group has gloo
@@ -164,7 +165,7 @@ def max_over_ranks(ctx: DistributedContext, value: int) -> int:
 
 
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
-    """Every rank's value, by rank, on every rank."""
+    """Gathers every rank's value, by rank, on every rank."""
     if not ctx.is_distributed:
         return [value]
     values: list[Any] = [None] * ctx.world_size
@@ -173,12 +174,12 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
 
 
 def is_parallel(model: nn.Module) -> bool:
-    """Whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
+    """Returns whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
     return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model without the wrappers DataParallel, DistributedDataParallel and torch.compile."""
+    """Removes the wrappers DataParallel, DistributedDataParallel and torch.compile."""
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inner = model.module
@@ -202,8 +203,8 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of k ranks
-    consists of two of 2k ranks."""
+    """Returns the contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of
+    k ranks consists of two of 2k ranks."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
@@ -237,7 +238,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Whether a collective has failed because another process has ended."""
+    """Returns whether a collective has failed because another process has ended."""
     if not isinstance(error, RuntimeError):
         return False
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _BROKEN)
@@ -267,7 +268,7 @@ def _ended_process(store: dist.Store, world_size: int) -> str:
 
 
 def _is_reporter(store: dist.Store) -> bool:
-    """Whether this process is the first that reports an error."""
+    """Returns whether this process is the first that reports an error."""
     try:
         return store.add("user_error", 1) == 1
     except dist.DistError:  # the store is gone, and with it the rank that has reported

@@ -73,7 +73,7 @@ class StoreBarrier:
 
     @property
     def _store(self) -> dist.PrefixStore:
-        """The store, where there are several processes."""
+        """The store of a barrier of several processes."""
         assert self._prefix_store is not None, "a single process waits for nobody"
         return self._prefix_store
 
@@ -174,5 +174,5 @@ class StoreBarrier:
             raise UserError(f"{name} has sent no heartbeat for {LOST_AFTER_S:.0f} s")
 
     def _value(self, key: str) -> bytes:
-        """The value of a key of the store; empty if it has not been set."""
+        """Returns the value of a key of the store, or b"" if it has not been set."""
         return self._store.get(key) if self._store.check([key]) else b""

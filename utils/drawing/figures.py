@@ -88,7 +88,7 @@ class Chart:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches, created without pyplot, which has global state and needs a display."""
+    """Creates a figure of this size in inches, without pyplot, which has global state and needs a display."""
     backend = import_quietly("matplotlib.backends.backend_agg")
     from matplotlib.figure import Figure
 
@@ -110,7 +110,7 @@ def picture_of(figure: Figure) -> Picture:
 
 
 def chart_picture(chart: Chart) -> Picture:
-    """A chart with its title, and a legend below if it has several lines."""
+    """Draws a chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines]
     columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
@@ -158,7 +158,7 @@ def label_axes(axes: Axes, x_label: str, y_label: str, title: str, note: str = "
 
 
 def _draw_mark(axes: Axes, x: float, text: str) -> None:
-    """A vertical line with its text, on the side with more space."""
+    """Draws a vertical line, and its text on the side with more space."""
     axes.axvline(x, color=MARK, linewidth=1, linestyle="--")
     is_left = axes.transData.transform((x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
     axes.annotate(
@@ -174,8 +174,8 @@ def histogram_picture(
     mark: tuple[float, str] | None = None,
     note: str = "",
 ) -> Picture:
-    """Bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2. ``labels``: of
-    the x and the y axis, and the title."""
+    """Draws bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2.
+    ``labels``: of the x and the y axis, and the title."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=COLORS[0])
@@ -191,8 +191,8 @@ def histogram_picture(
 
 
 def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> Picture:
-    """Cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
-    ``labels``: as of `histogram_picture`."""
+    """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
+    ``labels``: as in `histogram_picture`."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
@@ -203,7 +203,7 @@ def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "
 def bars_picture(
     names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: tuple[str, str, str]
 ) -> Picture:
-    """A bar with a text above it for each name. ``labels``: as of `histogram_picture`."""
+    """Draws a bar with a text above it for each name. ``labels``: as in `histogram_picture`."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
     axes.bar(np.arange(len(names)), values, color=COLORS[0])
@@ -216,15 +216,15 @@ def bars_picture(
 
 
 def short_label(text: str) -> str:
-    """A name as Matplotlib shall show it: shortened to leave space for the axes; with dollars that do not begin a
-    formula; and with a space before a first underscore, which would leave the line out of the legend."""
+    """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollars, which would begin a
+    formula, and puts a space before a first underscore, which would leave the line out of the legend."""
     text = (text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[: MAX_LABEL_CHARACTERS - 1]}…").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
-    """The columns of results.csv that have a finite value over epochs. ``train/box`` and ``val/box`` share a chart, and
-    so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
+    """Returns charts of the columns of results.csv that have a finite value. ``train/box`` and ``val/box`` share a
+    chart, and so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
     panels: dict[str, list[str]] = {}  # columns by the quantity that they measure
     for name, values in columns.items():
         if name != "epoch" and np.isfinite(values).any():

@@ -83,7 +83,7 @@ def remove_written(folder: Path) -> int:
 
 
 def previous_data(folder: Path) -> str:
-    """The data set of the training or validation that ``folder`` has; "" if there is none, or it does not say."""
+    """Returns the data set of the training or validation in ``folder``, or "" if there is none or it is not stored."""
     with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
         if (folder / "settings.yaml").is_file():
             return str(yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))["config"]["data"])
@@ -93,5 +93,5 @@ def previous_data(folder: Path) -> str:
 
 
 def is_other_data(previous: str, data: str) -> bool:
-    """Whether two names of data sets differ; "" is not known."""
+    """Returns whether two names of data sets differ; "" is an unknown name."""
     return bool(previous and data) and os.path.abspath(previous) != os.path.abspath(data)

@@ -83,7 +83,7 @@ def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> 
 
 
 def fits_64_bits(number: int) -> bool:
-    """Whether torch, numpy and checkpoints can hold ``number``."""
+    """Returns whether torch, numpy and checkpoints can hold ``number``."""
     return abs(number) < 2**63
 
 
@@ -103,7 +103,7 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 
 def bounds_of(field: dataclasses.Field) -> Bounds | None:
-    """The bounds in the metadata of a field that `setting` has made; None of another field."""
+    """Returns the bounds in the metadata of a field that `setting` has created, or None for other fields."""
     if not field.metadata:
         return None
     return Bounds(**{name: value for name, value in field.metadata.items() if name in Bounds._fields})
@@ -175,7 +175,7 @@ def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> An
 
 
 def _converted(value: Any, plain_type: type) -> Any:
-    """``value`` as ``plain_type`` if YAML writes such values in another type, else ``value`` itself."""
+    """Converts ``value`` to ``plain_type`` if YAML writes such values in another type; other values stay unchanged."""
     if plain_type is tuple and isinstance(value, list):
         return tuple(value)
     if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):

@@ -62,13 +62,13 @@ def _missing_package(module: str, reason: str, purpose: str, alternative: str) -
 
 
 def _requirement(module: str) -> str:
-    """What pip installs for all of the package that is used."""
+    """Returns what to install with pip, with the extras that are used."""
     return _REQUIREMENTS.get(module) or PACKAGES.get(module, module)
 
 
 @contextlib.contextmanager
 def _without_telemetry(module: str) -> Iterator[None]:
-    """In the block, ``module`` can be imported without anything that it would report to its vendor."""
+    """Disables the telemetry of ``module`` while the block imports it."""
     for variable, value in _NO_TELEMETRY.get(module, {}).items():
         os.environ.setdefault(variable, value)
     reporter = _REPORTING_PACKAGES.get(module)

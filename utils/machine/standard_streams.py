@@ -52,7 +52,7 @@ def keep_standard_streams() -> None:
 
 
 def output_error() -> OSError | None:
-    """The first error of standard output, whose content is flushed; None if all of it could be written."""
+    """Flushes standard output. Returns its first error, or None if all of it could be written."""
     with contextlib.suppress(ValueError):  # closed
         sys.stdout.flush()
     return _errors[0] if _errors else None

@@ -39,7 +39,7 @@ class Ahead:
 def map_ahead(
     function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: Callable[[], int] | None = None
 ) -> Iterator[R]:
-    """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
+    """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
     If ``function`` raises an exception, it is raised in place of the result.
     """
