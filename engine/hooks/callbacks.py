@@ -57,6 +57,7 @@ def load_callbacks(source: str) -> UserCallbacks:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for good: callbacks may import later
     module = None
+    callbacks: dict[str, Callback]
     try:
         module = importlib.import_module(module_name)
         owner = getattr(module, attribute)

@@ -1,5 +1,5 @@
-"""Hooks: what happens in a training besides its steps, at fixed points of the loop (engine/train/trainer.py), as with
-detectron2's ``HookBase``."""
+"""Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
+(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import Progress, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepFlags, StepValues
 from engine.run.run import TrainingRun
+from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -34,12 +35,17 @@ class Epoch:
     is_best: bool = False
 
 
+class TrainingStep(TrainState, Protocol):
+    """What hooks see of `engine.train.step.TrainStep`."""
+
+    criterion: Criterion
+
+
 class Training(Protocol):
     """What hooks see of `engine.train.trainer.Trainer`."""
 
     ctx: DistributedContext
     run: TrainingRun
-    step: Any  # `engine.train.step.TrainStep`
     loader: InfiniteDataLoader
     progress: Progress
     control: RunControl
@@ -52,6 +58,8 @@ class Training(Protocol):
     images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
     data_wait_s: float  # how long the newest step waited for them
 
+    @property
+    def step(self) -> TrainingStep: ...
     def call(self, point: str, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
@@ -127,7 +135,7 @@ class Hook:
         """At the end, however the training has ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints store as `state_key`; empty: nothing. A run that continues has it in
+        """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in
         ``run.checkpoint.hooks``."""
         return {}
 
@@ -156,18 +164,19 @@ class Hooks:
         return action
 
     def get(self, kind: type[HookT]) -> HookT:
-        """The hook of that class. Raises LookupError if the run has none."""
+        """Returns the hook of class ``kind``. Raises LookupError if the run has none."""
         for hook in self._hooks:
             if isinstance(hook, kind):
                 return hook
         raise LookupError(f"this run has no hook {kind.__name__}; it has {', '.join(map(_class_name, self._hooks))}")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """The states of the hooks that have one, by `Hook.state_key`."""
+        """Returns the states of the hooks that have one, by `Hook.state_key`."""
         states = {hook.state_key: hook.state_dict() for hook in self._hooks if hook.state_key}
         return {key: state for key, state in states.items() if state}
 
     def saved(self) -> None:
+        """Tells all hooks that the run has been saved."""
         for hook in self._hooks:
             hook.saved()
 

@@ -53,9 +53,11 @@ class Checkpoints(Hook):
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
 
     def saved(self) -> None:
-        self._saved_at, self._is_requested = time.monotonic(), False
+        self._saved_at = time.monotonic()
+        self._is_requested = False
 
     def _age_s(self) -> float:
+        """Returns the seconds since the last save."""
         return time.monotonic() - self._saved_at
 
 

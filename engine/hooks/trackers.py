@@ -177,8 +177,9 @@ class Mlflow:
     flag = "mlflow"
     name = "MLflow"
 
+    _client: MlflowClient  # set by `open`, which is called first
+
     def __init__(self) -> None:
-        self._client: MlflowClient | None = None
         self._run_id = ""
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
@@ -242,7 +243,7 @@ class Wandb:
 
     flag = "wandb"
     name = "Weights & Biases"
-    _run: WandbRun | None = None
+    _run: WandbRun  # set by `open`, which is called first
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
         import wandb
