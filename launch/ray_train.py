@@ -109,8 +109,8 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
 
 def work(config: TrainConfig, working_folder: str) -> str:
-    """What each of Ray's workers runs: one process of train.py, until it ends. Returns "", or why another try would
-    fail, too, as the settings or the data are wrong.
+    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the reason if
+    another try would fail, too, as the settings or the data are wrong.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -155,7 +155,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
     """Waits for the process, and reports new epochs to Ray, which all workers do together, with the values of rank 0.
 
     Args:
-        reported: epochs that Ray knows, or that a former job has trained.
+        reported: epochs that Ray knows, or that an earlier job has trained.
 
     Returns the exit status of the process, and whether the settings or the data were refused.
     """
@@ -178,7 +178,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:
-    """The rows of results.csv, without values that an epoch does not have."""
+    """Reads the rows of results.csv, without values that an epoch does not have."""
     table = folder / "results.csv"
     rows = ResultsTable.read(table).rows if table.is_file() else {}
     return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]

@@ -31,7 +31,7 @@ from utils.files.paths import normal_path
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
-if TYPE_CHECKING:  # written when the wheel is built
+if TYPE_CHECKING:
     from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,7 +48,8 @@ def _with_settings(*configs: type) -> Callable[[Function], Function]:
         fields = [f for c in configs for f in dataclasses.fields(c) if f.name not in NOT_KEYWORDS.get(c, ())]
         kind = inspect.Parameter.KEYWORD_ONLY
         named = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
-        function.__signature__ = signature.replace(parameters=[*own, *named])
+        # The annotations of functions lack this attribute, which `inspect.signature` reads.
+        function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
         return function
@@ -161,8 +162,9 @@ def check(
 
 
 def _run(command: str, flags: list[str]) -> dict[str, Any]:
-    """The result of a command (`utils.program.write_result`), which prints here: bars on terminals and in notebooks,
-    else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved."""
+    """Runs a command and returns its result (`utils.program.write_result`). Its output is printed here: bars on
+    terminals and in notebooks, else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted,
+    unless it has saved."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -179,7 +181,9 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
     )
     with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        with child.process.stdout as pipe:
+        pipe = child.process.stdout
+        assert pipe is not None  # as stdout=PIPE was given
+        with pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
                 sys.stdout.write(decoder.decode(data))
                 sys.stdout.flush()
@@ -193,7 +197,8 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
-    """In the block, an interrupt is one of ``process`` instead of raising, which could lose output."""
+    """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
+    output."""
     if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
         yield
         return
@@ -205,7 +210,7 @@ def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The file of a data set. One that is given by its content is written to ``project``."""
+    """Returns the file of a data set. One that is given by its content is written to ``project``."""
     if not isinstance(data, Mapping):
         return os.fspath(data)
     import yaml

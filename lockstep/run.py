@@ -65,13 +65,14 @@ class Run:
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:
-        """The best weights, or without a validation the newest, as a model for detection: `lockstep.load`."""
+        """Loads the best weights, or without a validation the newest, as a model for detection, as `lockstep.load`
+        does."""
         from engine.inference.predictor import load
 
         return load(self.best if self.best.is_file() else self.last, **settings)
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the scores, and by epoch the losses and AP of a training."""
+        """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
         from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images

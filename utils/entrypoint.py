@@ -93,7 +93,7 @@ def _check_output() -> None:
 
 
 def _refusal(error: Exception) -> str | None:
-    """One line about a full disk, a folder without write permission and the like; None for other errors."""
+    """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
     where = f"{error.filename}: " if error.filename else ""
@@ -109,7 +109,7 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
-    """Python cannot raise a Ctrl-C in a callback of an import: it comes again a moment later."""
+    """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it, a moment later."""
     if ignored.exc_type is KeyboardInterrupt:
         threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
     else:

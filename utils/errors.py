@@ -17,19 +17,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def one_line(text: str) -> str:
-    """``text`` with a space for each run of line breaks and other control characters, which would split lines of logs
-    or control terminals. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
+    """Replaces each run of line breaks and other control characters, which would split lines of logs or control
+    terminals, by a space. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def look_alike(name: str, other: str) -> bool:
-    """Whether two different names cannot be told apart by eye: their accents are composed differently (NFC and NFD).
+    """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
     Messages show such names by ``ascii``."""
     return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's message; its type if it has none."""
+    """Returns the first line of the error's message, or the name of its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -76,7 +76,7 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are as many as a message names."""
+        """Whether there are as many messages as are shown at once."""
         return len(self.messages) >= MAX_MISTAKES
 
     def raise_any(self) -> None:

@@ -10,11 +10,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from utils.errors import one_line
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 
@@ -38,8 +41,9 @@ class _Terminal(logging.Handler):
             # Characters that the terminal's encoding lacks (old locales, foreign file names) are escaped.
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = self.format(record).encode(encoding, "backslashreplace").decode(encoding)
-            if (tqdm := terminal_bars(sys.stdout)) is not None:
-                tqdm.write(text, file=sys.stdout)
+            bars = terminal_bars(sys.stdout)
+            if bars is not None:
+                bars.write(text, file=sys.stdout)
             else:
                 sys.stdout.write(text + "\n")
                 sys.stdout.flush()
@@ -63,8 +67,8 @@ class _LogFile(logging.FileHandler):
             get_logger().warning("%s: cannot be written (%s)", self.baseFilename, error.strerror or error)
 
 
-def terminal_bars(stream: TextIO) -> type | None:
-    """The class ``tqdm`` for a terminal; None for any other ``stream`` or without the package."""
+def terminal_bars(stream: TextIO) -> type[tqdm] | None:
+    """Returns the class ``tqdm`` for a terminal, or None for any other ``stream`` or without the package."""
     if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
         return None
     try:
@@ -75,7 +79,7 @@ def terminal_bars(stream: TextIO) -> type | None:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """The width of the terminal that shows ``stream``."""
+    """Returns the width of the terminal that shows ``stream``."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # another process shows it, and says its width in COLUMNS
@@ -118,7 +122,7 @@ def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
 
 
 def log_when_configured(*lines: str) -> None:
-    """Logs ``lines`` at INFO, once there is a log; each once."""
+    """Logs each of ``lines`` once, at INFO, as soon as there is a log."""
     if get_logger().handlers:
         for line in lines:
             get_logger().info("%s", line)
@@ -154,10 +158,11 @@ def progress(
     if not enabled:
         yield from iterable
         return
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
-    if (tqdm := terminal_bars(sys.stderr)) is not None:
-        yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
+    bars = terminal_bars(sys.stderr)
+    if bars is not None:
+        yield from bars(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
     logger = get_logger()
     started = last_time = time.monotonic()

@@ -14,13 +14,14 @@ _LISTED_RANKS = 8
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
+    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before
+    it."""
     plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes as text, with a decimal unit up to GB."""
+    """Formats a number of bytes with a decimal unit up to GB."""
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
         if size < 999.5:
             return f"{size:.{digits}f} {unit}"
@@ -29,20 +30,20 @@ def format_bytes(size: float) -> str:
 
 
 def listed(items: Sequence[str], most: int = 8) -> str:
-    """``a, b and 3 more``."""
+    """Joins items for a message: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
-    """The lines of a table, its columns aligned on the right, or on the ``left``."""
+    """Formats a table as lines, its columns aligned on the right, or on the ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     pad = str.ljust if left else str.rjust
     return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
-    """In which way the names of the classes are not those that are expected; "" if they are."""
+    """Describes the first difference between class names and those that are expected; "" if there is none."""
     if len(names) != len(expected):
         return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
@@ -54,8 +55,8 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
-    """COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139) and
-    give different numbers, else the names themselves."""
+    """Returns COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139)
+    and give different numbers, else the names themselves."""
     if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
         numbers = tuple(map(int, stems))
         if len(set(numbers)) == len(numbers):
@@ -100,7 +101,7 @@ def _encoded(text: str) -> bytes:
 
 
 def format_duration(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Formats seconds as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -18,8 +18,8 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.files.former_run import former_data, is_other_data
 from utils.files.locks import FileLock
+from utils.files.previous_run import is_other_data, previous_data
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.program import write_result
@@ -93,7 +93,7 @@ def _lock(folder: Path) -> FileLock:
 def _warn_of_earlier_run(folder: Path, data: str) -> None:
     """Warns about what an earlier run has left in a folder that is used again: a run on other data than ``data``, and
     periodic checkpoints."""
-    earlier_data = former_data(folder)
+    earlier_data = previous_data(folder)
     if is_other_data(earlier_data, data):
         get_logger().warning(
             "%s: has a run on other data, %s, whose files stay until this run replaces them (--exist-ok)",

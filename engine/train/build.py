@@ -151,7 +151,7 @@ def build_training(
 
 def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
     """Says what to change if the memory of the machine or of its GPUs does not suffice for the run."""
-    return memory_advice(config.batch_size, config.imgsz, least_batch=ctx.world_size, device=ctx.device.type)
+    return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
 
 
 def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:

@@ -66,7 +66,7 @@ def _build(
 ) -> Detector:
     """Builds a model with random weights, and logs its size, followed by ``remark``."""
     model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
-    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
+    check_image_size(config.imgsz, model.stride, min_cells=2)  # batch norm needs more than one image of one cell
     parameters = sum(p.numel() for p in model.parameters())
     get_logger().info(
         "%s: %s parameters, %s%s", model.spec["name"], f"{parameters:,}", counted(len(names), "class"), remark

@@ -18,7 +18,7 @@ from utils.program import COMMANDS
 
 
 def command_of(cls: type) -> str:
-    """ "train" for `TrainConfig`."""
+    """Returns the command that a class of settings belongs to: "train" for `TrainConfig`."""
     return cls.__name__.removesuffix("Config").lower()
 
 
@@ -30,8 +30,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
     def unknown_message(self, words: Sequence[str]) -> str:
-        """What to say about the ``words`` that `parse_known_args` leaves over: each flag, what follows it, and the
-        closest known flag."""
+        """Describes the ``words`` that `parse_known_args` leaves over: each flag with its values, and the closest known
+        flag."""
         groups: list[list[str]] = []
         for word in words:
             if word.startswith("-") or not groups:
@@ -59,14 +59,14 @@ class ListedChoices(tuple):
 
 
 def whole_number(word: str) -> int | str:
-    """The number, or the ``word`` itself, which `check` then refuses with all other mistakes."""
+    """Converts ``word`` to an integer. Returns other words unchanged: `check` refuses them, with all other mistakes."""
     with contextlib.suppress(ValueError):
         return int(word)
     return word
 
 
 def number(word: str) -> float | str:
-    """As `whole_number`."""
+    """Converts ``word`` to a float. Returns other words unchanged, as `whole_number` does."""
     with contextlib.suppress(ValueError):
         return float(word)
     return word
@@ -83,13 +83,13 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def parser_of(command: str, description: str) -> Parser:
-    """A parser without flags for a command whose settings are no dataclass."""
+    """Creates a parser without flags for a command whose settings are not a dataclass."""
     return Parser(prog=COMMANDS[command].typed, description=description, allow_abbrev=False)
 
 
 @functools.cache
 def build_parser(cls: type) -> Parser:
-    """A parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
+    """Creates a parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     command = COMMANDS[command_of(cls)].typed
     usage = " ".join(["%(prog)s", *(f"{flag_name(name)} {name.upper()}" for name in required(cls)), "[flags]"])
@@ -127,13 +127,14 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
 
 @functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
-    """What argparse does with each flag, by all its names."""
+    """Returns the argparse action of each flag, by every name of the flag."""
     found = build_parser(cls)._option_string_actions.items()
     return {name: action for name, action in found if action.dest != "help"}
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
-    """The values of the fields that a command line in our flags sets; all are right if no ``mistakes`` are noted."""
+    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds to
+    ``mistakes`` what is wrong."""
     fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
     nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     parser = build_parser(cls)
@@ -154,7 +155,7 @@ def flags_of(config: Any) -> list[str]:
 
 
 def flag_of(name: str, value: Any) -> list[str]:
-    """The words of a command line that set the field ``name``."""
+    """Returns the words of a command line that set the field ``name`` to ``value``."""
     flag = flag_name(name)
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]

@@ -11,26 +11,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
-from utils.config.settings import MOST_IMGSZ, Hyperparameters
+from utils.config.settings import MAX_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
-from utils.files.schema import build, suggestion
-
-T = TypeVar("T")
+from utils.files.schema import DataclassT, build, suggestion
 
 
 def _others() -> ModuleType:
-    """What command lines and files of YOLOv5 and Ultralytics mean. Most runs have none, and do not import it."""
+    """Imports the translation of YOLOv5's and Ultralytics' flags, which most runs do not need."""
     from utils.config import other_programs
 
     return other_programs
 
 
-def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
+def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     build_parser(cls).description = description
     with all_mistakes() as mistakes:
@@ -47,14 +45,15 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
-    """The names of the fields that the command line sets explicitly."""
+    """Returns the names of the fields that the command line sets explicitly."""
     with all_mistakes() as mistakes:
         _, values, _ = _read(cls, argv, mistakes)
     return set(values)
 
 
 def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The command line in flags of ``cls``, the values that it gives, and lines for the log."""
+    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
+    log."""
     words = sys.argv[1:] if argv is None else argv
     split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
     given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
@@ -88,7 +87,7 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
 
 
 def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
-    """``hyp`` with the checked ``values``, whose mistakes are reported as of ``where``."""
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``where``."""
     checked = build(Hyperparameters, values, where, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
@@ -100,7 +99,7 @@ def unknown_hyperparameter(key: str) -> str:
 def read_recipe(
     hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
 ) -> Hyperparameters:
-    """The hyper-parameters that ``--hyp`` names, with ``key=value`` overrides. (The optimizer is chosen later, by the
+    """Reads the recipe that ``--hyp`` names and applies ``key=value`` overrides. (The optimizer is chosen later, by the
     number of steps: `engine.optim.build.choose_optimizer`.)
 
     Args:
@@ -121,7 +120,7 @@ def read_recipe(
 def class_numbers(
     classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
 ) -> tuple[int, ...]:
-    """The numbers of ``classes``, given by number or name, among ``names`` of ``owner`` ("the model").
+    """Converts ``classes``, numbers or names, to numbers among ``names`` of ``owner`` ("the model").
 
     Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
     """
@@ -139,19 +138,19 @@ def class_numbers(
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
-    """The numbers and names that the words after ``--classes`` mean."""
+    """Converts the words after ``--classes`` to class numbers and names."""
     return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 
-def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
+def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:
     """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride``, at
-    least ``least_cells`` times as large, and at most `MOST_IMGSZ`."""
-    least = least_cells * stride
+    least ``min_cells`` times as large, and at most `MAX_IMGSZ`."""
+    least = min_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
         raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
-    if imgsz > MOST_IMGSZ:
-        raise UserError(f"{flag} {imgsz}: too large; use {MOST_IMGSZ // stride * stride} or less")
+    if imgsz > MAX_IMGSZ:
+        raise UserError(f"{flag} {imgsz}: too large; use {MAX_IMGSZ // stride * stride} or less")
     if imgsz % stride:
         raise UserError(
             f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"

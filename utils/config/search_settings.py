@@ -58,12 +58,12 @@ class SearchConfig(KfoldConfig):
 
     @property
     def unit(self) -> str:
-        """After which a trial reports its fitness."""
+        """Interval at which a trial reports its fitness."""
         return "fold" if self.folds else "epoch"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """The settings of one training of ``config``."""
+    """Returns the settings of a single training of a search or cross-validation."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values | changes)
 
@@ -80,7 +80,8 @@ def check_started_once(config: KfoldConfig) -> None:
 
 
 def folder_of(config: KfoldConfig) -> Path:
-    """Not numbered (exp2, ...), so that the same command continues it."""
+    """Returns the folder of a search or cross-validation. It is not numbered (exp2, ...), so the same command continues
+    it."""
     return Path(config.project) / config.name
 
 
@@ -106,7 +107,7 @@ def continued(
 
 
 def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool:
-    """Whether there was no file ``path``."""
+    """Compares the settings with those stored at ``path``, or stores them. Returns whether there was no file."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     settings = {
         name: str(normal_path(value)) if name in _PATHS and value and os.path.exists(value) else value

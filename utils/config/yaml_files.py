@@ -13,9 +13,9 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.files.schema import TOO_LONG, fits_64_bits
 
-MOST_NESTED = 100  # levels of a YAML
-MOST_VALUES = 200_000
-MOST_BYTES = 1 << 24
+MAX_DEPTH = 100  # levels of a YAML
+MAX_VALUES = 200_000
+MAX_BYTES = 1 << 24
 _MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -28,7 +28,7 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
     "012", which YAML reads as 10.
     """
     try:
-        return parse_yaml(read_text(path, most=MOST_BYTES), text_under=text_under)
+        return parse_yaml(read_text(path, most=MAX_BYTES), text_under=text_under)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
@@ -38,10 +38,10 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
 
 
 def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
-    """Like ``yaml.safe_load``, but refuses repeated keys, and is ten times faster if PyYAML was built with libyaml.
-    ``text_under``: see `load_yaml`.
+    """Parses YAML like ``yaml.safe_load``, but refuses repeated keys, and uses libyaml, which is ten times faster, if
+    PyYAML was built with it. ``text_under``: see `load_yaml`.
 
-    Raises yaml.YAMLError, or RecursionError for text nested more than `MOST_NESTED` deep, at which libyaml crashes.
+    Raises yaml.YAMLError, or RecursionError for text nested more than `MAX_DEPTH` deep, at which libyaml crashes.
     """
     try:
         value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader), text_under)
@@ -52,7 +52,7 @@ def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
 
 
 def parse_override(item: str) -> tuple[str, Any]:
-    """The key and the value, which is YAML, of ``key=value`` after ``--set``. Raises UserError."""
+    """Splits ``key=value``, as after ``--set``, and parses the value as YAML. Raises UserError."""
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
@@ -65,11 +65,11 @@ def parse_override(item: str) -> tuple[str, Any]:
 
 
 def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
-    if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
+    if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MAX_DEPTH:
         depth = 0
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_NESTED:
+            if depth > MAX_DEPTH:
                 raise RecursionError
     return yaml.load(text, Loader=_strict(loader, text_under))
 
@@ -89,16 +89,16 @@ def _check_value(value: Any) -> None:
             pending += [*part.keys(), *part.values()]
         elif isinstance(part, list | tuple | set):
             pending += part
-        if count > MOST_VALUES:
-            problem = f"more than {MOST_VALUES:,} values after expanding aliases, or an alias that contains itself"
+        if count > MAX_VALUES:
+            problem = f"more than {MAX_VALUES:,} values after expanding aliases, or an alias that contains itself"
     if problem:
         raise yaml.constructor.ConstructorError(problem=problem)
 
 
 @functools.cache
 def _strict(base: type, text_under: frozenset[str]) -> type:
-    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last.
-    ``text_under``: see `load_yaml`."""
+    """Creates a subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the
+    last. ``text_under``: see `load_yaml`."""
 
     class Strict(base):
         def construct_document(self, node: yaml.Node) -> Any:
@@ -116,7 +116,8 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
                 node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
 
         def as_text(self, node: yaml.Node) -> yaml.Node:
-            """``node``, or the text of a number: a new node, as an alias may make this one a number elsewhere."""
+            """Returns ``node``, or a new text node if it is a number. (An alias may use the same node as a number
+            elsewhere.)"""
             if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
                 return node
             return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)

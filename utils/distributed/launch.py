@@ -41,7 +41,8 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """The rank of this process if it is one of several, else None. ``environ``: None: of this process.
+    """Reads the rank of this process from the environment. Returns None if it is not one of several. ``environ``: None
+    for that of this process.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory, and for copies of the program
     that do not know of each other and would overwrite each other's files.
@@ -86,7 +87,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def evaluates(eval_ranks: int) -> bool:
-    """Whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
+    """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
@@ -113,7 +114,7 @@ def require_one_process(script: str, instead: str = "start it once") -> None:
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables that torchrun would set for a process of a run on this machine."""
+    """Returns the variables that torchrun would set for a process of a run on this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -147,7 +148,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
 
 
 def _may_have_gpu(device: str) -> bool:
-    """Whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
+    """Returns whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
     if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))

@@ -85,7 +85,7 @@ def _refusal(base: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """A new folder next to ``path``, for the block: what is made in it can be renamed to ``path`` (`replace_path`).
+    """Creates a folder next to ``path`` for the block. Its contents can be renamed to ``path`` (`replace_path`).
 
     It is locked; folders that killed processes left behind are removed first, but not those of other programs. An
     OSError names ``path`` if the folder cannot be made.
@@ -136,13 +136,13 @@ def replace_path(new: Path, path: Path) -> None:
 
 
 def file_bytes(path: str | Path) -> int:
-    """The size of a file, or of all files in a folder."""
+    """Returns the size of a file, or of all files in a folder."""
     path = Path(path)
     return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """The location of a data set as a checkpoint stores it: absolute paths, and paths relative to the run's ``folder``.
+    """Describes where a data set is, for a checkpoint: absolute paths, and paths relative to the run's ``folder``.
 
     ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """
@@ -151,8 +151,8 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """The data set's YAML and the folder that its entries are relative to, as ``checkpoint`` has ``stored`` them; "" if
-    it has not. A path is looked up as it was stored, then relative to the checkpoint's folder."""
+    """Finds the data set's YAML, and the folder that its entries are relative to, that ``checkpoint`` has ``stored``;
+    "" for what it does not have. A path is looked up as it was stored, then relative to the checkpoint's folder."""
     folder, paths = normal_path(checkpoint).parent, []
     for name in ("source", "root"):
         path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
@@ -164,7 +164,7 @@ def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[st
 
 
 def cache_folder(cache_dir: str = "") -> Path:
-    """``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
+    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
     if cache_dir:
         return Path(os.path.expanduser(cache_dir))
     try:

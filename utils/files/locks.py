@@ -84,4 +84,9 @@ class FileLock:
 @functools.cache
 def _close_in_children() -> None:
     """Makes forked children close the descriptors; the parent keeps its locks."""
-    os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
+    os.register_at_fork(after_in_child=_close_held)
+
+
+def _close_held() -> None:
+    while _held:
+        os.close(_held.pop())

@@ -15,11 +15,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from utils.errors import Mistakes, UserError, all_mistakes, look_alike, one_line
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 
 
 class Bounds(NamedTuple):
@@ -61,7 +64,11 @@ _TYPE_NAMES = {
     dict: "'key: value' lines",
 }
 
-hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
+
+@functools.cache  # takes milliseconds
+def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the type hints of a class or function by name, with ``Annotated``."""
+    return typing.get_type_hints(owner, include_extras=True)
 
 
 def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
@@ -76,7 +83,7 @@ def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> 
 
 
 def fits_64_bits(number: int) -> bool:
-    """Whether torch, numpy and checkpoints can hold ``number``."""
+    """Returns whether torch, numpy and checkpoints can hold ``number``."""
     return abs(number) < 2**63
 
 
@@ -96,13 +103,13 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 
 def bounds_of(field: dataclasses.Field) -> Bounds | None:
-    """The bounds in the metadata of a field that `setting` has made; None of another field."""
+    """Returns the bounds in the metadata of a field that `setting` has created, or None for other fields."""
     if not field.metadata:
         return None
     return Bounds(**{name: value for name, value in field.metadata.items() if name in Bounds._fields})
 
 
-def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> T:
+def build(cls: type[DataclassT], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> DataclassT:
     """Makes a dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
 
     Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values.
@@ -150,7 +157,7 @@ def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> An
     kind, is_optional, hint_bounds = parse_hint(hint)
     if kind is Any or (is_optional and value is None):
         return value
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else build(kind, value, where)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
     value = _converted(value, plain_type)
@@ -168,7 +175,7 @@ def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> An
 
 
 def _converted(value: Any, plain_type: type) -> Any:
-    """``value`` as ``plain_type`` if YAML writes such values in another type, else ``value`` itself."""
+    """Converts ``value`` to ``plain_type`` if YAML writes such values in another type; other values stay unchanged."""
     if plain_type is tuple and isinstance(value, list):
         return tuple(value)
     if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):
@@ -186,7 +193,10 @@ def _check_integer(value: int, _: Any, where: str) -> int:
 def _check_list(values: list, hint: Any, where: str) -> list:
     if not typing.get_args(hint):
         return values
-    element_hint = typing.get_args(hint)[0]
+    return _check_elements(values, typing.get_args(hint)[0], where)
+
+
+def _check_elements(values: Iterable[Any], element_hint: Any, where: str) -> list:
     return [check(value, element_hint, f"{where} ({i})") for i, value in enumerate(values)]
 
 
@@ -195,7 +205,7 @@ def _check_tuple(values: tuple, hint: Any, where: str) -> tuple:
     if not element_hints:
         return values
     if element_hints[-1] is ...:
-        return tuple(_check_list(list(values), list[element_hints[0]], where))
+        return tuple(_check_elements(values, element_hints[0], where))
     if len(values) != len(element_hints):
         raise UserError(f"{where}: must be {len(element_hints)} values, got {_shown(values)}")
     return tuple(check(value, hint, f"{where} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))

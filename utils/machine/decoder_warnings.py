@@ -70,7 +70,7 @@ class _Watch:
         self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
-        """The result, and what decoders of all threads have printed meanwhile."""
+        """Runs ``decode``. Returns its result, and what decoders of all threads have printed meanwhile."""
         with self._entrance:
             start = self._enter()
         return self._decode(decode, start)

@@ -44,7 +44,7 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
 
 
 def devices_for_ranks(device: str) -> tuple[torch.device, ...]:
-    """The visible GPUs, one of which this process uses; empty if processes run on the CPU."""
+    """Returns the visible GPUs, one of which this process uses; empty if processes run on the CPU."""
     text = device.strip().lower()
     if text == "cpu" or (text == "" and not torch.cuda.is_available()):
         return ()
@@ -57,12 +57,12 @@ def devices_for_ranks(device: str) -> tuple[torch.device, ...]:
 
 
 def identities(devices: Sequence[torch.device]) -> list[str]:
-    """Names of GPUs that do not depend on which GPUs are visible."""
+    """Returns names of GPUs that do not depend on which GPUs are visible."""
     return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 
 def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
-    """``--amp`` to an autocast type, None for float32.
+    """Returns the autocast type that ``--amp`` asks for, or None for float32.
 
     ``auto`` takes bfloat16 where the device computes in it: CUDA devices since Ampere, CPUs with AVX512-BF16 or AMX.
     Older CUDA devices get float16 with a loss scaler.

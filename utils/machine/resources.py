@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
+    """Counts the cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
     control group (``docker --cpus``, a batch system), rounded down. ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
+    """Yields the CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
     mount = root / "sys/fs/cgroup"
     try:
         path = (root / "proc/self/cgroup").read_text(encoding="utf-8").rpartition("0::")[2].strip()
@@ -35,7 +35,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if unknown."""
+    """Returns the bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if
+    unknown."""
     available = sys.maxsize
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -69,7 +70,7 @@ def keep_freed_memory() -> None:
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
+    """Returns whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
 
     Not timed at start-up: with another busy process, timings went either way (0.5 to 2.0 times float32 in five tries),
     and the same command must give the same run.

@@ -6,7 +6,10 @@ import contextlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _errors: list[OSError] = []  # of standard output in this process
 
@@ -19,7 +22,7 @@ class _Output(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self._is_output = is_output
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -31,7 +34,7 @@ class _Output(io.FileIO):
 class _Unbuffered(io.BufferedWriter):
     """Writes at once, as the stream of a process does that runs with ``python -u`` or PYTHONUNBUFFERED."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         count = super().write(data)
         self.flush()
         return count
@@ -49,7 +52,7 @@ def keep_standard_streams() -> None:
 
 
 def output_error() -> OSError | None:
-    """The first error of standard output, whose content is flushed; None if all of it could be written."""
+    """Flushes standard output. Returns its first error, or None if all of it could be written."""
     with contextlib.suppress(ValueError):  # closed
         sys.stdout.flush()
     return _errors[0] if _errors else None

@@ -7,12 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 AHEAD_BYTES = 1 << 27
+
+
+class _End(Enum):
+    """Marks the end of an iterator."""
+
+    END = 0
 
 
 class Ahead:
@@ -32,7 +39,7 @@ class Ahead:
 def map_ahead(
     function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: Callable[[], int] | None = None
 ) -> Iterator[R]:
-    """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
+    """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
     If ``function`` raises an exception, it is raised in place of the result.
     """
@@ -51,10 +58,11 @@ def map_ahead(
 
 
 def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
-    """``items``, computed in another thread, with at most ``ahead()`` pending ones."""
-    end = object()
-    found = map_ahead(lambda _: next(items, end), itertools.repeat(None), threads=1, ahead=ahead)
-    return itertools.takewhile(lambda item: item is not end, found)
+    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones."""
+    for item in map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead):
+        if item is _End.END:
+            return
+        yield item
 
 
 class BackgroundWriter:
