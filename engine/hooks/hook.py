@@ -86,53 +86,53 @@ class Hook:
     decides_next_epoch = False
 
     def start(self, trainer: Training) -> Action | None:
-        """Before the first step of this process."""
+        """Called before the first step of this process."""
 
     def before_epoch(self, trainer: Training) -> Action | None:
-        """Before the first step that this process takes of an epoch."""
+        """Called before the first step that this process takes of an epoch."""
 
     def after_step(self, trainer: Training) -> Action | None:
-        """After each step of the optimizer."""
+        """Called after each step of the optimizer."""
 
     def read(self, trainer: Training, values: StepValues) -> Action | None:
-        """When the host has the values of a step: one step late, or before something is saved."""
+        """Called when the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """After the last step of an epoch; all ranks have the same model."""
+        """Called after the last step of an epoch, when all ranks have the same model."""
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.is_pending` if the result comes later."""
 
     def before_validation(self, trainer: Training) -> Action | None:
-        """Before the training processes validate an epoch."""
+        """Called before the training processes validate an epoch."""
 
     def score(self, trainer: Training, epoch: Epoch) -> Action | None:
         """Completes the row of an epoch: with scores if it has been validated, without if it is not due."""
 
     def record(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When the row of an epoch is complete, before the run is saved with it."""
+        """Called when the row of an epoch is complete, before the run is saved with it."""
 
     def report(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When a recorded epoch has been saved: for what takes long or may fail, such as plots."""
+        """Called when a recorded epoch has been saved: for what takes long or may fail, such as plots."""
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """At the end of every epoch, when it has been saved; a pending one has no scores yet."""
+        """Called at the end of every epoch, when it has been saved; a pending one has no scores yet."""
 
     def after_steps(self, trainer: Training) -> Action | None:
-        """After the last step of this process and its save, also if a signal has ended the run, before the log says
-        how far it has come."""
+        """Called after the last step of this process and its save, also if a signal has ended the run, before the log
+        tells its progress."""
 
     def after_training(self, trainer: Training) -> Action | None:
-        """After `after_steps`, unless a signal has ended the run."""
+        """Called after `after_steps`, unless a signal has ended the run."""
 
     def finish(self, trainer: Training) -> Action | None:
-        """When all files are written. Not called after a signal or an error."""
+        """Called when all files are written. Not called after a signal or an error."""
 
     def saved(self) -> None:
-        """After each save."""
+        """Called after each save."""
 
     def close(self) -> None:
-        """At the end, however the training has ended."""
+        """Called at the end, however the training has ended."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in

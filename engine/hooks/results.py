@@ -182,7 +182,8 @@ class Summary(Hook):
         self._fitness = fitness
 
     def finish(self, trainer: Training) -> None:
-        progress, checkpointer = trainer.progress, trainer.checkpointer
+        progress = trainer.progress
+        checkpointer = trainer.checkpointer
         done = counted(progress.epoch, "epoch")
         if progress.best_epoch < 0:
             log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)

@@ -73,7 +73,7 @@ class Service(Protocol):
         and the last epoch that the service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        """The results of an epoch, from 1, by the names of results.csv."""
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
 
     def store(self, path: Path) -> None:
         """Stores a file of the complete run."""
