@@ -29,10 +29,9 @@ class PixelFormat:
     bits: Annotated[int, Bounds(8, 16)] = 8
 
     @classmethod
-    def checked(cls, channels: Any, bits: Any, where: str) -> PixelFormat:
-        """Creates a format from the values of a file. Raises UserError, which begins with ``where``, for values out of
-        range."""
-        return build(cls, {"channels": channels, "bits": bits}, where)
+    def checked(cls, channels: Any, bits: Any, location: str) -> PixelFormat:
+        """Creates a format from the values of a file. Raises UserError, beginning with ``location``, for others."""
+        return build(cls, {"channels": channels, "bits": bits}, location)
 
     @property
     def dtype(self) -> np.dtype:

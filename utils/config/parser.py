@@ -101,9 +101,9 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
     return _changed(hyp, dict(map(parse_override, overrides)), "--set")
 
 
-def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
-    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``where``."""
-    checked = build(Hyperparameters, values, where, unknown_hyperparameter)
+def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``location``."""
+    checked = build(Hyperparameters, values, location, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
 

@@ -83,7 +83,8 @@ def default_of(field: dataclasses.Field) -> Any:
 
 def changed_settings(config: Any) -> dict[str, Any]:
     """Returns the settings that are not at their defaults, by name."""
-    return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
+    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {field.name: value for field, value in values.items() if value != default_of(field)}
 
 
 def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
