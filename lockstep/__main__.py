@@ -39,8 +39,8 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
 
 if __name__ == "__main__":
     if not __package__:  # started as a file (`utils.program.start_of`): its folder is not one to import from
-        own = os.path.dirname(os.path.abspath(__file__))
-        sys.path[:] = [folder for folder in sys.path if folder != own]
-        if os.path.dirname(own) not in sys.path:
-            sys.path.insert(0, os.path.dirname(own))
+        package_folder = os.path.dirname(os.path.abspath(__file__))
+        sys.path[:] = [folder for folder in sys.path if folder != package_folder]
+        if os.path.dirname(package_folder) not in sys.path:
+            sys.path.insert(0, os.path.dirname(package_folder))
     main()

@@ -1,4 +1,4 @@
-"""What a training or a validation has written."""
+"""Reads what a training or a validation has written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from engine.inference.predictor import Predictor
 
-_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
+_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # names in results.json -> names in results.csv and here
 _CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
 _CURVES_COLUMNS = 4
 
 
 class Run:
-    """The folder of a run, of a training or a validation. Each attribute reads its file anew."""
+    """The folder of a training or validation. Each attribute reads its file anew."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
@@ -84,7 +84,8 @@ class Run:
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
-            if charts := history_charts(columns):
+            charts = history_charts(columns)
+            if charts:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CURVES_COLUMNS)
                 html += image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

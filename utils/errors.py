@@ -1,4 +1,4 @@
-"""Exceptions that the entry scripts turn into one line and an exit code; and what makes one line of a text."""
+"""Exceptions that the entry scripts turn into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
-# Exit codes of stopped runs: EX_TEMPFAIL of sysexits.h, and that of shells after Ctrl-C.
-REQUEUE, INTERRUPTED = 75, 130
+REQUEUE = 75  # exit code of a run that a signal has stopped: EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 # Control characters, line and paragraph separators, and those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
@@ -41,7 +41,7 @@ class UserError(Exception):
     quote a file, is left out unless ``whole``.
     """
 
-    parts: tuple[str, ...] = ()  # the messages that a message about several mistakes is made of
+    parts: tuple[str, ...] = ()  # the single messages, if this one joins several
 
     def __init__(self, message: str, *, whole: bool = False) -> None:
         if len(message) > MAX_CHARACTERS and not whole:

@@ -1,5 +1,8 @@
-"""The project's logger, and progress over an iterable. A record is one plain line of standard output, without control
-codes, so that no name of a file or class looks like a message of its own."""
+"""Configures the project's logger, and shows progress over an iterable.
+
+A record is one plain line of standard output, without control codes, so that no name of a file or class looks like a
+message of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ T = TypeVar("T")
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows on a terminal what this one prints
-KEPT_RECORDS = 100_000  # until `continue_in_file`
-_early: dict[str, None] = {}
+MAX_KEPT_RECORDS = 100_000  # before `continue_in_file` is called
+_early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
 def get_logger() -> logging.Logger:
@@ -110,15 +113,15 @@ def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
     handlers: list[logging.Handler] = [_Terminal()]
     if file_follows and ctx_is_main:
         never = logging.CRITICAL + 1
-        handlers.append(logging.handlers.MemoryHandler(KEPT_RECORDS, flushLevel=never, flushOnClose=False))
+        handlers.append(logging.handlers.MemoryHandler(MAX_KEPT_RECORDS, flushLevel=never, flushOnClose=False))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
     logger.propagate = False
-    for line in _early:
+    for line in _early_lines:
         logger.info("%s", line)
-    _early.clear()
+    _early_lines.clear()
 
 
 def log_when_configured(*lines: str) -> None:
@@ -127,7 +130,7 @@ def log_when_configured(*lines: str) -> None:
         for line in lines:
             get_logger().info("%s", line)
     else:
-        _early.update(dict.fromkeys(lines))
+        _early_lines.update(dict.fromkeys(lines))
 
 
 def continue_in_file(file: Path) -> None:
@@ -153,7 +156,9 @@ def progress(
 ) -> Iterator[T]:
     """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
 
-    ``total``: items; default: ``len(iterable)`` if it has one. ``unit``: what an item is, singular.
+    Args:
+        total: number of items; default: ``len(iterable)`` if it has one.
+        unit: noun for an item, singular.
     """
     if not enabled:
         yield from iterable
@@ -165,8 +170,10 @@ def progress(
         yield from bars(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
     logger = get_logger()
-    started = last_time = time.monotonic()
-    last_count = done = 0
+    started = time.monotonic()
+    last_time = started
+    last_count = 0
+    done = 0
     for item in iterable:
         yield item
         done += 1
@@ -175,7 +182,8 @@ def progress(
         if is_due or now - last_time >= LINE_EVERY_S:
             count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
-            last_time, last_count = now, done
+            last_time = now
+            last_count = done
     from utils.strings import counted  # with numpy, which --help does without
 
     logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""What a pixel of an image is: the number of its channels, and the bits of each."""
+"""The format of pixels: number of channels and bits per channel. Conversions between formats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from utils.strings import counted
 if TYPE_CHECKING:
     import torch
 
-MAX_CHANNELS = 128  # of an image in OpenCV 5
-_TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
+MAX_CHANNELS = 128  # OpenCV 5 has no images with more
+_UINT16_PER_UINT8 = 257  # 255 becomes 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,9 @@ class PixelFormat:
     bits: Annotated[int, Bounds(8, 16)] = 8
 
     @classmethod
-    def checked(cls, channels: Any, bits: Any, where: str) -> PixelFormat:
-        """Creates a format from the values of a file. Raises UserError, which begins with ``where``, for values out of
-        range."""
-        return build(cls, {"channels": channels, "bits": bits}, where)
+    def checked(cls, channels: Any, bits: Any, location: str) -> PixelFormat:
+        """Creates a format from the values of a file. Raises UserError, beginning with ``location``, for others."""
+        return build(cls, {"channels": channels, "bits": bits}, location)
 
     @property
     def dtype(self) -> np.dtype:
@@ -63,9 +62,11 @@ RGB8 = PixelFormat()
 def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:
     """Converts uint8, or uint16 of ``bits`` bits, to uint16 of the whole range."""
     if image.dtype == np.uint8:
-        return image.astype(np.uint16) * np.uint16(_TO_16_BITS)
-    most = (1 << bits) - 1
-    return image if bits == 16 else ((image.astype(np.uint32) * 65535 + most // 2) // most).astype(np.uint16)
+        return image.astype(np.uint16) * np.uint16(_UINT16_PER_UINT8)
+    if bits == 16:
+        return image
+    max_value = (1 << bits) - 1
+    return ((image.astype(np.uint32) * 65535 + max_value // 2) // max_value).astype(np.uint16)
 
 
 def as_rgb8(images: np.ndarray) -> np.ndarray:
@@ -74,5 +75,5 @@ def as_rgb8(images: np.ndarray) -> np.ndarray:
     if images.shape[-1] != 3:
         images = images[..., :3] if images.shape[-1] > 3 else np.repeat(images[..., :1], 3, -1)
     if images.dtype == np.uint16:
-        images = ((images + np.uint32(_TO_16_BITS // 2)) // _TO_16_BITS).astype(np.uint8)
+        images = ((images + np.uint32(_UINT16_PER_UINT8 // 2)) // _UINT16_PER_UINT8).astype(np.uint8)
     return images

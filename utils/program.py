@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VERSION = "0.1.0"
-STARTED = time.monotonic()  # this process, about
+STARTED = time.monotonic()  # about when this process started
 IS_INSTALLED = __name__.startswith("lockstep.")
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another process has started this one
 
@@ -61,7 +61,8 @@ def resume_flag(last: str | os.PathLike[str]) -> str:
 def write_result(**values: Any) -> bool:
     """Adds ``values`` to the result file of the process that has started this one: "folder" of a run, exported "files",
     "issues" of a data set, or the "error". Returns whether there is such a file."""
-    if not (path := os.environ.get(RESULT_VARIABLE)):
+    path = os.environ.get(RESULT_VARIABLE)
+    if not path:
         return False
     with suppress(OSError):
         Path(path).write_text(json.dumps(read_result(path) | values), encoding="utf-8")

@@ -9,7 +9,7 @@ import numpy as np
 
 from utils.errors import look_alike
 
-_ID_DIGITS = 18  # of a number that fits into int64
+_MAX_ID_DIGITS = 18  # more digits may not fit into int64
 _LISTED_RANKS = 8
 
 
@@ -29,10 +29,10 @@ def format_bytes(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def listed(items: Sequence[str], most: int = 8) -> str:
+def listed(items: Sequence[str], max_items: int = 8) -> str:
     """Joins items for a message: ``a, b and 3 more``."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+    more = f" and {len(items) - max_items} more" if len(items) > max_items else ""
+    return ", ".join(items[:max_items]) + more
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
@@ -57,7 +57,7 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
     """Returns COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139)
     and give different numbers, else the names themselves."""
-    if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
+    if all(stem.isascii() and stem.isdigit() and len(stem) <= _MAX_ID_DIGITS for stem in stems):
         numbers = tuple(map(int, stems))
         if len(set(numbers)) == len(numbers):
             return numbers

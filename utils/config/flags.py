@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ListedChoices(tuple):
-    """Choices that --help lists. argparse takes any other word, too: `check` refuses it, with all other mistakes."""
+    """Choices that --help lists. argparse accepts any other word, too: `check` refuses it, with all other mistakes."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ _READERS = {int: whole_number, float: number, str: str}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults that say nothing are left out: most help texts say what an empty value means."""
+    """Leaves out defaults that say nothing: most help texts say what an empty value means."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
@@ -95,9 +95,10 @@ def build_parser(cls: type) -> Parser:
     usage = " ".join(["%(prog)s", *(f"{flag_name(name)} {name.upper()}" for name in required(cls)), "[flags]"])
     parser = Parser(prog=command, usage=usage, formatter_class=_Help, allow_abbrev=False)
     for topic, names in TOPICS.items():
-        if shown := [fields[name] for name in names.split() if name in fields]:
+        topic_fields = [fields[name] for name in names.split() if name in fields]
+        if topic_fields:
             group = parser.add_argument_group(topic)
-            for field in shown:
+            for field in topic_fields:
                 _add_flag(group, field, cls)
     return parser
 
@@ -107,50 +108,54 @@ def required(cls: type) -> list[str]:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
-    kind, meta, default = type_of(field, owner), field.metadata, default_of(field)
+    kind = type_of(field, owner)
     origin = typing.get_origin(kind) or kind
-    options: dict[str, Any] = {"help": meta["help"]}
-    choices = None if meta["choices"] is None else ListedChoices(meta["choices"])
-    if origin is list:
-        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
-    options |= {"dest": field.name, "default": None if default is MISSING else default}
+    metadata = field.metadata
+    default = default_of(field)
+    choices = None if metadata["choices"] is None else ListedChoices(metadata["choices"])
+    options: dict[str, Any] = {"help": metadata["help"], "dest": field.name}
+    options["default"] = None if default is MISSING else default
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction
-    elif origin is not list:
+    elif origin is list:
+        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
+        if field.name == "override":
+            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+    else:
         options |= {"type": _READERS[origin], "choices": choices}
-        if meta["bare"] is not None:
-            options |= {"nargs": "?", "const": meta["bare"]}
-    elif field.name == "override":
-        options |= {"action": "extend", "metavar": "KEY=VALUE"}
-    group.add_argument(flag_name(field.name), *meta["aliases"], **options)
+        if metadata["bare"] is not None:
+            options |= {"nargs": "?", "const": metadata["bare"]}
+    group.add_argument(flag_name(field.name), *metadata["aliases"], **options)
 
 
 @functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
     """Returns the argparse action of each flag, by every name of the flag."""
-    found = build_parser(cls)._option_string_actions.items()
-    return {name: action for name, action in found if action.dest != "help"}
+    actions = build_parser(cls)._option_string_actions
+    return {name: action for name, action in actions.items() if action.dest != "help"}
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds to
     ``mistakes`` what is wrong."""
-    fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
-    nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = hints_of(cls)
+    parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     parser = build_parser(cls)
     unknown: list[str] = []
     with mistakes.noted():  # argparse itself refuses flags without a value
-        _, unknown = parser.parse_known_args(arguments, nothing)
+        _, unknown = parser.parse_known_args(arguments, parsed)
     if unknown:
         mistakes.add(parser.unknown_message(unknown))
-    given = {name: value for name, value in vars(nothing).items() if value != []}
-    for name, value in given.items():
+    values = {name: value for name, value in vars(parsed).items() if value != []}
+    for name, value in values.items():
         with mistakes.noted():
-            given[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
-    return given
+            values[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
+    return values
 
 
 def flags_of(config: Any) -> list[str]:
+    """Returns the command line that gives the settings ``config``."""
     return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
 
 

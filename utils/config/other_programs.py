@@ -65,8 +65,12 @@ class CommandTable:
 
 @dataclass(frozen=True)
 class YoloV5Hyperparameter:
-    """A hyper-parameter that does not exist here, or means something else: its value (a regular expression) without
-    effect, and the reason."""
+    """A hyper-parameter of YOLOv5 that does not exist here, or means something else.
+
+    Args:
+        default: regular expression of the values that have no effect.
+        reason: why it is not supported.
+    """
 
     default: str
     reason: str
@@ -311,9 +315,11 @@ def _normalized(value: str) -> str:
 # Hyper-parameter files.
 
 
-def translate_recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
-    """Returns the hyper-parameters among ``values`` of the YAML file ``where``, and a text about each other line, which
-    has no effect here. Raises UserError that names all lines without an equivalent, with reasons."""
+def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, Any], list[str]]:
+    """Splits the ``values`` of a hyper-parameter file into those that exist here, and descriptions of the others.
+
+    Raises UserError, which begins with ``location`` and names all lines without an equivalent, with reasons.
+    """
     is_yolov5 = not values.keys().isdisjoint(_table().only_in_yolov5)
     kept: dict[Any, Any] = {}
     unused: list[str] = []
@@ -333,7 +339,7 @@ def translate_recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any]
         else:
             unused.append(shown)
     if problems:
-        raise UserError(f"{where}: {'; '.join(problems)}")
+        raise UserError(f"{location}: {'; '.join(problems)}")
     return kept, unused
 
 
@@ -359,8 +365,10 @@ def unknown_hyperparameter(key: str) -> str:
     if our_flag in actions_of("train"):
         return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
     other = _table().hyperparameters_of_yolov5.get(key)
-    why = other.reason if other else reason("train", flag)
-    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
+    why_unsupported = other.reason if other else reason("train", flag)
+    if why_unsupported:
+        return f"'{key}': {why_unsupported}; remove it"
+    return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
 
 
 # Names.

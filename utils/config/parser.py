@@ -32,16 +32,25 @@ def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     build_parser(cls).description = description
     with all_mistakes() as mistakes:
-        given, values, lines = _read(cls, argv, mistakes)
-        if missing := [flag_name(name) for name in required(cls) if name not in values]:
+        words, values, log_lines = _read(cls, argv, mistakes)
+        missing = [flag_name(name) for name in required(cls) if name not in values]
+        if missing:
             mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-    uses = Counter(action.dest for word in given if (action := flag_actions(cls).get(word.partition("=")[0])))
-    several = [name for name, count in uses.items() if count > 1 and name != "override"]
-    if lines := [*lines, *(f"{flag_name(name)}: given several times; used: {values[name]}" for name in several)]:
+    for name in _repeated_fields(cls, words):
+        log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
+    if log_lines:
         from utils.logger import log_when_configured  # with logging, which --help does without
 
-        log_when_configured(*lines)
+        log_when_configured(*log_lines)
     return cls(**values)
+
+
+def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
+    """Returns the fields that a command line sets more than once. ``--set`` may be repeated."""
+    actions = flag_actions(cls)
+    flags = [word.partition("=")[0] for word in words]
+    counts = Counter(actions[flag].dest for flag in flags if flag in actions)
+    return [name for name, count in counts.items() if count > 1 and name != "override"]
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
@@ -54,18 +63,24 @@ def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
 def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
     """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
     log."""
-    words = sys.argv[1:] if argv is None else argv
-    split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
-    given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
-    if given and not given[0].startswith("-"):  # as in the yolo command
-        raise UserError(f"{given[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
-    of_our_flags = Mistakes()
-    values = given_values(cls, given, of_our_flags)
-    if not of_our_flags:
-        return given, values, []
-    # It has flags or values of another program, or mistakes.
-    translated, lines = _others().translate_command_line(command_of(cls), given, mistakes)
-    return translated, given_values(cls, translated, mistakes), lines
+    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if words and not words[0].startswith("-"):  # as in the yolo command
+        raise UserError(f"{words[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
+    untranslated = Mistakes()
+    values = given_values(cls, words, untranslated)
+    if not untranslated:
+        return words, values, []
+    # There are flags or values of another program, or mistakes.
+    words, log_lines = _others().translate_command_line(command_of(cls), words, mistakes)
+    return words, given_values(cls, words, mistakes), log_lines
+
+
+def _with_dashes(word: str) -> str:
+    """Writes the flag in ``--batch_size=8`` with dashes; other words stay as they are."""
+    if not word.startswith("--"):
+        return word
+    flag, separator, value = word.partition("=")
+    return flag.replace("_", "-") + separator + value
 
 
 def hyperparameters_from(
@@ -86,9 +101,9 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
     return _changed(hyp, dict(map(parse_override, overrides)), "--set")
 
 
-def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
-    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``where``."""
-    checked = build(Hyperparameters, values, where, unknown_hyperparameter)
+def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``location``."""
+    checked = build(Hyperparameters, values, location, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
 
@@ -106,15 +121,20 @@ def read_recipe(
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
         pretrained, keep_old: whether the run starts from weights, and keeps their classes: what "auto" means.
     """
-    usual = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
-    hyp = usual if hyp == "auto" else hyp
+    if keep_old:
+        automatic = "keep_old"
+    elif pretrained:
+        automatic = "finetune"
+    else:
+        automatic = "scratch"
     recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
-    if hyp in recipes:
-        return hyperparameters_from(str(recipes[hyp]), overrides)
+    recipe = automatic if hyp == "auto" else hyp
+    if recipe in recipes:
+        return hyperparameters_from(str(recipes[recipe]), overrides)
     if not Path(hyp).suffix and not Path(hyp).exists():
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
-    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[usual])))
+    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))
 
 
 def class_numbers(
@@ -124,17 +144,17 @@ def class_numbers(
 
     Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
     """
-    numbers = {name: number for number, name in names.items()}
-    found = []
+    number_by_name = {name: number for number, name in names.items()}
+    numbers: list[int] = []
     for c in classes:
-        if isinstance(c, str) and c not in numbers:
-            hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
+        if isinstance(c, str) and c not in number_by_name:
+            hint = suggestion(c, number_by_name) or f"; its classes: {', '.join(number_by_name)}"
             raise UserError(f"{flag} {c}: {owner} has no class of this name{hint}")
-        number = numbers[c] if isinstance(c, str) else operator.index(c)
+        number = number_by_name[c] if isinstance(c, str) else operator.index(c)
         if number not in names:
             raise UserError(f"{flag} {number}: {owner} has classes 0 to {len(names) - 1}")
-        found.append(number)
-    return tuple(found)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
@@ -145,10 +165,10 @@ def typed_classes(words: Iterable[str]) -> list[int | str]:
 def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:
     """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride``, at
     least ``min_cells`` times as large, and at most `MAX_IMGSZ`."""
-    least = min_cells * stride
-    below = max(imgsz // stride * stride, least)
-    if imgsz < least:
-        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
+    min_size = min_cells * stride
+    below = max(imgsz // stride * stride, min_size)
+    if imgsz < min_size:
+        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {min_size} or more")
     if imgsz > MAX_IMGSZ:
         raise UserError(f"{flag} {imgsz}: too large; use {MAX_IMGSZ // stride * stride} or less")
     if imgsz % stride:

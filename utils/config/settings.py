@@ -12,8 +12,8 @@ from typing import Any
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
 
-FIND_BATCH_SIZE = -1  # as --batch-size
-ALL_RANKS = -1  # as --sync-bn
+FIND_BATCH_SIZE = -1  # the value of --batch-size that asks for the largest that fits
+ALL_RANKS = -1  # the value of --sync-bn that means the whole run
 MAX_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
@@ -69,7 +69,7 @@ def setting(
         also: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
-        is_line: a line of the log contains the text.
+        is_line: the text must be a single line, as it is printed in a line of the log.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     metadata |= {"also": also, "aliases": aliases, "bare": bare, "is_line": is_line}
@@ -83,7 +83,8 @@ def default_of(field: dataclasses.Field) -> Any:
 
 def changed_settings(config: Any) -> dict[str, Any]:
     """Returns the settings that are not at their defaults, by name."""
-    return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
+    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {field.name: value for field, value in values.items() if value != default_of(field)}
 
 
 def validates_after(epoch: int, epochs: int, val_every: int) -> bool:

@@ -13,10 +13,12 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.files.schema import TOO_LONG, fits_64_bits
 
-MAX_DEPTH = 100  # levels of a YAML
+MAX_DEPTH = 100  # levels of nested lists and mappings
 MAX_VALUES = 200_000
 MAX_BYTES = 1 << 24
-_MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<
+_VALUE = "tag:yaml.org,2002:value"  # the key =
+_TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -33,8 +35,8 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f"{mark.line + 1}: " if mark else " "
-        raise UserError(f"{path}:{line}{getattr(error, 'problem', None) or 'malformed YAML'}") from None
+        location = f"{path}:{mark.line + 1}" if mark else f"{path}"
+        raise UserError(f"{location}: {_problem_of(error)}") from None
 
 
 def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
@@ -59,40 +61,62 @@ def parse_override(item: str) -> tuple[str, Any]:
     try:
         return key.strip(), parse_yaml(text)
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
+        raise UserError(f"--set {item}: {_problem_of(error)}") from None
     except RecursionError:
         raise UserError(f"--set {key}: the value is nested too deeply") from None
 
 
+def _problem_of(error: Exception) -> str:
+    return getattr(error, "problem", None) or "malformed YAML"
+
+
 def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
-    if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MAX_DEPTH:
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise RecursionError
+    if _may_be_deep(text):
+        _check_depth(text, loader)
     return yaml.load(text, Loader=_strict(loader, text_under))
+
+
+def _may_be_deep(text: str) -> bool:
+    """Bounds the depth of nesting by what can open a level: brackets, dashes, question marks, and indentation."""
+    marks = sum(map(text.count, "[{-?"))
+    indentation = max(len(row) - len(row.lstrip()) for row in text.split("\n"))
+    return marks + indentation > MAX_DEPTH
+
+
+def _check_depth(text: str, loader: type) -> None:
+    """Raises RecursionError for text nested more than `MAX_DEPTH` deep."""
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise RecursionError
 
 
 def _check_value(value: Any) -> None:
     """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or repeats a part too
     often (by aliases), text with characters that no file can hold, and integers of more than 64 bits."""
-    problem, pending, count = "", [value], 0
-    while pending and not problem:
-        part, count = pending.pop(), count + 1
-        if isinstance(part, str):
-            if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
-                problem = "contains a NUL or an unpaired surrogate"
-        elif isinstance(part, int):
-            problem = "" if fits_64_bits(part) else TOO_LONG
-        elif isinstance(part, dict):
-            pending += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set):
-            pending += part
+    pending = [value]
+    count = 0
+    while pending:
+        item = pending.pop()
+        count += 1
         if count > MAX_VALUES:
-            problem = f"more than {MAX_VALUES:,} values after expanding aliases, or an alias that contains itself"
-    if problem:
-        raise yaml.constructor.ConstructorError(problem=problem)
+            raise yaml.constructor.ConstructorError(
+                problem=f"more than {MAX_VALUES:,} values after expanding aliases, or an alias that contains itself"
+            )
+        if isinstance(item, str):
+            if "\0" in item or (not item.isprintable() and _HALF_CHARACTER.search(item)):
+                raise yaml.constructor.ConstructorError(problem="contains a NUL or an unpaired surrogate")
+        elif isinstance(item, int):
+            if not fits_64_bits(item):
+                raise yaml.constructor.ConstructorError(problem=TOO_LONG)
+        elif isinstance(item, dict):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            pending += item
 
 
 @functools.cache
@@ -124,14 +148,16 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
-            lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
+            first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
             for key, _ in node.value:
                 if key.tag == _MERGE:
                     raise _error(key, "<< merges mappings, which is not supported; write the keys out")
                 if isinstance(key, yaml.ScalarNode):
-                    if first := lines.get((key.tag, key.value)):
-                        raise _error(key, f"key '{key.value}' appears twice (first in line {first}); remove one")
-                    lines[key.tag, key.value] = key.start_mark.line + 1
+                    scalar = (key.tag, key.value)
+                    if scalar in first_lines:
+                        first_line = first_lines[scalar]
+                        raise _error(key, f"key '{key.value}' appears twice (first in line {first_line}); remove one")
+                    first_lines[scalar] = key.start_mark.line + 1
                 if key.tag == _VALUE:
                     key.tag = _TEXT
 

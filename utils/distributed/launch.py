@@ -128,13 +128,14 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
     """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
-    memory for. To be called before torch is imported, which alone fills the memory with too many.
+    memory for. Call it before torch is imported, which alone fills the memory if there are too many.
 
     Args:
         device: the value of `--device`.
         threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
     """
-    cores, free = available_cores(), available_memory()
+    cores = available_cores()
+    free = available_memory()
     problem = ""
     if spawn > cores and not threads and not _may_have_gpu(device):
         problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 MAX_LABEL_CHARACTERS = 40  # of a name in a figure
 MAX_MARKED_POINTS = 30  # points of a line that are marked
-WIDTH, HEIGHT = 4.2, 2.8  # inches of a figure with one chart, without its legend
-LEGEND_LETTERS, LEGEND_ROW = 74, 0.18  # of a row of the legend below it, and inches
+WIDTH = 4.2  # inches of a figure with one chart, without its legend
+HEIGHT = 2.8
+LEGEND_CHARACTERS = 74  # in a row of the legend below a chart
+LEGEND_ROW = 0.18  # inches
 DPI = 140
-COLORS = (
-    "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
-)  # fmt: skip
+COLORS = ("#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f")
 MARK = "#7f7f7f"
 SHEET_GAP = 2  # white pixels between images
 _AXIS_NAMES = {
@@ -112,7 +112,7 @@ def picture_of(figure: Figure) -> Picture:
 def chart_picture(chart: Chart) -> Picture:
     """Draws a chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines]
-    columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
+    columns = int(np.clip(LEGEND_CHARACTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
     figure = new_figure(WIDTH, HEIGHT + LEGEND_ROW * rows)
     axes = figure.subplots()
@@ -162,9 +162,14 @@ def _draw_mark(axes: Axes, x: float, text: str) -> None:
     axes.axvline(x, color=MARK, linewidth=1, linestyle="--")
     is_left = axes.transData.transform((x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
     axes.annotate(
-        text, (x, 1), (-4 if is_left else 4, -8), xycoords=("data", "axes fraction"), textcoords="offset points",
-        ha="right" if is_left else "left", fontsize=8,
-    )  # fmt: skip
+        text,
+        xy=(x, 1),
+        xytext=(-4 if is_left else 4, -8),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        fontsize=8,
+    )
 
 
 def histogram_picture(
@@ -218,8 +223,10 @@ def bars_picture(
 def short_label(text: str) -> str:
     """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollars, which would begin a
     formula, and puts a space before a first underscore, which would leave the line out of the legend."""
-    text = (text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[: MAX_LABEL_CHARACTERS - 1]}…").replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+    if len(text) > MAX_LABEL_CHARACTERS:
+        text = f"{text[: MAX_LABEL_CHARACTERS - 1]}…"
+    label = text.replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
@@ -256,6 +263,7 @@ def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
     shape = (rows * (height + SHEET_GAP) - SHEET_GAP, columns * (width + SHEET_GAP) - SHEET_GAP, 3)
     sheet = np.full(shape, 255, np.uint8)
     for i, image in enumerate(images):
-        y, x = i // columns * (height + SHEET_GAP), i % columns * (width + SHEET_GAP)
+        y = i // columns * (height + SHEET_GAP)
+        x = i % columns * (width + SHEET_GAP)
         sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
     return sheet

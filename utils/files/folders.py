@@ -1,4 +1,4 @@
-"""The folders of runs (exp, exp2, ...) and caches, and what a checkpoint says of the source of its data and weights."""
+"""Folders of runs (exp, exp2, ...) and caches, and where the data and weights of a checkpoint come from."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from utils.files.paths import normal_path, path_of, relative_name
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
-USABLE_FRACTION = 0.98  # of the free space of a disk that what is written may take
+USABLE_FRACTION = 0.98  # of the free space of a disk that we may fill
 UNKNOWN = "unknown"
 
 
 class Origin(NamedTuple):
-    """Where weights come from, as checkpoints and exported files store it: text; `UNKNOWN` where nothing says."""
+    """Where weights come from, as checkpoints and exported files store it; `UNKNOWN` where that is not recorded."""
 
     weights: str  # that training started from
     license: str  # of the trained weights
@@ -56,7 +56,8 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
     base = _base(project, name)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
-        path, number = base, 1
+        path = base
+        number = 1
         while True:
             try:
                 path.mkdir(exist_ok=exist_ok)
@@ -146,21 +147,27 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 
     ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """
-    paths = {"source": str(normal_path(source))} | ({"root": str(normal_path(root))} if root else {})
+    paths = {"source": str(normal_path(source))}
+    if root:
+        paths["root"] = str(normal_path(root))
     return paths | {f"{name}_from_run": relative_name(path, folder) for name, path in paths.items()}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
     """Finds the data set's YAML, and the folder that its entries are relative to, that ``checkpoint`` has ``stored``;
     "" for what it does not have. A path is looked up as it was stored, then relative to the checkpoint's folder."""
-    folder, paths = normal_path(checkpoint).parent, []
-    for name in ("source", "root"):
-        path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-        moved = path_of(from_run, folder)
-        if path and from_run and not Path(path).exists() and os.path.exists(moved):
-            path = moved
-        paths.append(path)
-    return paths[0], paths[1]
+    folder = normal_path(checkpoint).parent
+    return _stored_path(stored, "source", folder), _stored_path(stored, "root", folder)
+
+
+def _stored_path(stored: Mapping[str, Any], name: str, folder: Path) -> str:
+    """Returns the stored absolute path, or the one relative to the run's ``folder`` if only that exists."""
+    path = str(stored.get(name, ""))
+    from_run = str(stored.get(f"{name}_from_run", ""))
+    moved = path_of(from_run, folder)
+    if path and from_run and not Path(path).exists() and os.path.exists(moved):
+        return moved
+    return path
 
 
 def cache_folder(cache_dir: str = "") -> Path:

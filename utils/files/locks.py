@@ -40,10 +40,11 @@ class FileLock:
             time.sleep(POLL_S)
         return ""
 
-    def wait(self, what: str) -> FileLock:
-        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``what`` it waits for."""
-        if holder := self.acquire():
-            get_logger().warning("waiting for %s (%s)", what, holder)
+    def wait(self, purpose: str) -> FileLock:
+        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``purpose``."""
+        holder = self.acquire()
+        if holder:
+            get_logger().warning("waiting for %s (%s)", purpose, holder)
             self.acquire(math.inf)
         return self
 

@@ -1,7 +1,7 @@
-"""``--exist-ok``: what an earlier run has left in a folder.
+"""Finds what a previous run has left in a folder that is used again (``--exist-ok``).
 
-A command that writes files under the names of its inputs, or not always the same ones, lists them in its folder: a
-later run removes these, and nothing else.
+A command whose files depend on its inputs lists them in its folder. The next run removes the listed files and nothing
+else.
 """
 
 from __future__ import annotations

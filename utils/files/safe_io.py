@@ -44,7 +44,8 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     if durable:
         with contextlib.suppress(OSError):
@@ -77,9 +78,9 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
     """Replaces ``path`` atomically by a table; text is that of `csv_cell`."""
     import csv  # not for --help
 
-    text = io.StringIO()
-    csv.writer(text).writerows(map(csv_cell, row) for row in rows)
-    write_whole(path, text.getvalue())
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows(map(csv_cell, row) for row in rows)
+    write_whole(path, buffer.getvalue())
 
 
 def csv_cell(value: Any) -> Any:
@@ -169,14 +170,15 @@ def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[i
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(handle)
-    error = None
-    if stat.S_ISDIR(status.st_mode):
-        error = errno.EISDIR, "is a folder, not a file"
-    elif not stat.S_ISREG(status.st_mode):
-        error = errno.EINVAL, "is a pipe or device, not a file"
-    elif most is not None and status.st_size > most:
-        error = errno.EFBIG, f"has {status.st_size:,} bytes, more than such a file can need"
-    if error:
+    try:
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
+        if most is not None and status.st_size > most:
+            reason = f"has {status.st_size:,} bytes, more than such a file can need"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
+    except OSError:
         os.close(handle)
-        raise OSError(*error, os.fspath(path))
+        raise
     return handle, status

@@ -435,19 +435,19 @@ def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
         raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
         raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
     entries = archive.infolist()
-    why = ""
+    reason = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        why = "its entries are compressed, but PyTorch's never are"
+        reason = "its entries are compressed, but PyTorch's never are"
     elif any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing
-        why = "it holds folders or entries without a name"
+        reason = "it holds folders or entries without a name"
     elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
-        why = "there is data before the archive"
+        reason = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):
-        why = "two of its entries have the same name"
+        reason = "two of its entries have the same name"
     elif sum(e.file_size for e in entries) > os.fstat(file.fileno()).st_size:
-        why = "its entries declare more data than the file has"
-    if why:
-        raise UserError(f"{path}: refused: {why}")
+        reason = "its entries declare more data than the file has"
+    if reason:
+        raise UserError(f"{path}: refused: {reason}")
     return archive
 
 

@@ -60,5 +60,5 @@ def boot_id() -> str:
 def process_stat(pid: int | str = "self") -> list[str]:
     """Returns the fields of /proc/PID/stat, beginning with the state, field 3 of proc(5). Raises OSError if there are
     none."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
+    content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return content.rpartition(")")[2].split()  # the name, in parentheses, may contain anything

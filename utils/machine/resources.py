@@ -25,8 +25,8 @@ def _quotas(root: Path) -> Iterator[float]:
     except OSError:
         return
     # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
-    own = mount / path.lstrip("/")
-    for folder in (own, *own.parents):
+    own_group = mount / path.lstrip("/")
+    for folder in (own_group, *own_group.parents):
         if not folder.is_relative_to(mount):
             break
         with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
@@ -49,9 +49,10 @@ def available_memory() -> int:
 
 
 # Constants of mallopt(3), from glibc's <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 2**31 - 1  # mallopt takes an int
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> None:
@@ -61,9 +62,10 @@ def keep_freed_memory() -> None:
     By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
     faults of the next step took 15 % of its time (benchmarks/LOG.md).
     """
-    if any(name in os.environ for name in _USERS_OWN):
+    if any(name in os.environ for name in _MALLOC_VARIABLES):
         return
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         for limit in (2**25, _KEPT_BYTES):  # older versions refuse more than half of a heap
             mallopt(_M_MMAP_THRESHOLD, limit)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

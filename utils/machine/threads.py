@@ -1,4 +1,4 @@
-"""Work in other threads: a bounded parallel map, and writing files while training continues."""
+"""Runs work in other threads: a bounded parallel map, and writing files while training continues."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ class _End(Enum):
 
 
 class Ahead:
-    """How many images one stage of work may be ahead of the next: ``count``, or fewer if they are so large that they
-    take `AHEAD_BYTES`; none before the first one."""
+    """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if these would take more
+    than `AHEAD_BYTES`; none before the first image."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._largest = count, 0
+        self._count = count
+        self._largest_bytes = 0
 
     def __call__(self) -> int:
-        return min(self._count, AHEAD_BYTES // self._largest) if self._largest else 0
+        if not self._largest_bytes:
+            return 0
+        return min(self._count, AHEAD_BYTES // self._largest_bytes)
 
     def add(self, image_bytes: int) -> None:
-        self._largest = max(self._largest, image_bytes)
+        self._largest_bytes = max(self._largest_bytes, image_bytes)
 
 
 def map_ahead(
