@@ -1,7 +1,7 @@
-"""Images of other than three channels, or of more than 8 bits: gray, RGBA, multispectral TIFF, and .npy files.
+"""Reads images with a number of channels other than three, or with more than 8 bits: gray, RGBA, TIFF, .npy.
 
-- TIFF is read by the package tifffile: OpenCV would silently drop channels. A file of several pages has a channel in
-  each.
+- TIFF is read by the package tifffile, because OpenCV would silently drop channels. In a file with several pages, each
+  page is a channel.
 - A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
 """
 
@@ -21,70 +21,85 @@ from utils.strings import counted
 
 NPY_MAGIC = b"\x93NUMPY"
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# From found channels to those of the format; the conversions of BGR, and of RGB.
+# OpenCV's conversion code, by the number of channels of the image and that of the format.
 _FROM_BGR = {
-    (1, 3): cv2.COLOR_GRAY2RGB, (3, 3): cv2.COLOR_BGR2RGB, (4, 3): cv2.COLOR_BGRA2RGB,
-    (3, 1): cv2.COLOR_BGR2GRAY, (4, 1): cv2.COLOR_BGRA2GRAY, (4, 4): cv2.COLOR_BGRA2RGBA,
-}  # fmt: skip
+    (1, 3): cv2.COLOR_GRAY2RGB,
+    (3, 3): cv2.COLOR_BGR2RGB,
+    (4, 3): cv2.COLOR_BGRA2RGB,
+    (3, 1): cv2.COLOR_BGR2GRAY,
+    (4, 1): cv2.COLOR_BGRA2GRAY,
+    (4, 4): cv2.COLOR_BGRA2RGBA,
+}
 _FROM_RGB = {
-    (1, 3): cv2.COLOR_GRAY2RGB, (4, 3): cv2.COLOR_RGBA2RGB,
-    (3, 1): cv2.COLOR_RGB2GRAY, (4, 1): cv2.COLOR_RGBA2GRAY,
-}  # fmt: skip
+    (1, 3): cv2.COLOR_GRAY2RGB,
+    (4, 3): cv2.COLOR_RGBA2RGB,
+    (3, 1): cv2.COLOR_RGB2GRAY,
+    (4, 1): cv2.COLOR_RGBA2GRAY,
+}
 
 
 def to_format(
     image: np.ndarray, path: str | os.PathLike, pixels: PixelFormat = RGB8, *, is_rgb: bool = False
 ) -> np.ndarray:
-    """Pixels (H, W) or (H, W, c), uint8 or uint16, BGR unless ``is_rgb``, to (H, W, C) of the format, C-contiguous.
+    """Converts decoded pixels to (H, W, C) of the format, C-contiguous.
 
-    For 8 bits, 16-bit values are divided by 257 and rounded. For three channels or one, gray, RGB and RGBA images are
-    converted; else the image must have the channels of the format. Raises UserError.
+    ``image`` is (H, W) or (H, W, c), uint8 or uint16, BGR unless ``is_rgb``. An 8-bit format gets 16-bit values divided
+    by 257 and rounded. A format with one or three channels gets gray, RGB and RGBA images converted; any other format
+    requires an image with the same number of channels. Raises UserError.
     """
     if image.dtype not in (np.uint8, np.uint16):
         raise UserError(f"{path}: {image.dtype} pixels are not supported; convert the image to 8 or 16 bits")
-    found = 1 if image.ndim == 2 else image.shape[2]
-    conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((found, pixels.channels))
-    if conversion is None and found != pixels.channels:
-        usual = "; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
-        usual = usual if pixels == RGB8 else ""
-        of_file = f", but the data set or model has {pixels.channels}; correct 'channels' in the YAML, or the image"
-        raise UserError(f"{path}: {counted(found, 'channel')}{usual or of_file}")
-    if pixels.bits == 8:
-        image = cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
-    else:
-        if image.dtype == np.uint16 and (most := int(image.max(initial=0))) >> pixels.bits:
-            raise UserError(f"{path}: has the value {most}, above {pixels.bits} bits; correct 'bits' in the YAML")
-        image = as_16_bits(image, pixels.bits)
-    image = np.ascontiguousarray(image if conversion is None else cv2.cvtColor(image, conversion))
-    return with_channels(image)
+    channels = 1 if image.ndim == 2 else image.shape[2]
+    conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((channels, pixels.channels))
+    if conversion is None and channels != pixels.channels:
+        if pixels == RGB8:
+            reason = "; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
+        else:
+            reason = f", but the data set or model has {pixels.channels}; correct 'channels' in the YAML, or the image"
+        raise UserError(f"{path}: {counted(channels, 'channel')}{reason}")
+    image = _with_bits(image, path, pixels.bits)
+    if conversion is not None:
+        image = cv2.cvtColor(image, conversion)
+    return with_channels(np.ascontiguousarray(image))
+
+
+def _with_bits(image: np.ndarray, path: str | os.PathLike, bits: int) -> np.ndarray:
+    """Converts uint8 or uint16 values to a format with ``bits`` bits. Raises UserError for a value above its range."""
+    if bits == 8:
+        return cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
+    if image.dtype == np.uint16:
+        largest = int(image.max(initial=0))
+        if largest >> bits:
+            raise UserError(f"{path}: has the value {largest}, above {bits} bits; correct 'bits' in the YAML")
+    return as_16_bits(image, bits)
 
 
 def with_channels(image: np.ndarray) -> np.ndarray:
-    """(H, W, C) from (H, W, C) or, as OpenCV returns an image of one channel, (H, W)."""
+    """Returns (H, W, C), also for (H, W), the shape in which OpenCV returns an image with one channel."""
     return image if image.ndim == 3 else image[..., None]
 
 
 def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray | None = None) -> np.ndarray:
-    """Shrinks (h, w, C), each pixel the mean of its area. ``target`` receives the result."""
+    """Shrinks ``image`` (h, w, C), so that each pixel is the mean of the area it covers, into ``target`` if given."""
     if image.shape[2] <= 4:
         return with_channels(cv2.resize(image, size_wh, dst=target, interpolation=cv2.INTER_AREA))
-    # OpenCV does at most four channels at once.
+    # OpenCV resizes at most four channels at once.
     groups = (np.ascontiguousarray(image[..., first : first + 4]) for first in range(0, image.shape[2], 4))
-    parts = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
-    return np.concatenate(parts, 2, out=target)
+    resized = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
+    return np.concatenate(resized, 2, out=target)
 
 
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
-    """Raises UserError for a format that no JPEG has."""
+    """Raises UserError for a format with a number of channels that no JPEG has."""
     if pixels.channels not in (1, 3):
         raise UserError(f"{path}: a JPEG has 3 channels at most, but the data set or model has {pixels.channels}")
 
 
 def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
-    """The array of a .npy file in memory: (H, W) or (H, W, c). Raises UserError for any other array."""
+    """Returns the array in the content of a .npy file: (H, W) or (H, W, c). Raises UserError for any other array."""
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)
-    except Exception:  # of many kinds
+    except Exception:  # numpy raises many kinds for damaged content
         raise UserError(f"{path}: damaged .npy file, or not an array of numbers") from None
     if array.ndim not in (2, 3) or array.size == 0:
         raise UserError(f"{path}: has shape {array.shape}; expected (H, W) or (H, W, channels)")
@@ -94,17 +109,21 @@ def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.nd
 
 
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
-    """All channels of a TIFF, (H, W) or (H, W, c): those of its page, or one of each page; and its orientation, as in
-    EXIF. Raises UserError."""
+    """Returns all channels of a TIFF, (H, W) or (H, W, c), and its orientation, as in EXIF.
+
+    The channels are those of its only page, or one from each of several pages. Raises UserError.
+    """
     require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
     import tifffile
 
-    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints what is damaged
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints what is damaged
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            pages, first = [page.asarray() for page in file.pages], file.pages[0]
-            axes, orientation = first.axes, first.tags.valueof("Orientation", 1)
-    except Exception as error:  # of any kind: its codecs raise their own
+            pages = [page.asarray() for page in file.pages]
+            first = file.pages.first
+            axes = first.axes
+            orientation = first.tags.valueof("Orientation", 1)
+    except Exception as error:  # the codecs raise errors of their own
         raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
     if len(pages) == 1:
         return np.moveaxis(pages[0], 0, -1) if axes == "SYX" else pages[0], orientation

@@ -26,7 +26,7 @@ from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from data.source.folder import read_folder
 from data.source.other_exports import check_no_export
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
-from utils.config.settings import MOST_IMGSZ
+from utils.config.settings import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
@@ -55,7 +55,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     splits = _resolve_splits(values, root, path)
     _check_annotated_splits(values, splits, path)
     names = _read_names(values, splits, path)
-    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MOST_IMGSZ)] | None, f"{path}: tile") or 0
+    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
     parts = [part for source in splits.values() for part in source.parts]
     _check_parts(parts, pixels, tile, path)
     notes += _windows_paths(values, splits, path)

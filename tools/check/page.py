@@ -17,7 +17,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.issues import LABEL_ERRORS, CheckedSplit, Issue, by_kind
 from engine.report.census import census_content, take_census
-from engine.report.gallery import LABEL_LEGEND, MOST_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
+from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version
 from tools.check.issue_kinds import ADVICE, DUPLICATES
 from tools.check.label_checks import SIZE_STEP
@@ -147,7 +147,7 @@ def _content(
         "model": Path(weights).name,
         "label_errors": label_errors,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
-        "most_errors": MOST_LABEL_ERRORS,
+        "most_errors": MAX_LABEL_ERRORS,
         "threshold": max((drawn.threshold for drawn in detections.values()), default=0.0),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
