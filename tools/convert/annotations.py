@@ -61,7 +61,7 @@ class Annotations:
         image: str | Path,
         boxes: Iterable[AnnotatedBox | None],
         *,
-        where: str,
+        location: str,
         near: Path,
         split: str = "",
         size: tuple[int, int] | None = None,
@@ -72,36 +72,38 @@ class Annotations:
             image: its path, as the annotations name it, with or without suffix; a `Path` is one that exists.
             boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it
                 would teach the model to ignore its objects.
-            where: the file, and the line or entry, for messages.
+            location: the file, and the line or entry, for messages.
             near: the annotation file; an image in its folder is preferred.
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
         """
-        checked = [None if box is None else self._checked(box, where) for box in boxes]
+        checked = [None if box is None else self._checked(box, location) for box in boxes]
         if checked and not any(checked):
             return
-        path = image if isinstance(image, Path) else self.find(image, where, near, split)
+        path = image if isinstance(image, Path) else self.find(image, location, near, split)
         named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size
         for box in filter(None, checked):
             other = picked.files.setdefault(box, near)
             if other != near:
-                raise UserError(f"{where}: {path.name} has the same box of '{box.name}' in {other} too; remove a file")
+                raise UserError(
+                    f"{location}: {path.name} has the same box of '{box.name}' in {other} too; remove a file"
+                )
             self.objects[box.name] += 1
             picked.boxes.append(box)
 
-    def _checked(self, box: AnnotatedBox, where: str) -> AnnotatedBox | None:
+    def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
         box = box._replace(name=box.name.strip())
-        check_box(box, where)
+        check_box(box, location)
         if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
-            return self.skip("box", where)
+            return self.skip("box", location)
         return box
 
-    def skip(self, kind: str, where: str) -> AnnotatedBox | None:
+    def skip(self, kind: str, location: str) -> AnnotatedBox | None:
         """Counts a shape without an area. Returns None, which stands for it in `add`."""
-        self.first_skipped = self.first_skipped or where
+        self.first_skipped = self.first_skipped or location
         self.skipped[kind] += 1
         return None
 
@@ -120,7 +122,7 @@ class Annotations:
         write_whole(path, content)
         return path
 
-    def find(self, image: str, where: str, near: Path, split: str = "") -> Path:
+    def find(self, image: str, location: str, near: Path, split: str = "") -> Path:
         """Returns the image with this name; of several, the one in a folder called ``split``, or nearest to ``near``.
         Raises UserError unless there is exactly one."""
         fits = [self._paths[i] for i in self._names.find(image)]
@@ -130,7 +132,7 @@ class Annotations:
             fits = [path for path, folders in zip(fits, shared) if folders == max(shared)]
         if len(fits) != 1:
             reason = f"{len(fits)} files below {self.root} fit" if fits else self._not_found(image)
-            raise UserError(f"{where}: the image {one_line(image)[:200]!r}: {reason}")
+            raise UserError(f"{location}: the image {one_line(image)[:200]!r}: {reason}")
         return fits[0]
 
     def _not_found(self, image: str) -> str:
@@ -178,14 +180,14 @@ def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
     return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
-def number(value: Any, where: str) -> float:
+def number(value: Any, location: str) -> float:
     """Returns a number, or the number that a text is. Raises UserError unless it is finite."""
     try:
         result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
-        raise UserError(f"{where}: expected a number, got {one_line(str(value))[:60]!r}")
+        raise UserError(f"{location}: expected a number, got {one_line(str(value))[:60]!r}")
     return result
 
 
@@ -195,26 +197,26 @@ def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
     return AnnotatedBox(name, min(xs), min(ys), max(xs), max(ys))
 
 
-def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, where: str) -> AnnotatedBox:
+def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, location: str) -> AnnotatedBox:
     """Returns the box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError
     for fewer points, whose meaning is not known."""
     if len(points) < 3:
-        raise UserError(f"{where}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
+        raise UserError(f"{location}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
     return around(name, points)
 
 
-def parse_row(row: str, where: str) -> Any:
+def parse_row(row: str, location: str) -> Any:
     """Parses a line of a file with one JSON value per line. Raises UserError."""
     try:
         return json.loads(row)
     except (ValueError, RecursionError):
-        raise UserError(f"{where}: malformed JSON") from None
+        raise UserError(f"{location}: malformed JSON") from None
 
 
-def check_box(box: AnnotatedBox, where: str) -> None:
+def check_box(box: AnnotatedBox, location: str) -> None:
     """Raises UserError unless a box has a name, and its corners are in order."""
     if not box.name or one_line(box.name) != box.name:
-        raise UserError(f"{where}: {box.name!r} is not the name of a class, which is one line of text")
+        raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:
         corners = " ".join(f"{value:g}" for value in box[1:5])
-        raise UserError(f"{where}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
+        raise UserError(f"{location}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")

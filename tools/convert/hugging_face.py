@@ -39,16 +39,16 @@ def read_parquet(file: Path, into: Annotations) -> None:
         for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
             for entry in batch.to_pylist():
                 row += 1
-                where = f"{file}: row {row}"
+                location = f"{file}: row {row}"
                 image = entry["image"]
                 if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
-                    raise UserError(f"{where}: has no bytes of an image")
+                    raise UserError(f"{location}: has no bytes of an image")
                 allowance -= len(image["bytes"])
                 if allowance < 0:
                     raise _too_large(file)
-                boxes = _boxes(entry["objects"], names, where)
+                boxes = _boxes(entry["objects"], names, location)
                 path = into.keep(image["bytes"], file, row)
-                into.add(path, boxes, where=where, near=file, size=_size(path, where))
+                into.add(path, boxes, location=location, near=file, size=_size(path, location))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
@@ -70,29 +70,29 @@ def read_image_folder(file: Path, into: Annotations) -> None:
     for line, row in enumerate(read_text(file, most=1 << 32).split("\n"), 1):
         if not row.strip():
             continue
-        where = f"{file}:{line}"
-        entry = check(parse_row(row, where), dict, where)
-        into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, where), where=where, near=file)
+        location = f"{file}:{line}"
+        entry = check(parse_row(row, location), dict, location)
+        into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, location), location=location, near=file)
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], where: str) -> list[AnnotatedBox]:
+def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox]:
     """Returns the boxes of an image. ``names``: class names by column, as `_names` returns them."""
     if isinstance(objects, list):
-        rows = [check(item, dict, where) for item in objects]
+        rows = [check(item, dict, location) for item in objects]
         objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
-    objects = check(objects or {}, dict, f"{where}: objects")
+    objects = check(objects or {}, dict, f"{location}: objects")
     if objects and "bbox" not in objects:
-        raise UserError(f"{where}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
-    bboxes = check(objects.get("bbox") or [], list, f"{where}: bbox")
+        raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
+    bboxes = check(objects.get("bbox") or [], list, f"{location}: bbox")
     column = next((key for key in _CATEGORIES if key in objects), "category")
-    categories = check(objects.get(column) or [], list, f"{where}: {column}")
+    categories = check(objects.get(column) or [], list, f"{location}: {column}")
     if len(bboxes) != len(categories):
-        raise UserError(f"{where}: {len(bboxes)} of 'bbox', but {len(categories)} of '{column}'")
+        raise UserError(f"{location}: {len(bboxes)} of 'bbox', but {len(categories)} of '{column}'")
     boxes = []
     for bbox, category in zip(bboxes, categories):
         if not isinstance(bbox, list) or len(bbox) != 4:
-            raise UserError(f"{where}: expected a bbox of four numbers, got {str(bbox)[:60]}")
-        x, y, w, h = (number(value, where) for value in bbox)
+            raise UserError(f"{location}: expected a bbox of four numbers, got {str(bbox)[:60]}")
+        x, y, w, h = (number(value, location) for value in bbox)
         boxes.append(AnnotatedBox(_class_name(category, names.get(column, [])), x, y, x + w, y + h))
     return boxes
 
@@ -104,12 +104,12 @@ def _class_name(category: Any, names: list[str]) -> str:
     return "" if category is None else str(category)
 
 
-def _size(path: Path, where: str) -> tuple[int, int]:
-    """Returns width and height of an image that was written from ``where``."""
+def _size(path: Path, location: str) -> tuple[int, int]:
+    """Returns width and height of an image that was written from ``location``."""
     try:
         height, width = check_image(path)
     except UserError as error:
-        raise UserError(f"{where}: {str(error).removeprefix(f'{path}: ')}") from None
+        raise UserError(f"{location}: {str(error).removeprefix(f'{path}: ')}") from None
     return width, height
 
 

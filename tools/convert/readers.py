@@ -51,18 +51,22 @@ def read_cvat(file: Path, into: Annotations) -> None:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     for image in root.iter("image"):
         name = image.get("name", "")
-        where = f"{file}: image {one_line(name)[:100]!r}"
-        boxes = [_cvat_box(shape, where, into) for shape in image if _is_cvat_shape(shape)]
-        into.add(name, boxes, where=where, near=file, split=image.get("subset", ""), size=_size(image.attrib, where))
+        location = f"{file}: image {one_line(name)[:100]!r}"
+        boxes = [_cvat_box(shape, location, into) for shape in image if _is_cvat_shape(shape)]
+        into.add(
+            name, boxes, location=location, near=file, split=image.get("subset", ""), size=_size(image.attrib, location)
+        )
     frames: dict[int, list[AnnotatedBox | None]] = {}
     for track in root.iter("track"):
-        where = f"{file}: track {track.get('id', '')}"
+        location = f"{file}: track {track.get('id', '')}"
         for shape in track:
             if shape.get("outside") != "1":
                 shape.set("label", track.get("label", ""))
-                frames.setdefault(int(number(shape.get("frame"), where)), []).append(_cvat_box(shape, where, into))
+                frames.setdefault(int(number(shape.get("frame"), location)), []).append(
+                    _cvat_box(shape, location, into)
+                )
     for frame, boxes in sorted(frames.items()):
-        into.add(f"frame_{frame:06}", boxes, where=f"{file}: frame {frame}", near=file)
+        into.add(f"frame_{frame:06}", boxes, location=f"{file}: frame {frame}", near=file)
 
 
 _CVAT_WITHOUT_AREA = ("polyline", "points", "skeleton")
@@ -74,12 +78,12 @@ def _is_cvat_shape(element: ElementTree.Element) -> bool:
     return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
 
 
-def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> AnnotatedBox | None:
+def _cvat_box(shape: ElementTree.Element, location: str, into: Annotations) -> AnnotatedBox | None:
     """Returns the box around a shape; None for one without area."""
     name = shape.get("label", "")
 
     def value(key: str) -> float:
-        return number(shape.get(key, "0" if key == "rotation" else None), f"{where}: {shape.tag}: {key}")
+        return number(shape.get(key, "0" if key == "rotation" else None), f"{location}: {shape.tag}: {key}")
 
     if shape.tag == "box":
         x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
@@ -93,9 +97,9 @@ def _cvat_box(shape: ElementTree.Element, where: str, into: Annotations) -> Anno
     if shape.tag == "cuboid" and shape.get("points") is None:
         return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CVAT_CUBOID])
     if shape.tag in _CVAT_WITHOUT_AREA:
-        return into.skip(shape.tag, where)
+        return into.skip(shape.tag, location)
     pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
-    return around_polygon(name, [(number(x, where), number(y, where)) for x, _, y in pairs], shape.tag, where)
+    return around_polygon(name, [(number(x, location), number(y, location)) for x, _, y in pairs], shape.tag, location)
 
 
 def _turned(
@@ -125,13 +129,13 @@ def read_labelme(file: Path, into: Annotations) -> None:
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
     boxes: list[AnnotatedBox | None] = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
-        where = f"{file}: shape {position}"
-        shape = check(entry, dict, where)
+        location = f"{file}: shape {position}"
+        shape = check(entry, dict, location)
         name = str(shape.get("label") or "")
         kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
-        points = [(number(x, where), number(y, where)) for x, y in _pairs(shape.get("points"), where)]
+        points = [(number(x, location), number(y, location)) for x, y in _pairs(shape.get("points"), location)]
         if kind in _LABELME_WITHOUT_AREA:
-            boxes.append(into.skip(kind, where))
+            boxes.append(into.skip(kind, location))
         elif kind == "circle" and len(points) == 2:
             (cx, cy), (x, y) = points
             radius = math.hypot(x - cx, y - cy)
@@ -139,23 +143,23 @@ def read_labelme(file: Path, into: Annotations) -> None:
         elif kind in _LABELME_OF_TWO_POINTS and len(points) == 2:
             boxes.append(around(name, points))
         else:
-            boxes.append(around_polygon(name, points, kind, where))
+            boxes.append(around_polygon(name, points, kind, location))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
-    into.add(str(content.get("imagePath")), boxes, where=str(file), near=file, size=size)
+    into.add(str(content.get("imagePath")), boxes, location=str(file), near=file, size=size)
 
 
 def read_createml(file: Path, into: Annotations) -> None:
     """Reads Apple's CreateML: centers and sizes in pixels."""
     for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
-        where = f"{file}: entry {position}"
-        entry = check(item, dict, where)
+        location = f"{file}: entry {position}"
+        entry = check(item, dict, location)
         boxes = []
-        for annotation in _list(entry, "annotation" if "annotation" in entry else "annotations", where):
-            box = check(check(annotation, dict, where).get("coordinates"), dict, where)
-            x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("x", "y", "width", "height"))
+        for annotation in _list(entry, "annotation" if "annotation" in entry else "annotations", location):
+            box = check(check(annotation, dict, location).get("coordinates"), dict, location)
+            x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
-        into.add(str(image), boxes, where=where, near=file)
+        into.add(str(image), boxes, location=location, near=file)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
@@ -163,29 +167,29 @@ def read_vott(file: Path, into: Annotations) -> None:
     content = check(load_json(file, "a VoTT JSON"), dict, str(file))
     assets = {file.stem: content} if "asset" in content else check(content.get("assets"), dict, f"{file}: assets")
     for key, item in assets.items():
-        where = f"{file}: asset {one_line(key)[:60]}"
-        entry = check(item, dict, where)
+        location = f"{file}: asset {one_line(key)[:60]}"
+        entry = check(item, dict, location)
         boxes: list[AnnotatedBox | None] = []
-        for position, region in enumerate(_list(entry, "regions", where)):
-            boxes += _vott_boxes(check(region, dict, where), f"{where}: region {position}", into)
-        asset = check(entry.get("asset"), dict, where)
-        size = _size(asset["size"], where) if isinstance(asset.get("size"), dict) else None
-        into.add(str(asset.get("name")), boxes, where=where, near=file, size=size)
+        for position, region in enumerate(_list(entry, "regions", location)):
+            boxes += _vott_boxes(check(region, dict, location), f"{location}: region {position}", into)
+        asset = check(entry.get("asset"), dict, location)
+        size = _size(asset["size"], location) if isinstance(asset.get("size"), dict) else None
+        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size)
 
 
 _VOTT_WITHOUT_AREA = ("point", "polyline")
 
 
-def _vott_boxes(region: dict[str, Any], where: str, into: Annotations) -> list[AnnotatedBox | None]:
+def _vott_boxes(region: dict[str, Any], location: str, into: Annotations) -> list[AnnotatedBox | None]:
     """Returns a box for each tag of a region."""
-    tags = _list(region, "tags", where)
+    tags = _list(region, "tags", location)
     if not tags:
-        raise UserError(f"{where}: has no tag, which would be its class")
+        raise UserError(f"{location}: has no tag, which would be its class")
     kind = str(region.get("type") or "").lower()
     if kind in _VOTT_WITHOUT_AREA:
-        return [into.skip(kind, where)]
-    box = check(region.get("boundingBox"), dict, where)
-    x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
+        return [into.skip(kind, location)]
+    box = check(region.get("boundingBox"), dict, location)
+    x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("left", "top", "width", "height"))
     return [AnnotatedBox(str(tag), x, y, x + w, y + h) for tag in tags]
 
 
@@ -195,23 +199,26 @@ _LABELBOX_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # keys of objec
 def read_labelbox(file: Path, into: Annotations) -> None:
     """Reads Labelbox: a row per image in NDJSON, or in a list; boxes, and the boxes around polygons. Rows without a
     label are images that nobody has labeled."""
-    for where, row in _labelbox_rows(file):
-        data, media = (check(row.get(key), dict, f"{where}: {key}") for key in ("data_row", "media_attributes"))
-        projects = check(row.get("projects"), dict, f"{where}: projects")
+    for location, row in _labelbox_rows(file):
+        data, media = (check(row.get(key), dict, f"{location}: {key}") for key in ("data_row", "media_attributes"))
+        projects = check(row.get("projects"), dict, f"{location}: projects")
         labels = [
-            check(label, dict, where)
+            check(label, dict, location)
             for project in projects.values()
-            for label in _list(check(project, dict, where), "labels", where)
+            for label in _list(check(project, dict, location), "labels", location)
         ]
         if not labels:
             continue
         if len(labels) > 1:
-            raise UserError(f"{where}: was labeled {len(labels)} times; export one project, with one label an image")
-        annotations = check(labels[0].get("annotations"), dict, f"{where}: annotations")
-        boxes = [_labelbox_box(check(each, dict, where), where, into) for each in _list(annotations, "objects", where)]
+            raise UserError(f"{location}: was labeled {len(labels)} times; export one project, with one label an image")
+        annotations = check(labels[0].get("annotations"), dict, f"{location}: annotations")
+        boxes = [
+            _labelbox_box(check(each, dict, location), location, into)
+            for each in _list(annotations, "objects", location)
+        ]
         address = urlsplit(str(data.get("row_data") or "")).path
         image = str(data.get("external_id") or data.get("global_key") or address)
-        into.add(image, boxes, where=where, near=file, size=_size(media, where))
+        into.add(image, boxes, location=location, near=file, size=_size(media, location))
 
 
 def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -219,30 +226,30 @@ def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     text = read_text(file, most=1 << 32)
     if text.lstrip().startswith("["):
         for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
-            where = f"{file}: row {position}"
-            yield where, check(row, dict, where)
+            location = f"{file}: row {position}"
+            yield location, check(row, dict, location)
         return
     for line, row in enumerate(text.split("\n"), 1):
         if row.strip():
-            where = f"{file}:{line}"
-            yield where, check(parse_row(row, where), dict, where)
+            location = f"{file}:{line}"
+            yield location, check(parse_row(row, location), dict, location)
 
 
-def _labelbox_box(shape: dict[str, Any], where: str, into: Annotations) -> AnnotatedBox | None:
+def _labelbox_box(shape: dict[str, Any], location: str, into: Annotations) -> AnnotatedBox | None:
     name = str(shape.get("name") or shape.get("value") or "")
     if "bounding_box" in shape:
-        box = check(shape["bounding_box"], dict, f"{where}: bounding_box")
-        x, y, w, h = (number(box.get(key), f"{where}: {key}") for key in ("left", "top", "width", "height"))
+        box = check(shape["bounding_box"], dict, f"{location}: bounding_box")
+        x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("left", "top", "width", "height"))
         return AnnotatedBox(name, x, y, x + w, y + h)
     if "polygon" in shape:
-        corners = [check(corner, dict, where) for corner in _list(shape, "polygon", where)]
-        points = [(number(corner.get("x"), where), number(corner.get("y"), where)) for corner in corners]
-        return around_polygon(name, points, "polygon", where)
+        corners = [check(corner, dict, location) for corner in _list(shape, "polygon", location)]
+        points = [(number(corner.get("x"), location), number(corner.get("y"), location)) for corner in corners]
+        return around_polygon(name, points, "polygon", location)
     for key, kind in _LABELBOX_WITHOUT_AREA.items():
         if key in shape:
-            return into.skip(kind, where)
+            return into.skip(kind, location)
     kind = one_line(str(shape.get("annotation_kind")))[:60]
-    raise UserError(f"{where}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")
+    raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")
 
 
 _COLUMNS = {
@@ -281,20 +288,20 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
     sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
     largest = 0.0
     for row in rows:
-        where = f"{file}:{rows.line_num}"
+        location = f"{file}:{rows.line_num}"
         if None in row or None in row.values():
             num_fields = sum(value is not None for value in row.values())
-            raise UserError(f"{where}: {num_fields} fields, expected {len(rows.fieldnames or ())}")
+            raise UserError(f"{location}: {num_fields} fields, expected {len(rows.fieldnames or ())}")
         image = row[columns["image"]]
         if not row[columns["name"]] and not row[columns["xmin"]]:  # an image without objects
-            into.add(image, (), where=where, near=file)
+            into.add(image, (), location=location, near=file)
             continue
-        x1, y1, x2, y2 = (number(row[columns[name]], f"{where}: {name}") for name in corners)
+        x1, y1, x2, y2 = (number(row[columns[name]], f"{location}: {name}") for name in corners)
         largest = max(largest, x2, y2)
         name = names.get(row[columns["name"]], row[columns["name"]])
         size = None
         if is_relative:
-            image = into.find(image, where, file)
+            image = into.find(image, location, file)
             if image not in sizes:
                 sizes[image] = image_size(image)
             size = sizes[image]
@@ -304,9 +311,9 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
             y1 *= height
             y2 *= height
         elif "width" in columns and "height" in columns:
-            size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, where)
+            size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, location)
         crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
-        into.add(image, [AnnotatedBox(name, x1, y1, x2, y2, crowd)], where=where, near=file, size=size)
+        into.add(image, [AnnotatedBox(name, x1, y1, x2, y2, crowd)], location=location, near=file, size=size)
     if not is_relative and 0 < largest <= 1:
         raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 
@@ -353,15 +360,15 @@ def read_kitti(file: Path, into: Annotations) -> None:
     boxes = []
     for line, row in enumerate(read_text(file).splitlines(), 1):
         fields = row.split()
-        where = f"{file}:{line}"
+        location = f"{file}:{line}"
         if not fields:
             continue
         if len(fields) < KITTI_FIELDS:
-            raise UserError(f"{where}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
-        x1, y1, x2, y2 = (number(value, where) for value in fields[4:8])
+            raise UserError(f"{location}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
+        x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
     into.ignored |= {"DontCare"} & {box.name for box in boxes}
-    into.add(file.stem, boxes, where=str(file), near=file)
+    into.add(file.stem, boxes, location=str(file), near=file)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -370,22 +377,22 @@ def image_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def _size(values: Any, where: str) -> tuple[int, int] | None:
+def _size(values: Any, location: str) -> tuple[int, int] | None:
     """Returns width and height; None unless both are present."""
     width, height = values.get("width"), values.get("height")
     if width in (None, "") or height in (None, ""):
         return None
-    return int(number(width, f"{where}: width")), int(number(height, f"{where}: height"))
+    return int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))
 
 
-def _list(content: dict, key: str, where: str) -> list:
-    return check(content.get(key), list, f"{where}: {key}")
+def _list(content: dict, key: str, location: str) -> list:
+    return check(content.get(key), list, f"{location}: {key}")
 
 
-def _pairs(value: Any, where: str) -> Iterator[tuple[Any, Any]]:
-    for pair in check(value, list, where):
+def _pairs(value: Any, location: str) -> Iterator[tuple[Any, Any]]:
+    for pair in check(value, list, location):
         if not isinstance(pair, list) or len(pair) != 2:
-            raise UserError(f"{where}: expected points of two numbers, got {one_line(str(pair))[:60]!r}")
+            raise UserError(f"{location}: expected points of two numbers, got {one_line(str(pair))[:60]!r}")
         yield pair[0], pair[1]
 
 
