@@ -8,15 +8,11 @@ Legend: M boxes, n anchors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from models.heads.base import DetectionHead
 from utils.rng import Stream, keyed_generator
-
-if TYPE_CHECKING:
-    from models.detector import Detector
 
 _TARGET_RECALL = 0.98  # anchors that reach it are kept
 _MIN_SIDE_PX = 2.0  # thinner boxes are not used for fitting: most are slivers left by cropping
@@ -87,26 +83,26 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 
 
 def check_anchors(
-    boxes_wh_px_at_imgsz: np.ndarray, model: Detector, *, anchor_t: float, refit: bool, seed: int = 0
+    boxes_wh_px_at_imgsz: np.ndarray, head: DetectionHead, *, anchor_t: float, refit: bool, seed: int = 0
 ) -> str:
     """Measures the best possible recall of an anchor head, and fits new anchors if it is below 0.98 and ``refit``.
 
-    New anchors are written to ``model.head.anchors``, smaller ones on finer levels, if recall and fitness improve.
+    New anchors are written to ``head.anchors``, smaller ones on finer levels, if recall and fitness improve.
 
     Args:
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
-        model: has an anchor head.
+        head: predicts boxes relative to anchors.
         anchor_t: the first ratio of sides that is too large.
         refit: whether anchors may be changed.
         seed: of the fit.
 
     Returns a line for the log. Raises ValueError for a head without anchors.
     """
-    buffer = model.head.anchors
+    buffer = head.anchors
     if buffer is None:
         raise ValueError("the head has no anchors")
     levels, per_level, _ = buffer.shape
-    strides = np.asarray(model.strides, dtype=np.float64)[:, None, None]
+    strides = np.asarray(head.strides, dtype=np.float64)[:, None, None]
     current = buffer.detach().double().cpu().numpy() * strides
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
@@ -128,7 +124,7 @@ def check_anchors(
     if new_recall < recall or new_fitness <= fitness:
         return f"{measured}; found no better ones, kept"
     by_level = np.empty_like(current)
-    by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
+    by_level[np.argsort(head.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
     with torch.no_grad():
         buffer.copy_(torch.from_numpy(by_level / strides))
     return f"{measured}; refitted, now {new_recall:.1%}"

@@ -12,6 +12,7 @@ for name in data engine models train utils; do echo "OWN = True" > $name.py; don
 TINY=(--imgsz 64 --epochs 1 --fraction 0.1 --batch-size 8 --workers 1 --device cpu)
 
 python -c 'import lockstep, pathlib, sys; sys.exit(pathlib.Path(sys.prefix) not in pathlib.Path(lockstep.__file__).parents)'
+test "$(python -c 'from importlib import metadata; print(*metadata.packages_distributions()["lockstep"])')" = lockstep-yolo
 lockstep demo set
 lockstep train --data set/data.yaml --model yolov8n "${TINY[@]}" --name one
 test -s runs/train/one/report.html

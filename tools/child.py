@@ -48,16 +48,18 @@ def start(
     *,
     stop: signal.Signals = signal.SIGTERM,
     environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     process_group: int | None = None,
+    start_new_session: bool = False,
 ) -> Iterator[Child]:
     """Runs a command line of `utils.program.start_of` during the block.
 
     Args:
         stop: signal that ends the command at the end of the block, or when this process is killed.
         environment: environment variables; None for those of this process.
-        stdout, stderr, process_group: see `subprocess.Popen`.
+        cwd, stdout, stderr, process_group, start_new_session: see `subprocess.Popen`.
     """
     inherited = os.environ if environment is None else environment
     with TemporaryDirectory() as folder:
@@ -67,9 +69,11 @@ def start(
             stdin=subprocess.DEVNULL,
             env={**inherited, RESULT_VARIABLE: str(result_file)},
             preexec_fn=partial(end_with_parent, stop),
+            cwd=cwd,
             stdout=stdout,
             stderr=stderr,
             process_group=process_group,
+            start_new_session=start_new_session,
         )
         try:
             yield Child(process, result_file)

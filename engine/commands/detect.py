@@ -35,7 +35,7 @@ from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
-from utils.files.former_run import WrittenFiles, remove_written
+from utils.files.previous_run import WrittenFiles, remove_written
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
@@ -59,7 +59,13 @@ def detect(config: DetectConfig) -> Path | None:
         require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     predictor = _open_predictor(config)
     ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
-    frames = predictor.read(config.source, ahead, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    frames = predictor.read(
+        config.source,
+        ahead,
+        vid_stride=config.vid_stride,
+        max_frames=config.max_frames,
+        by_number=config.track is not None,
+    )
     results = _found_in(frames, ahead, predictor, config)
     first = next(results, None)
     if first is None:  # an unreadable source is refused before a folder is made

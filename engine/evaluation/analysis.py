@@ -1,4 +1,4 @@
-"""What val.py measures besides the metrics: kinds of errors, and AP by object size.
+"""Measures of val.py besides the metrics: kinds of errors, and AP by object size.
 
 Kinds of errors are those of TIDE (Bolya et al., ECCV 2020), at IoU 0.5, and how much AP each costs: each false positive
 has one kind of error. An object that no detection matches is missed unless a false positive explains it. The cost of a
@@ -9,13 +9,14 @@ Legend: D detections, M objects, C classes, F false positives, A sizes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.evaluation.matching import Matches, Objects, Outcomes, Pairs, overlapping_pairs, sort_by_class
-from engine.evaluation.metrics import interpolated_precision, mean_known
+from engine.evaluation.metrics import interpolated_precision, nanmean
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -35,24 +36,25 @@ class SizeScores(NamedTuple):
 
 
 def score_sizes(matches: Matches) -> SizeScores:
-    """COCO's scores for its four sizes. Means over the classes that have objects equal those of pycocotools."""
-    outcomes, targets = sort_by_class(matches), matches.targets()
+    """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'."""
+    outcomes = sort_by_class(matches)
+    targets = matches.targets()
     precision = interpolated_precision(outcomes, targets)
-    found = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
+    hits = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
     recall = np.full(targets.shape, np.nan)
-    some = targets > 0
-    recall[some] = (found[some] / targets[some][:, None]).mean(-1)
+    has_objects = targets > 0
+    recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
     return SizeScores(
         targets=targets,
-        ap=mean_known(precision, axis=(2, 3)),
-        ap50=mean_known(precision[:, :, 0], axis=2),
-        ap75=mean_known(precision[:, :, 5], axis=2),
+        ap=nanmean(precision, axis=(2, 3)),
+        ap50=nanmean(precision[:, :, 0], axis=2),
+        ap75=nanmean(precision[:, :, 5], axis=2),
         recall=recall,
     )
 
 
 class ErrorSplit(NamedTuple):
-    """Columns of the second axes are `KINDS`. Classes without objects have no AP; the means leave them out."""
+    """Errors of each kind and their costs; 6 are the `KINDS`. Means leave out classes without objects."""
 
     ap: float  # at IoU 0.5
     counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
@@ -63,87 +65,136 @@ class ErrorSplit(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """What became of the ranked detections and the objects of `Matches`."""
+    """Outcome of each ranked detection and each object of `Matches`."""
 
     outcome: np.ndarray  # int64 (D,) `CORRECT`, `IGNORED` (in a crowd region), or the kind of a false positive
     target: np.ndarray  # int64 (D,) the object that an error of CLASS or LOCATION is about, else -1
-    found: np.ndarray  # bool (M,) objects that a true positive matches
+    detected: np.ndarray  # bool (M,) objects that a true positive matches
     missed: np.ndarray  # bool (M,) objects that nothing matches and no error explains
 
 
 def find_errors(matches: Matches) -> Errors:
-    """The kind of each false positive, and the objects that are missed.
+    """Finds the kind of each false positive, and the missed objects.
 
     A false positive is an error of LOCATION if its best IoU with objects of its class is in [0.1, 0.5), else of CLASS
     if it has an IoU of at least 0.5 with an object of another class, else a DUPLICATE if it has that with an object of
     its own class (which a better detection matched), else of BOTH if it has at least 0.1 with an object of another
     class, else of BACKGROUND. Unmatched objects are MISSED unless an error of one of the first two kinds is about them.
     """
-    assignment, plain = matches.assignment, ~matches.objects.crowd
-    matched, ignored = assignment.matched[:, 0, 0], assignment.ignored[:, 0, 0]
+    assignment = matches.assignment
+    is_object = ~matches.objects.crowd
+    matched = assignment.matched[:, 0, 0]
+    ignored = assignment.ignored[:, 0, 0]
     outcome = np.full(matches.ranked.scores.size, BACKGROUND)
     outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IGNORED, CORRECT)
     false = np.flatnonzero(outcome == BACKGROUND)
     target = np.full(outcome.size, -1)
     outcome[false], target[false] = _classify(matches, false)
-    found = np.zeros(plain.size, dtype=bool)
-    found[assignment.target[matched & ~ignored]] = True
-    missed = plain & ~found
+    detected = np.zeros(is_object.size, dtype=bool)
+    detected[assignment.target[matched & ~ignored]] = True
+    missed = is_object & ~detected
     missed[target[target >= 0]] = False
-    return Errors(outcome, target, found, missed)
+    return Errors(outcome, target, detected, missed)
 
 
 def split_errors(matches: Matches) -> ErrorSplit:
     """Counts the errors of each kind (`find_errors`) among the detections that count, and measures the cost of each.
 
-    Fixing: of the errors of CLASS, or of LOCATION, about an unmatched object, the one with the highest score becomes
-    a true positive with its own score; the others of that kind, and all errors of the other kinds, are left out; missed
-    objects are no longer counted. (If errors of CLASS and of LOCATION are about one object, the authors' tool fixes
-    only the better of the two.)
+    An oracle fixes one kind at a time. Of the errors of CLASS, or of LOCATION, about an unmatched object, the one with
+    the highest score becomes a true positive with its own score, and the others of that kind are removed. Errors of
+    the other kinds are removed. Missed objects are no longer counted. (If errors of CLASS and of LOCATION are about
+    one object, the authors' tool fixes only the better of the two.)
     """
-    ranked, classes, object_classes = matches.ranked, matches.num_classes, matches.object_classes
     errors = find_errors(matches)
-    true_positive, counted = errors.outcome == CORRECT, errors.outcome != IGNORED
-    targets = np.bincount(object_classes[~matches.objects.crowd], minlength=classes)
-    base = _ap(ranked.classes, ranked.scores, true_positive, counted, targets)
-
-    def cost(of_class: np.ndarray, tp: np.ndarray, counted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        fixed = _ap(of_class, ranked.scores, tp, counted, targets)
-        return np.where(np.isnan(fixed), base, fixed) - base  # a class whose objects are all missed stays at AP 0
-
-    columns = []
-    for kind in range(len(KINDS)):
-        of_class, fixed_tp, remaining = ranked.classes, true_positive.copy(), targets
-        fixed_counted = counted & (errors.outcome != kind)
-        if kind == MISSED:
-            remaining = targets - np.bincount(object_classes[errors.missed], minlength=classes)
-        if kind in (CLASS, LOCATION):
-            row = _best_on_each(errors, kind, ranked.scores)
-            fixed_tp[row] = fixed_counted[row] = True
-            of_class = of_class.copy()
-            of_class[row] = object_classes[errors.target[row]]
-        columns.append(cost(of_class, fixed_tp, fixed_counted, remaining))
-    class_cost = np.stack(columns, 1)
-    kinds, false = len(KINDS), errors.outcome >= 0
-    cell = np.r_[ranked.classes[false] * kinds + errors.outcome[false], object_classes[errors.missed] * kinds + MISSED]
-    matched_targets = np.bincount(object_classes[errors.found], minlength=classes)
+    current = _Counted(
+        classes=matches.ranked.classes,
+        scores=matches.ranked.scores,
+        true_positive=errors.outcome == CORRECT,
+        counted=errors.outcome != IGNORED,
+        targets=_class_counts(matches, ~matches.objects.crowd),
+    )
+    ap = current.ap()
+    class_cost = np.stack([_cost(ap, _fixed(matches, errors, current, kind)) for kind in range(len(KINDS))], 1)
+    no_false_positives = replace(current, counted=current.true_positive)
+    no_false_negatives = replace(current, targets=_class_counts(matches, errors.detected))
     return ErrorSplit(
-        ap=float(mean_known(base)),
-        counts=np.bincount(cell, minlength=classes * kinds).reshape(classes, kinds).astype(np.int64),
+        ap=float(nanmean(ap)),
+        counts=_error_counts(matches, errors),
         class_cost=class_cost,
-        cost=mean_known(class_cost, axis=0),
-        false_positive_cost=float(mean_known(cost(ranked.classes, true_positive, true_positive, targets))),
-        false_negative_cost=float(mean_known(cost(ranked.classes, true_positive, counted, matched_targets))),
+        cost=nanmean(class_cost, axis=0),
+        false_positive_cost=float(nanmean(_cost(ap, no_false_positives))),
+        false_negative_cost=float(nanmean(_cost(ap, no_false_negatives))),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """Detections with known outcomes, and the objects that count."""
+
+    classes: np.ndarray  # int64 (D,)
+    scores: np.ndarray  # float64 (D,)
+    true_positive: np.ndarray  # bool (D,)
+    counted: np.ndarray  # bool (D,) the others are neither true nor false positives
+    targets: np.ndarray  # int64 (C,) number of objects
+
+    def ap(self) -> np.ndarray:
+        """Returns AP (C,); nan where there is no object."""
+        rows = np.flatnonzero(self.counted)
+        rows = rows[np.lexsort((-self.scores[rows], self.classes[rows]))]
+        classes = self.classes[rows]
+        true_positive = self.true_positive[rows, None, None]  # of one area and IoU threshold
+        offsets = np.searchsorted(classes, np.arange(self.targets.size + 1))
+        outcomes = Outcomes(offsets, self.scores[rows], classes, true_positive, ~true_positive)
+        return interpolated_precision(outcomes, self.targets[:, None])[:, 0, 0].mean(-1)
+
+
+def _cost(ap: np.ndarray, fixed: _Counted) -> np.ndarray:
+    """Returns the rise of AP (C,) from ``ap`` (C,) when errors are fixed."""
+    fixed_ap = fixed.ap()
+    return np.where(np.isnan(fixed_ap), ap, fixed_ap) - ap  # a class whose objects are all missed stays at AP 0
+
+
+def _fixed(matches: Matches, errors: Errors, current: _Counted, kind: int) -> _Counted:
+    """Fixes all errors of a kind, as `split_errors` says."""
+    counted = current.counted & (errors.outcome != kind)
+    if kind == MISSED:
+        return replace(current, counted=counted, targets=current.targets - _class_counts(matches, errors.missed))
+    if kind not in (CLASS, LOCATION):
+        return replace(current, counted=counted)
+    classes = current.classes.copy()
+    true_positive = current.true_positive.copy()
+    rows = _best_on_each(errors, kind, current.scores)
+    classes[rows] = matches.object_classes[errors.target[rows]]
+    true_positive[rows] = True
+    counted[rows] = True
+    return replace(current, counted=counted, classes=classes, true_positive=true_positive)
+
+
+def _class_counts(matches: Matches, objects: np.ndarray) -> np.ndarray:
+    """Counts chosen ``objects``, bool (M,), by class: int64 (C,)."""
+    return np.bincount(matches.object_classes[objects], minlength=matches.num_classes)
+
+
+def _error_counts(matches: Matches, errors: Errors) -> np.ndarray:
+    """Counts errors by class and kind: int64 (C, 6), as in `ErrorSplit`."""
+    kinds = len(KINDS)
+    is_false = errors.outcome >= 0
+    false_positives = matches.ranked.classes[is_false] * kinds + errors.outcome[is_false]
+    missed = matches.object_classes[errors.missed] * kinds + MISSED
+    cells = np.concatenate([false_positives, missed])
+    counts = np.bincount(cells, minlength=matches.num_classes * kinds)
+    return counts.reshape(matches.num_classes, kinds).astype(np.int64)
+
+
 def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds of the false positives ``rows`` and their objects, as in `Errors`: int64 (F,) each."""
-    classes, ranked, objects = matches.num_classes, matches.ranked, matches.objects
-    plain = np.flatnonzero(~objects.crowd)
-    by_image = Objects(objects.group[plain] // classes, objects.boxes_xywh[plain], objects.crowd[plain])
+    """Returns the kinds of the false positives ``rows`` and their objects, as in `Errors`: int64 (F,) each."""
+    classes = matches.num_classes
+    ranked = matches.ranked
+    objects = matches.objects
+    not_crowd = np.flatnonzero(~objects.crowd)
+    by_image = Objects(objects.group[not_crowd] // classes, objects.boxes_xywh[not_crowd], objects.crowd[not_crowd])
     pairs = overlapping_pairs(ranked.group[rows] // classes, ranked.boxes_xyxy[rows], by_image, BACKGROUND_IOU)
-    pairs = pairs._replace(target=plain[pairs.target])
+    pairs = pairs._replace(target=not_crowd[pairs.target])
     is_same = ranked.classes[rows][pairs.detection] == matches.object_classes[pairs.target]
     same, same_target = _best_of_each(pairs.take(is_same), rows.size)
     other, other_target = _best_of_each(pairs.take(~is_same), rows.size)
@@ -161,28 +212,19 @@ def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _best_of_each(pairs: Pairs, detections: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest overlap of each detection, and its object, the first of equal ones; 0 and -1 if there is none."""
+    """Returns the largest overlap of each detection, and its object, the first of equal ones; 0 and -1 if there is
+    none."""
     pairs = pairs.take(np.lexsort((-pairs.target, pairs.overlap)))  # the largest is written last
-    best, target = np.zeros(detections), np.full(detections, -1)
-    best[pairs.detection], target[pairs.detection] = pairs.overlap, pairs.target
+    best = np.zeros(detections)
+    target = np.full(detections, -1)
+    best[pairs.detection] = pairs.overlap
+    target[pairs.detection] = pairs.target
     return best, target
 
 
 def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:
-    """For each unmatched object, the error of a kind about it with the highest score: rows of the detections."""
+    """Returns for each unmatched object the error of a kind about it with the highest score: rows of the detections."""
     row = np.flatnonzero(errors.outcome == kind)
-    row = row[~errors.found[errors.target[row]]]
+    row = row[~errors.detected[errors.target[row]]]
     row = row[np.lexsort((row, -scores[row], errors.target[row]))]
     return row[np.unique(errors.target[row], return_index=True)[1]]
-
-
-def _ap(
-    of_class: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, counted: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """AP (C,) of detections with known outcomes; nan where ``targets`` (C,) is 0."""
-    rows = np.flatnonzero(counted)
-    rows = rows[np.lexsort((-scores[rows], of_class[rows]))]
-    classes, true_positive = of_class[rows], true_positive[rows, None, None]  # of one area and IoU threshold
-    offsets = np.searchsorted(classes, np.arange(targets.size + 1))
-    outcomes = Outcomes(offsets, scores[rows], classes, true_positive, ~true_positive)
-    return interpolated_precision(outcomes, targets[:, None])[:, 0, 0].mean(-1)

@@ -48,48 +48,55 @@ class RunState:
 
 
 def load_callbacks(source: str) -> UserCallbacks:
-    """The hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working folder; a
-    class is instantiated. Raises UserError for anything that is wrong with it."""
-    flag, (name, _, attribute) = f"--callbacks {source}", source.partition(":")
-    if not name or not attribute:
+    """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
+    folder; a class is instantiated. Raises UserError for anything that is wrong with it."""
+    flag = f"--callbacks {source}"
+    module_name, _, attribute = source.partition(":")
+    if not module_name or not attribute:
         raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for good: callbacks may import later
     module = None
+    callbacks: dict[str, Callback]
     try:
-        module = importlib.import_module(name)
-        found = getattr(module, attribute)
-        found = found() if isinstance(found, type) else found
-        if inspect.isroutine(found):
-            callbacks = {found.__name__: found}
+        module = importlib.import_module(module_name)
+        owner = getattr(module, attribute)
+        if isinstance(owner, type):
+            owner = owner()
+        if inspect.isroutine(owner):
+            callbacks = {owner.__name__: owner}
         else:
-            callbacks = {name: getattr(found, name) for name in dir(found) if name.startswith("on_")}
+            callbacks = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
     except (Exception, SystemExit) as error:
         raise UserError(f"{flag}: {_place(error, getattr(module, '__file__', None))}") from None
     known = f"callbacks are {', '.join(POINTS)}"
-    if strange := [name for name in callbacks if name not in POINTS]:
-        raise UserError(f"{flag}: '{strange[0]}' is not a callback{suggestion(strange[0], POINTS)}; {known}")
+    unknown = [name for name in callbacks if name not in POINTS]
+    if unknown:
+        raise UserError(f"{flag}: '{unknown[0]}' is not a callback{suggestion(unknown[0], POINTS)}; {known}")
     if not callbacks:
         raise UserError(f"{flag}: has no callback; {known}")
     return UserCallbacks(flag, callbacks, module.__file__)
 
 
 def _place(error: BaseException, path: str | None) -> str:
-    """``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line."""
-    of_import = ("<frozen", __file__, importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(of_import)]
+    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost."""
+    import_machinery = ("<frozen", __file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(import_machinery)]
     frames = [f for f in frames if f.filename == path] or frames
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    location = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}:{error.lineno}: "
-    return where + " ".join(traceback.format_exception_only(error)[-1].split())
+        location = f"{error.filename}:{error.lineno}: "
+    return location + " ".join(traceback.format_exception_only(error)[-1].split())
 
 
 class UserCallbacks(Hook):
     """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends."""
 
     def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None) -> None:
-        self._flag, self._callbacks, self._path, self._failure = flag, callbacks, path, ""
+        self._flag = flag
+        self._callbacks = callbacks
+        self._path = path
+        self._failure = ""
         self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
@@ -121,9 +128,13 @@ class UserCallbacks(Hook):
             raise UserError(self._failure)
 
     def _call(self, name: str, trainer: Training) -> None:
+        """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
         if name in self._callbacks and not self._failure:
-            state, progress = self._state, trainer.progress
-            state.epoch, state.epochs, state.step = progress.epoch, trainer.epochs, progress.updates
+            state = self._state
+            progress = trainer.progress
+            state.epoch = progress.epoch
+            state.epochs = trainer.epochs
+            state.step = progress.updates
             state.steps_per_epoch = trainer.plan.steps
             state.losses = progress.mean_losses(trainer.step.criterion.names)
             try:
@@ -132,6 +143,7 @@ class UserCallbacks(Hook):
                 self._fail(name, error, trainer)
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
+        """Writes the traceback to the log, and ends the run."""
         log = trainer.run.folder / "train.log"
         with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
             file.write("".join(traceback.format_exception(error)))

@@ -17,7 +17,8 @@ from utils.strings import format_duration
 
 LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
-LEAST_BAR, MOST_BAR = 4, 12  # characters
+MIN_BAR_COLUMNS = 4
+MAX_BAR_COLUMNS = 12
 
 
 class ProgressBar(Hook):
@@ -26,19 +27,27 @@ class ProgressBar(Hook):
 
     def __init__(self) -> None:
         self._bar = None  # of tqdm
-        self._is_shown, self._is_first_step = False, True
-        self._steps_done_at, self._between_s = 0.0, 0.0  # validation and saving take so long between two epochs
+        self._is_shown = False
+        self._is_first_step = True
+        self._steps_done_at = 0.0
+        self._between_s = 0.0  # seconds of validation and saving between two epochs
 
     def before_epoch(self, trainer: Training) -> None:
         self._started = self._line_at = time.monotonic()
         if self._steps_done_at:
             self._between_s = self._started - self._steps_done_at
         self._title = f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}"
-        self._epochs_left, self._total = trainer.epochs - trainer.progress.epoch - 1, trainer.plan.steps
-        self._first = self._done = -(-trainer.progress.batch // trainer.plan.accumulate)
-        self._images, self._wait_s, self._values = 0, 0.0, {}
-        self._device, self._is_shown = trainer.ctx.device, trainer.ctx.is_main
-        if self._is_shown and (tqdm := terminal_bars(sys.stderr)) is not None:
+        self._epochs_left = trainer.epochs - trainer.progress.epoch - 1
+        self._total = trainer.plan.steps
+        self._first = -(-trainer.progress.batch // trainer.plan.accumulate)
+        self._done = self._first
+        self._images = 0
+        self._wait_s = 0.0
+        self._values: dict[str, float] = {}
+        self._device = trainer.ctx.device
+        self._is_shown = trainer.ctx.is_main
+        tqdm = terminal_bars(sys.stderr) if self._is_shown else None
+        if tqdm is not None:
             layout = bar_layout(self._title, self._total, [], terminal_columns(sys.stderr))
             self._bar = tqdm(total=self._total, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
 
@@ -50,12 +59,12 @@ class ProgressBar(Hook):
         self._images += trainer.images
         self._wait_s += trainer.data_wait_s
         self._values = trainer.progress.mean_losses(trainer.step.criterion.names)
-        since = time.monotonic() - self._line_at
+        silent_s = time.monotonic() - self._line_at
         if self._bar is not None:
-            if since >= STATUS_EVERY_S:
+            if silent_s >= STATUS_EVERY_S:
                 self._show()
             self._bar.update()
-        elif self._is_shown and since >= LINE_EVERY_S and self._done < self._total:
+        elif self._is_shown and silent_s >= LINE_EVERY_S and self._done < self._total:
             self._show()
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
@@ -74,10 +83,11 @@ class ProgressBar(Hook):
             self._show()
         if self._bar is not None:
             self._bar.close()
-        self._bar, self._is_shown = None, False
+        self._bar = None
+        self._is_shown = False
 
     def _show(self) -> None:
-        """In the bar, or as a line."""
+        """Writes the status into the bar, or as a line."""
         self._line_at = time.monotonic()
         status = self._status()
         if self._bar is not None:
@@ -86,7 +96,7 @@ class ProgressBar(Hook):
             get_logger().info("%s  %d/%d  %s", self._title, self._done, self._total, "  ".join(status))
 
     def _status(self) -> list[str]:
-        """What is shown, the most important first."""
+        """Returns the items that are shown, the most important first."""
         step_s = self._elapsed_s() / max(self._done - self._first, 1)
         steps_left = self._total - self._done + self._epochs_left * self._total
         left_s = steps_left * step_s + (self._epochs_left + 1) * self._between_s
@@ -97,29 +107,30 @@ class ProgressBar(Hook):
         return [left, f"wait {waiting:.0%}", f"mem {memory_gb(self._device):.2f}G", *losses, f"{speed:.1f} img/s"]
 
     def _elapsed_s(self) -> float:
+        """Returns the seconds since the first step of the epoch in this process; never 0."""
         return max(time.monotonic() - self._started, 1e-9)
 
     def _speed(self) -> tuple[float, float]:
-        """Images per second over all processes, and the fraction of time spent waiting for data."""
+        """Returns the images per second over all processes, and the fraction of time spent waiting for data."""
         return self._images / self._elapsed_s(), min(self._wait_s / self._elapsed_s(), 1.0)
 
 
 def bar_layout(title: str, steps: int, status: Sequence[str], columns: int) -> str:
-    """The ``bar_format`` of tqdm for a terminal of so many ``columns``: as much of ``status`` as fits, from its start,
-    and a bar in what is left of the line."""
+    """Returns the ``bar_format`` of tqdm for a terminal of ``columns``: as much of ``status`` as fits, from its start,
+    and a bar in the rest of the line."""
     room = columns - len(f"{title} {steps}/{steps}") - 1  # some terminals wrap a line that is full
     shown = ""
-    for part in status:
-        if len(shown) + len(part) + 2 > room:
+    for item in status:
+        if len(shown) + len(item) + 2 > room:
             break
-        shown += f"  {part}"
-    bar = min(room - len(shown) - len(" ||"), MOST_BAR)
-    between = f" |{{bar:{bar}}}| " if bar >= LEAST_BAR else " "
+        shown += f"  {item}"
+    bar = min(room - len(shown) - len(" ||"), MAX_BAR_COLUMNS)
+    between = f" |{{bar:{bar}}}| " if bar >= MIN_BAR_COLUMNS else " "
     return f"{title}{between}{{n_fmt}}/{{total_fmt}}{shown}"
 
 
 def memory_gb(device: torch.device) -> float:
-    """GB (10^9 bytes) that torch has reserved on a CUDA device, else the most that this process has had in memory."""
+    """Returns GB (10^9 bytes) that torch has reserved on a CUDA device, else the peak memory of this process."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

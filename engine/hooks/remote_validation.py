@@ -25,7 +25,8 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import check
 
-OF_RESULTS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")  # of `Progress`
+# Fields of `Progress` that follow from a validation.
+RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
 
 
 @dataclass
@@ -61,10 +62,11 @@ class RemoteValidation(Hook):
     def __init__(self, ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> None:
         if ctx.eval_ranks and config.image_weights:
             raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
-        self._ctx, self._evaluators = ctx, None
+        self._ctx = ctx
+        self._evaluators: Evaluators | None = None
         self._pending = pending_epoch(checkpoint) if checkpoint else None
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> Action | None:
         self._validation = trainer.hooks.get(Validation)
         if self._ctx.eval_ranks:
             self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
@@ -72,17 +74,27 @@ class RemoteValidation(Hook):
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         action = self._settle(trainer)
-        is_due = self._validation.is_due(epoch.number, trainer.epochs)
-        may_end = epoch.number == trainer.epochs
-        may_end |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
-        if action is None and is_due and not may_end and self._evaluators and self._evaluators.is_free():
-            epoch.is_pending, epoch.row = True, {"time": trainer.seconds(), **epoch.row}
-            progress = replace(trainer.progress, epoch=epoch.number)
-            progress.begin_epoch()
-            ema = copied(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {}
-            self._pending = _Pending(epoch, trainer.is_closing, progress, ema)
-            self._evaluators.send(epoch.number, ema, closing=trainer.is_closing)
+        evaluators = self._evaluators
+        if action is None and evaluators is not None and self._can_wait(trainer, epoch) and evaluators.is_free():
+            self._send(trainer, epoch, evaluators)
         return action
+
+    def _can_wait(self, trainer: Training, epoch: Epoch) -> bool:
+        """Whether an epoch is validated, and may be so after the next one: it is not the last of the run."""
+        is_due = self._validation.is_due(epoch.number, trainer.epochs)
+        may_be_last = epoch.number == trainer.epochs
+        may_be_last |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
+        return is_due and not may_be_last
+
+    def _send(self, trainer: Training, epoch: Epoch, evaluators: Evaluators) -> None:
+        """Hands an epoch over to the evaluating processes, and keeps what is saved when its scores come."""
+        epoch.is_pending = True
+        epoch.row = {"time": trainer.seconds(), **epoch.row}
+        progress = replace(trainer.progress, epoch=epoch.number)
+        progress.begin_epoch()
+        ema = copied(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {}
+        self._pending = _Pending(epoch, trainer.is_closing, progress, ema)
+        evaluators.send(epoch.number, ema, closing=trainer.is_closing)
 
     def after_training(self, trainer: Training) -> Action | None:
         if self._pending is None:
@@ -95,8 +107,12 @@ class RemoteValidation(Hook):
         pending = self._pending
         if pending is None:
             return {}
-        stored = {"row": pending.epoch.row, "is_closing": pending.is_closing}
-        return stored | {"progress": asdict(pending.progress), "ema": pending.ema}
+        return {
+            "row": pending.epoch.row,
+            "is_closing": pending.is_closing,
+            "progress": asdict(pending.progress),
+            "ema": pending.ema,
+        }
 
     def close(self) -> None:
         if self._evaluators is not None:
@@ -108,7 +124,8 @@ class RemoteValidation(Hook):
         pending = self._pending
         if pending is None:
             return None
-        epoch, criterion = pending.epoch, trainer.step.criterion
+        epoch = pending.epoch
+        criterion = trainer.step.criterion
         if self._evaluators is not None:
             epoch.result = self._evaluators.collect(trainer.control.stops_validation)
         if not broadcast_object(self._ctx, epoch.result is not None):
@@ -119,7 +136,8 @@ class RemoteValidation(Hook):
             criterion.set_closing(trainer.is_closing)
             if action is Action.STOP:
                 return action
-        self._pending, epoch.is_pending = None, False
+        self._pending = None
+        epoch.is_pending = False
         trainer.call("score", epoch)
         trainer.call("record", epoch)
         if self._ctx.is_main:
@@ -129,8 +147,9 @@ class RemoteValidation(Hook):
 
     def _save_scored(self, trainer: Training, pending: _Pending) -> None:
         """Writes best.pt, and epochN.pt once more, if they are due after the pending epoch."""
-        checkpointer, number = trainer.checkpointer, pending.epoch.number
-        scored = {name: getattr(trainer.progress, name) for name in OF_RESULTS}
+        checkpointer = trainer.checkpointer
+        number = pending.epoch.number
+        scored = {name: getattr(trainer.progress, name) for name in RESULT_FIELDS}
         result = {"progress": asdict(pending.progress) | scored, "metrics": pending.epoch.metrics}
         if pending.epoch.is_best:
             content = weights_part({**checkpointer.description.content(), "ema": pending.ema, **result})
@@ -141,8 +160,9 @@ class RemoteValidation(Hook):
             checkpointer.submit({periodic: {**read_checkpoint(periodic), "hooks": {}, **result}})
 
     def _setup(self, trainer: Training) -> dict[str, Any]:
-        """What the evaluating processes know of the run."""
-        run, description = trainer.run, trainer.checkpointer.description
+        """Returns what the evaluating processes must know of the run."""
+        run = trainer.run
+        description = trainer.checkpointer.description
         weights = trainer.step.criterion.class_weights
         return {name: getattr(description, name) for name in ("model_spec", "names", "val_images")} | {
             "ema": copied(trainer.step.ema.module.state_dict()),
@@ -158,7 +178,8 @@ class RemoteValidation(Hook):
 
 
 def pending_epoch(checkpoint: Checkpoint) -> _Pending | None:
-    """The epoch of a checkpoint that has not been validated yet. Raises UserError for a state that no run writes."""
+    """Returns the epoch of a checkpoint that has not been validated yet, if there is one. Raises UserError for a state
+    that no run writes."""
     stored = checkpoint.hooks.get(RemoteValidation.state_key)
     if stored is None:
         return None

@@ -1,5 +1,4 @@
-"""What saves a run within an epoch, by the clock, and what ends it early: a limit of time, early stopping, steps that
-are not finite."""
+"""Saves within an epoch, early stopping, the time limit, and the guard against non-finite steps."""
 
 from __future__ import annotations
 
@@ -19,22 +18,26 @@ from utils.strings import counted
 
 log = logging.getLogger("lockstep")
 
-# Of torch's first loss scale, 2^16, by which float16's range is found; then each step in a row is strange.
+# GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
 HALVINGS = 16
-MOST_BAD_STEPS = 20  # in a row end a run: more than `HALVINGS`
+MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `HALVINGS`
 SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
 
 
 class Checkpoints(Hook):
-    """Saves every so many seconds by the clock of rank 0; 0: not within an epoch."""
+    """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only."""
 
     def __init__(self, every_s: float) -> None:
-        self._every_s, self._saved_at, self._is_requested = every_s, time.monotonic(), False
+        self._every_s = every_s
+        self._saved_at = time.monotonic()
+        self._is_requested = False
 
     def start(self, trainer: Training) -> Action | None:
-        """A run that is resumed from another file than its own last.pt has none yet."""
-        former, last = trainer.run.checkpoint, trainer.checkpointer.last
-        return Action.SAVE if former is not None and former.path.resolve() != last.resolve() else None
+        """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
+        checkpoint = trainer.run.checkpoint
+        if checkpoint is None or checkpoint.path.resolve() == trainer.checkpointer.last.resolve():
+            return None
+        return Action.SAVE
 
     def after_step(self, trainer: Training) -> None:
         """Raises UserError if an earlier write has failed."""
@@ -44,23 +47,25 @@ class Checkpoints(Hook):
             self._is_requested = True
 
     def before_validation(self, trainer: Training) -> Action | None:
-        """An epoch's steps are saved before its validation, which may be killed or fail, if they took long."""
-        least_s = min(self._every_s, SAVE_BEFORE_VALIDATION_S)
-        is_due = trainer.ctx.is_main and 0 < least_s <= self._age_s()
+        """Saves the steps of an epoch, if they took long, before a validation that may be killed or fail."""
+        min_age_s = min(self._every_s, SAVE_BEFORE_VALIDATION_S)
+        is_due = trainer.ctx.is_main and 0 < min_age_s <= self._age_s()
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
 
     def saved(self) -> None:
-        self._saved_at, self._is_requested = time.monotonic(), False
+        self._saved_at = time.monotonic()
+        self._is_requested = False
 
     def _age_s(self) -> float:
+        """Returns the seconds since the last save."""
         return time.monotonic() - self._saved_at
 
 
 class NonFiniteSteps(Hook):
-    """Names the files of a step that was skipped. Raises UserError if `MOST_BAD_STEPS` were in a row."""
+    """Names the files of a step that was skipped. Raises UserError after `MAX_CONSECUTIVE_BAD_STEPS` of them."""
 
     def __init__(self) -> None:
-        self._are_blank: list[bool] = []  # of bad steps in a row: whether all images have a single color
+        self._are_blank: list[bool] = []  # whether all images have a single color, for each bad step in a row
 
     def read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress
@@ -71,11 +76,12 @@ class NonFiniteSteps(Hook):
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
             self._name_files(trainer, values)
-        if progress.bad_steps >= MOST_BAD_STEPS:
+        if progress.bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             trainer.checkpointer.wait()
             raise UserError(self._reason(trainer, values))
 
     def _name_files(self, trainer: Training, values: StepValues) -> None:
+        """Logs the files of a bad step, and appends them to this rank's list."""
         file = _list_of_files(trainer)
         with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
             opened.write(one_line(f"epoch {trainer.progress.epoch}: {' '.join(values.paths)}") + "\n")
@@ -88,19 +94,20 @@ class NonFiniteSteps(Hook):
             log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
 
     def _reason(self, trainer: Training, values: StepValues) -> str:
-        """Why the run stops, and what to do."""
+        """Says why the run stops, and what to do."""
         steps = trainer.progress.bad_steps
         last = trainer.checkpointer.last
         if self._are_blank and all(self._are_blank):
             # batch normalization divides by the deviation of what does not vary
-            named, again = "", "start again"
+            location = ""
+            continuation = "start again"
             if last.exists():  # otherwise the folder goes with the run
-                named = f" ({_list_of_files(trainer)} names them)"
-                again = f"continue from the last good weights: {resume_flag(last)}"
+                location = f" ({_list_of_files(trainer)} names them)"
+                continuation = f"continue from the last good weights: {resume_flag(last)}"
             return (
                 f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
-                f"as {values.paths[0]}{named}. Remove them, or correct 'bits' and 'channels' in the data set's YAML if "
-                f"the files are not like that, and {again}"
+                f"as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the data set's YAML "
+                f"if the files are not like that, and {continuation}"
             )
         if last.exists():
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
@@ -111,6 +118,7 @@ class NonFiniteSteps(Hook):
 
 
 def _list_of_files(trainer: Training) -> Path:
+    """Returns the path of this rank's list of files."""
     return trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
 
 
@@ -133,11 +141,13 @@ class EarlyStopping(Hook):
         progress = trainer.progress
         if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
             return None
-        epochs, best = counted(progress.epoch - progress.best_epoch, "epoch"), progress.best_epoch
         log.info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
-            self._fitness, epochs, best, self._patience,
-        )  # fmt: skip
+            self._fitness,
+            counted(progress.epoch - progress.best_epoch, "epoch"),
+            progress.best_epoch,
+            self._patience,
+        )
         return Action.END
 
 
@@ -148,15 +158,16 @@ class TimeLimit(Hook):
 
     def __init__(self, hours: float) -> None:
         self._hours = hours
-        self._steps_done_at, self._rest_s = 0.0, 0.0  # what follows the steps of an epoch takes so long
+        self._steps_done_at = 0.0
+        self._between_s = 0.0  # seconds of validation and saving between two epochs
 
     def before_epoch(self, trainer: Training) -> None:
         if self._steps_done_at:
-            self._rest_s = time.monotonic() - self._steps_done_at
+            self._between_s = time.monotonic() - self._steps_done_at
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
         self._steps_done_at = time.monotonic()
-        epochs = epochs_in_time(epoch.number, trainer.seconds() + self._rest_s, self._hours * 3600)
+        epochs = epochs_in_time(epoch.number, trainer.seconds() + self._between_s, self._hours * 3600)
         epochs = broadcast_object(trainer.ctx, epochs)
         if epochs != trainer.epochs:
             log.info("--time %g: %s", self._hours, counted(epochs, "epoch"))

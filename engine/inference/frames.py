@@ -80,6 +80,7 @@ class SourceOptions(NamedTuple):
     threads: int = 1  # that decode image files; a video is decoded in one
     ahead: Callable[[], int] = lambda: 0  # the most frames of files that are decoded in advance
     pixels: PixelFormat = RGB8  # of the frames
+    by_number: bool = False  # frame2.jpg comes before frame10.jpg; else files of folders and globs come by name
 
 
 def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
@@ -98,7 +99,8 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
         return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
     if _is_stream(source):
         return _stream_frames(without_login(source), _open_stream(source), options)
-    files, unread = _list_files(source, image_suffixes(options.pixels))
+    order = _by_number if options.by_number else None
+    files, unread = _list_files(source, image_suffixes(options.pixels), order)
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
     return _file_frames(files, source, options)
@@ -134,8 +136,17 @@ def _names_image(url: str, suffixes: frozenset[str]) -> bool:
     return False  # OpenCV says what is wrong
 
 
-def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path], list[str]]:
-    """The images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes them."""
+def _by_number(path: Path) -> list[tuple[str, int]]:
+    """Returns a key for sorting: the text before each number of the path, and the number."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return [(text, int(number)) for text, number in zip(parts[::2], [*parts[1::2], "0"])]
+
+
+def _list_files(
+    source: str, image_suffixes: frozenset[str], order: Callable[[Path], Any] | None = None
+) -> tuple[list[Path], list[str]]:
+    """The images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes them.
+    ``order``: key by which those of folders and globs are sorted; None: by name."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path, suffixes = Path(os.path.expanduser(source)), image_suffixes | VIDEO_SUFFIXES
@@ -150,7 +161,7 @@ def _list_files(source: str, image_suffixes: frozenset[str]) -> tuple[list[Path]
         expected = "a source is an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source}: no such file or folder; {expected}")
     files, unread = [], []
-    for path in sorted(path for path in found if not path.is_dir()):
+    for path in sorted((path for path in found if not path.is_dir()), key=order):
         if path.suffix.lower() in suffixes:
             files.append(path)  # a broken link is reported later, like any file that cannot be read
         elif what := unread_image(path):

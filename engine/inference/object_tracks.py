@@ -44,7 +44,9 @@ class ObjectTracks:
             hint = suggestion(tracker, OBJECT_TRACKERS) or f"; known: {', '.join(OBJECT_TRACKERS)}"
             raise UserError(f"tracker {tracker!r}: unknown{hint}")
         require_package("trackers", "tracking objects", "leave out --track, or use stream()")
-        self._tracker, self._threshold, self._vid_stride = tracker, threshold, vid_stride
+        self._tracker = tracker
+        self._threshold = threshold
+        self._vid_stride = vid_stride
         self._trackers: dict[str, Tracker] = {}  # by sequence
 
     @property

@@ -207,7 +207,7 @@ class Predictor:
         ahead = Ahead(self.pipeline.images_at_once())
         if isinstance(source, str | os.PathLike | int):
             check_sequence(str(source))
-            frames = self.read(str(source), ahead, vid_stride=vid_stride)
+            frames = self.read(str(source), ahead, vid_stride=vid_stride, by_number=True)
         else:
             check_many(source)
             frames = SourceFrames(as_frames(source, color or self.color, self.model.pixels))

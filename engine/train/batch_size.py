@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.ddp import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
-from engine.train.step import LEAST_SEARCHED, build_step
+from engine.train.step import CUDNN_BENCHMARK_MIN_BATCHES, build_step
+from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
@@ -27,7 +27,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 from utils.structures import Batch, Targets, ignored_class
 
-MOST_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
+MAX_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
@@ -43,14 +43,14 @@ class CudaMemory:
         self._device = device
 
     def limit(self) -> int:
-        """The number of bytes that this process may use in total."""
+        """Returns the number of bytes that this process may use in total."""
         self._release()
         free, _ = torch.cuda.mem_get_info(self._device)
         return torch.cuda.memory_reserved(self._device) + int((1 - HEADROOM) * free)
 
     def peak_of(self, prepare: Callable[[], TakeStep]) -> int | None:
-        """The peak number of bytes in the second call of the step that ``prepare`` returns; None if memory runs out.
-        Afterwards all memory of the step is released."""
+        """Returns the peak number of bytes in the second call of the step that ``prepare`` returns; None if memory runs
+        out. Releases all memory of the step."""
         peak = self._measure(prepare)
         self._release()
         return peak
@@ -83,15 +83,13 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def batch_that_fits(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: nn.Module,
-    criterion: Criterion,
-    *,
-    pixels: PixelFormat = RGB8,
+    ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, *, pixels: PixelFormat = RGB8
 ) -> int:
-    """The largest global batch that fits; logs it. All processes must call this. Neither ``model``, in training mode,
-    nor its gradients change. Raises UserError if not even one image per shard fits."""
+    """Returns the largest global batch that fits, and logs it. All processes must call this.
+
+    Neither ``model``, in training mode, nor its gradients change. Raises UserError if not even one image per shard
+    fits.
+    """
     memory = CudaMemory(ctx.device)
     config = settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
@@ -99,30 +97,36 @@ def batch_that_fits(
     has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
 
     def peak_bytes_of(images: int) -> int | None:
-        peak = memory.peak_of(lambda: prepare_step(ctx, settings, model, criterion, images, pixels))
-        # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
-        return 2 * peak if peak and has_graphs else peak
+        peak = memory.peak_of(lambda: prepare_step(ctx, settings, model, criterion, images=images, pixels=pixels))
+        if peak is not None and has_graphs:
+            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
+            return 2 * peak
+        return peak
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    own = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit))
-    if own == 0:
+    images = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit))  # per shard, the least of all ranks
+    if images == 0:
         raise UserError(
             f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
             f"that {ctx.device} has left; use a smaller --imgsz or model"
         )
-    batch_size = own * shards * samples_per_image(config)
+    batch_size = images * shards * samples_per_image(config)
     get_logger().info(
         "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
-        batch_size, counted(shards, "shard"), counted(own, "image"), side,
-        BOXES * samples_per_image(config), limit / 2**30,
-    )  # fmt: skip
+        batch_size,
+        counted(shards, "shard"),
+        counted(images, "image"),
+        side,
+        BOXES * samples_per_image(config),
+        limit / 2**30,
+    )
     return batch_size
 
 
-def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_IMAGES) -> int:
-    """The largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits. It has been measured to fit
-    and the next larger number not to, unless it is ``most``.
+def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MAX_IMAGES) -> int:
+    """Returns the largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits. It has been measured
+    to fit, and the next larger number not to, unless it is ``most``.
 
     ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """
@@ -131,18 +135,22 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
         peak = peak_bytes_of(number)
         return peak is None or peak > limit_bytes
 
-    sizes, end = [0, *range(1, 16), *range(16, most + 1, 8)], 1
+    sizes = [0, *range(1, 16), *range(16, most + 1, 8)]
+    end = 1
     while end < len(sizes) and not is_too_much(sizes[end]):
         end *= 2
-    return sizes[bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much) - 1]
+    # The size at end // 2 fits, and that at ``end`` does not.
+    first_too_much = bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much)
+    return sizes[first_too_much - 1]
 
 
 def samples_per_image(config: TrainConfig) -> int:
+    """Returns how many samples an image of the batch is made of."""
     return 4 if config.quad else 1
 
 
-def largest_side(config: TrainConfig, model: nn.Module) -> int:
-    """The largest side of the run's canvases, pixels."""
+def largest_side(config: TrainConfig, model: Detector) -> int:
+    """Returns the largest side of the run's canvases, pixels."""
     side = config.imgsz
     if config.multi_scale:
         side = round(side * (1 + config.multi_scale) / model.stride) * model.stride
@@ -152,54 +160,67 @@ def largest_side(config: TrainConfig, model: nn.Module) -> int:
 def prepare_step(
     ctx: DistributedContext,
     settings: RunSettings,
-    model: nn.Module,
+    model: Detector,
     criterion: Criterion,
+    *,
     images: int,
     pixels: PixelFormat = RGB8,
 ) -> TakeStep:
-    """Returns a step like the run's, on copies of its objects, which does not wait for other processes. Under DDP the
-    run keeps all gradients allocated; here the second copy of the model takes their place. ``images``: per shard of the
-    batch; the step takes this process's shards."""
+    """Returns a step like the run's, on copies of its objects, which does not wait for other processes.
+
+    Under DDP the run keeps all gradients allocated; here the second copy of the model takes their place.
+
+    Args:
+        images: per shard of the batch; the step takes this process's shards.
+    """
     config = settings.config
-    virtual = resolve_virtual_ranks(ctx, config)
-    own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    shards = virtual_ranks or ctx.world_size
+    shards_here = max(virtual_ranks // ctx.world_size, 1)
+    images_here = images * shards_here
     config = replace(config, batch_size=images * shards * samples_per_image(config))
     accumulate = step_plan(config, 1).accumulate
     model = copy.deepcopy(model)
-    alone = replace(config, virtual_ranks=own if virtual else 0, compile=False, zero=False, sync_bn=0)
+    single_config = replace(
+        config, virtual_ranks=shards_here if virtual_ranks else 0, compile=False, zero=False, sync_bn=0
+    )
     step = build_step(
         DistributedContext.single(ctx.device),
-        RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
+        RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
         pretrained={},
-        plan=StepPlan(accumulate, steps=1, epochs=LEAST_SEARCHED),  # cuDNN searches for kernels as in a long run
-        images=own * images,
+        plan=StepPlan(accumulate, steps=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),  # cuDNN searches as in a long run
+        images=images_here,
     )
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
-    side, boxes = largest_side(config, model), BOXES * samples_per_image(config)
+    side = largest_side(config, model)
+    boxes = BOXES * samples_per_image(config)
     labels = box_labels(boxes, model.num_classes, ignores=config.keep_old)
-    batches = [blank_batch(own * images, side, labels, ctx.device, pixels) for _ in range(2 * accumulate)]
+    batches = [blank_batch(images_here, side, labels, ctx.device, pixels) for _ in range(2 * accumulate)]
 
     def take_step() -> None:
         used = batches[: min(accumulate, 2)]
-        step(used, [own * images] * len(used), 1)
+        step(used, [images_here] * len(used), updates=1)
         step.reader.pop(leave=0)
 
     return take_step
 
 
 def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:
-    """Labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: class 0 is ignored everywhere."""
+    """Returns labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: adds a region in which
+    class 0 is ignored, the whole image."""
     number = np.arange(boxes)
     centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
     labels = np.stack([number % classes, *centers, np.full(boxes, 0.05), np.full(boxes, 0.05)], 1)
-    region = [[ignored_class(0), 0.5, 0.5, 1, 1]] * ignores
-    return np.float32([*labels, *region])
+    if ignores:
+        (region_class,) = ignored_class(np.array([0]))
+        labels = np.append(labels, [[region_class, 0.5, 0.5, 1, 1]], axis=0)
+    return labels.astype(np.float32)
 
 
 def blank_batch(images: int, side: int, labels: np.ndarray, device: torch.device, pixels: PixelFormat) -> Batch:
-    """Black images, each with ``labels``."""
+    """Returns a batch of black images, each with ``labels``."""
     shape = (images, side, side, pixels.channels)
     return Batch(
         images=torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, S
 from engine.parallel.virtual_ranks import VirtualRanks
 from engine.run.run import RunSettings
 from engine.train.compile import Compilation, check_compilation, plan_compilation
+from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -35,7 +37,7 @@ from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 from utils.structures import Batch, LossOutput, Targets, to_float
 
-LEAST_SEARCHED = 2_000  # batches in a run that are worth cuDNN's search for the fastest kernels, which takes 5 to 15 s
+CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # in a run; cuDNN's search for the fastest kernels takes 5 to 15 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class StepSettings:
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
-    benchmark_images: int = 0  # images of the batches for which cuDNN searches for the fastest kernels; 0: it does not
+    benchmark_images: int = 0  # size of the batches for which cuDNN searches for the fastest kernels; 0: it does not
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
@@ -56,16 +58,26 @@ class TrainStep:
     """A training step, called with its micro-batches."""
 
     def __init__(
-        self, strategy: Strategy, criterion: Criterion, optimizer: OptimizerSet, ema: ModelEma, settings: StepSettings
+        self,
+        strategy: Strategy,
+        criterion: Criterion,
+        optimizer: OptimizerSet,
+        ema: ModelEma[Detector],
+        settings: StepSettings,
     ) -> None:
-        self.strategy, self.ctx, self.model = strategy, strategy.ctx, strategy.model
-        self.criterion, self.optimizer, self.ema = criterion, optimizer, ema
-        self.settings, self.amp_dtype = settings, settings.amp_dtype
+        self.strategy = strategy
+        self.ctx = strategy.ctx
+        self.model = strategy.model
+        self.criterion = criterion
+        self.optimizer = optimizer
+        self.ema = ema
+        self.settings = settings
+        self.amp_dtype = settings.amp_dtype
         device = self.ctx.device
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp_dtype is torch.float16)
         self.reader = DelayedReader(device)
         self._unwrapped = unwrap(self.model)
-        # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
+        # uint8 values are exact in float16 and bfloat16, so converting images early loses nothing.
         self._image_dtype = self.amp_dtype or next(self._unwrapped.parameters()).dtype
         self._statistics = float_buffers(self._unwrapped)
         self._norms = [module for module in self._unwrapped.modules() if isinstance(module, BatchNorm2d)]
@@ -94,7 +106,7 @@ class TrainStep:
         sums = StepSums.unpack(vector)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
         self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing
-        self.scaler.step(self.optimizer)  # the update of the weights: `OptimizerSet.step`
+        self.scaler.step(self._scaled_optimizer)  # the update of the weights: `OptimizerSet.step`
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
@@ -108,6 +120,11 @@ class TrainStep:
             losses=sums.parts / sums.normalizer.clamp(min=1),
         )
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
+
+    @property
+    def _scaled_optimizer(self) -> torch.optim.Optimizer:
+        # To its annotations, a GradScaler takes torch's own optimizers; `OptimizerSet` has all that it reads of one.
+        return cast(torch.optim.Optimizer, self.optimizer)
 
     def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
@@ -136,7 +153,8 @@ class TrainStep:
             batch_images: of the micro-batch over all ranks.
             step_images: of the step over all ranks.
         """
-        device, settings = self.ctx.device, self.settings
+        device = self.ctx.device
+        settings = self.settings
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
         compilation = settings.compilation
@@ -156,20 +174,23 @@ class TrainStep:
 
     def _count_batch(self) -> None:
         """Counts a micro-batch in the batch norms that are not frozen."""
-        counters = [norm.num_batches_tracked for norm in self._norms if norm.training]
+        counters = [
+            norm.num_batches_tracked for norm in self._norms if norm.training and norm.num_batches_tracked is not None
+        ]
         if counters:
             torch._foreach_add_(counters, 1)
 
     def _loss(self, raw: list[Tensor], images: Tensor, targets: Targets) -> LossOutput:
-        """The loss of the raw maps of ``images``, with the teacher's maps of the same images if there is a teacher."""
+        """Returns the loss of the raw maps of ``images``; a teacher, if there is one, sees the same images."""
         with self.settings.autocast(self.ctx.device):
             teacher_maps = self.criterion.teacher_maps(images)
         return self.criterion(raw, targets, teacher_maps)
 
     def _scale_and_clip(self, normalizer: Tensor, num_images: int, samples: int) -> tuple[Tensor, Tensor]:
-        """Gradients become those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
-        rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
-        self.scaler.unscale_(self.optimizer)
+        """Scales gradients to those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's
+        learning rates expect), and clips them. Returns their norm before clipping () and a float () that is 1 if it is
+        not finite."""
+        self.scaler.unscale_(self._scaled_optimizer)
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
@@ -187,7 +208,8 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
     The host waits for the device, which alone knows them."""
     trained = [p for p in parameters if p.grad is not None]
-    all_zero = torch.stack(torch._foreach_norm([p.grad for p in trained], float("inf"))) == 0
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    all_zero = torch.stack(torch._foreach_norm(gradients, float("inf"))) == 0
     for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:
             parameter.grad = None
@@ -195,8 +217,11 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 @contextmanager
 def kernel_search(is_on: bool) -> Iterator[None]:
-    """Whether cuDNN tries all kernels for each new input size. Validation, tests of weights and the last batch of an
-    epoch have sizes of their own, for which the search takes longer than it saves."""
+    """Sets whether cuDNN tries all kernels for each new input size within the block.
+
+    Validation, tests of weights and the last batch of an epoch have sizes of their own, for which the search takes
+    longer than it saves.
+    """
     torch.backends.cudnn.benchmark = is_on
     try:
         yield
@@ -209,9 +234,13 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     if config.pipeline > 1:
         check_pipeline(ctx, config)
     resolve_virtual_ranks(ctx, config)
-    alone = {"--virtual-ranks": config.virtual_ranks, "--sync-bn": config.sync_bn, "--compile": config.compile}
-    alone["--batch-size -1"] = config.batch_size == FIND_BATCH_SIZE
-    for flag, is_given in alone.items():
+    one_device_flags = {
+        "--virtual-ranks": config.virtual_ranks,
+        "--sync-bn": config.sync_bn,
+        "--compile": config.compile,
+        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
+    }
+    for flag, is_given in one_device_flags.items():
         if is_given and len(ctx.devices) > 1:
             raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
     if config.sync_bn > 0 and ctx.is_distributed:
@@ -224,7 +253,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_step(
     ctx: DistributedContext,
     settings: RunSettings,
-    model: nn.Module,
+    model: Detector,
     criterion: Criterion,
     *,
     pretrained: Mapping[str, Sequence[int]],
@@ -232,15 +261,18 @@ def build_step(
     images: int,
     has_regions: bool = False,
 ) -> TrainStep:
-    """The step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
+    """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
     compiled.
 
     Args:
         pretrained: `LoadedParameters.new_rows`.
-        images: of a whole global batch.
+        images: number in a whole global batch.
         has_regions: whether batches may have regions to ignore (`Targets.ignore`).
     """
-    config, hyp = settings.config, settings.hyp
+    config = settings.config
+    hyp = settings.hyp
+    if hyp.lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.momentum = hyp.bn_momentum
@@ -266,7 +298,7 @@ def build_step(
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=images, shards=shards, has_regions=has_regions)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
-    searches = has_one_size and plan.total * plan.accumulate >= LEAST_SEARCHED
+    searches = has_one_size and plan.total * plan.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     step_settings = StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=hyp.clip_norm,
@@ -274,7 +306,9 @@ def build_step(
         compilation=compilation,
         benchmark_images=images if searches else 0,
     )
-    strategy = build_strategy(ctx, config, model, optimizer, plan, partial(step_settings.autocast, ctx.device))
+    strategy = build_strategy(
+        ctx, config, model=model, optimizer=optimizer, plan=plan, autocast=partial(step_settings.autocast, ctx.device)
+    )
     if compilation is not None:
         compilation.apply(model, criterion)
         get_logger().info("%s", compilation.line)
@@ -284,15 +318,17 @@ def build_step(
 def build_strategy(
     ctx: DistributedContext,
     config: TrainConfig,
-    model: nn.Module,
+    *,
+    model: Detector,
     optimizer: OptimizerSet,
     plan: StepPlan,
     autocast: Autocast,
 ) -> Strategy:
-    """The strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
+    """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
         return build_stage(ctx, model, autocast, optimizer.parameters)
-    if virtual_ranks := resolve_virtual_ranks(ctx, config):
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    if virtual_ranks:
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
     if ctx.is_distributed:
         side = 2 * model.stride

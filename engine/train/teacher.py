@@ -38,12 +38,12 @@ class TeacherFile:
 
     @property
     def stored(self) -> dict[str, str]:
-        """What checkpoints contain."""
+        """Returns what checkpoints store of it."""
         return {"path": self.path, "sha256": self.sha256}
 
     def extended(self, spec: DatasetSpec, name: str) -> DatasetSpec:
-        """For ``--keep-old``: the data set ``spec`` with the classes of the teacher, the file ``name``, before its own.
-        Raises UserError if it labels all of them."""
+        """Returns, for ``--keep-old``, the data set ``spec`` with the classes of the teacher, the file ``name``, before
+        its own. Raises UserError if it labels all of them."""
         self._check_channels(spec, name)
         extended = spec.extended(self.detector.names, name)
         labeled = class_names(next(iter(extended.splits.values())).parts[0], single_cls=False)
@@ -53,32 +53,43 @@ class TeacherFile:
                 f"--keep-old: {spec.source} has all classes of {name}, so none is to be kept; leave it out, or name "
                 "the labeled ones with --classes"
             )
-        text = "--keep-old: %s of %s kept, %s learned from labels; validation scores the latter"
-        get_logger().info(text, listed(kept), name, listed(labeled))
+        get_logger().info(
+            "--keep-old: %s of %s kept, %s learned from labels; validation scores the latter",
+            listed(kept),
+            name,
+            listed(labeled),
+        )
         return extended
 
     def check(self, spec: DatasetSpec, model: Detector) -> None:
         """Raises UserError if ``model`` cannot learn from the teacher; logs what it learns."""
-        flag, detector = self.flag, self.detector
+        flag = self.flag
+        detector = self.detector
         if not model.head.distills:
             raise UserError(
                 f"{flag}: {model.spec['name']} has anchors or objectness; only models with anchor-free heads without "
                 "objectness can be taught (YOLOv8, YOLOv9, YOLO11, YOLO26)"
             )
         if detector.strides != model.strides:
-            strides = f"the teacher has strides {listed(detector.strides)}, the model {listed(model.strides)}"
-            raise UserError(f"{flag}: {strides}; choose models of the same strides")
+            teacher_strides = listed([str(stride) for stride in detector.strides])
+            model_strides = listed([str(stride) for stride in model.strides])
+            raise UserError(
+                f"{flag}: the teacher has strides {teacher_strides}, the model {model_strides}; choose models of the "
+                "same strides"
+            )
         self._check_channels(spec, self.path)
         taught = [name for name in model.names if name in detector.names]
         if not taught:
             raise UserError(f"{flag}: {self.path} and {spec.source} have no class in common")
         if flag == "--teacher":
             untaught = [name for name in model.names if name not in detector.names]
-            left = f"; {listed(untaught)} learned from labels alone" if untaught else ""
+            remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
             size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
-            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, counted(len(taught), "class"), left)
+            classes = counted(len(taught), "class")
+            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
 
     def _check_channels(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError if the images of ``spec`` have another number of channels than those of the teacher."""
         if self.detector.channels != spec.pixels.channels:
             raise UserError(
                 f"{self.flag}: {name} takes images of {counted(self.detector.channels, 'channel')}, {spec.source} has "
@@ -86,9 +97,14 @@ class TeacherFile:
             )
 
     def build(self, model: Detector) -> Teacher:
-        """The teacher as the loss of ``model`` takes it."""
-        built = Teacher(self.detector, model.names, dual=model.head.is_dual, unlabeled_only=self.flag == "--keep-old")
-        return built.to(memory_format=torch.channels_last)
+        """Builds the teacher as the loss of ``model`` takes it."""
+        teacher = Teacher(
+            self.detector,  # type: ignore[arg-type]  # `open_teacher` has checked that its head distills
+            model.names,
+            dual=model.head.is_dual,
+            unlabeled_only=self.flag == "--keep-old",
+        )
+        return teacher.to(memory_format=torch.channels_last)
 
 
 def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool = False) -> None:
@@ -108,39 +124,47 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
 
 
 def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> TeacherFile:
-    """The teacher of a run. A resumed run needs the file it began with, or ``--teacher`` with where that is now.
+    """Opens the teacher of a run. A resumed run needs the file it began with, or ``--teacher`` with where that is now.
 
     Raises UserError for a model whose loss cannot take another's outputs, and on all processes when theirs differ.
     """
-    known = checkpoint.teacher if checkpoint else {}
-    flag, begun = "--keep-old" if config.keep_old else "--teacher", checkpoint is not None
-    check_teacher(ctx, config, resumes=begun)
-    named = config.teacher or config.weights
-    if begun:
-        stored = Path(known.get("path", ""))
-        if not known:
-            raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
-        if named == checkpoint.config.teacher or not config.teacher:
-            if not stored.is_file():
-                raise UserError(f"{stored}: no such file, the teacher of this run; name where it is: --teacher PATH")
-            named = str(stored)
-    path = fetch_weights(named, ctx=ctx, offline=config.offline)
+    flag = "--keep-old" if config.keep_old else "--teacher"
+    check_teacher(ctx, config, resumes=checkpoint is not None)
+    source = config.teacher or config.weights
+    if checkpoint is not None:
+        source = _source_of_resumed(config, checkpoint, source)
+    path = fetch_weights(source, ctx=ctx, offline=config.offline)
     detector, _ = load_detector(path)
     if not detector.head.distills:
         raise UserError(
-            f"{flag}: {named} has anchors or objectness; only models with anchor-free heads without objectness can "
+            f"{flag}: {source} has anchors or objectness; only models with anchor-free heads without objectness can "
             "teach (YOLOv8, YOLOv9, YOLO11, YOLO26)"
         )
     if len(set(detector.names)) < len(detector.names):
-        raise UserError(f"{flag}: {named} has classes of one name: {listed(detector.names)}")
+        raise UserError(f"{flag}: {source} has classes of one name: {listed(detector.names)}")
     teacher = TeacherFile(detector.eval(), flag, str(Path(path).resolve()), _digest(detector))
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
-    if begun and teacher.sha256 != known.get("sha256"):
-        raise UserError(f"{flag}: {named} is not the teacher that this run began with ({stored})")
+    if checkpoint is not None and teacher.sha256 != checkpoint.teacher.get("sha256"):
+        stored_path = checkpoint.teacher.get("path", "")
+        raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
     return teacher
 
 
+def _source_of_resumed(config: TrainConfig, checkpoint: Checkpoint, source: str) -> str:
+    """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
+    began with. Raises UserError if the run has no teacher, or if its file has gone."""
+    if not checkpoint.teacher:
+        raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
+    if config.teacher and source != checkpoint.config.teacher:
+        return source
+    stored_path = checkpoint.teacher.get("path", "")
+    if not Path(stored_path).is_file():
+        raise UserError(f"{stored_path}: no such file, the teacher of this run; name where it is: --teacher PATH")
+    return stored_path
+
+
 def _digest(detector: Detector) -> str:
+    """Returns the SHA-256 of all tensors."""
     digest = hashlib.sha256()
     for tensor in detector.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())

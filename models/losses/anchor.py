@@ -16,7 +16,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import MIN_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import NO_OBJECT, Criterion, IgnoredCells, LossSettings, add_up, smooth_labels
+from models.losses.base import NO_OBJECT, Criterion, LossSettings, add_up, smooth_labels
+from models.losses.ignored_cells import IgnoredCells
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.structures import LossOutput, Targets
 

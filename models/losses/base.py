@@ -15,19 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centers, from_host, grid_shapes
+from models.losses.distillation import Teacher
+from models.losses.ignored_cells import IgnoredCells, ignored_cells
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, Targets, pad_targets
-
-if TYPE_CHECKING:
-    from models.losses.distillation import Teacher
 
 NO_OBJECT = -1e4  # a logit whose softplus is 0 in every floating-point type
 
@@ -130,63 +127,6 @@ class DualAssignmentLoss(Criterion):
         one = self.one(raw[levels:], targets, teacher_one)
         parts = torch.cat((many.parts, self.gain * one.parts))
         return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)
-
-
-class IgnoredCells(NamedTuple):
-    """Cells whose centers are in a region in which a class is ignored.
-
-    Outputs there have no loss, unless they are assigned to an object. Only images with regions, which are few, have
-    entries.
-    """
-
-    images: Tensor  # int64 (I,)
-    cells: Tensor  # bool (I, N, C)
-
-    def except_positive(self, positive: Tensor) -> IgnoredCells:
-        """Removes the cells that are ``positive``, bool (B, N)."""
-        return self._replace(cells=self.cells & ~positive[self.images][..., None])
-
-    def of_best_class(self, class_logits: Tensor) -> Tensor:
-        """Finds the outputs whose predicted class is ignored where they are, so that their objectness has no loss.
-
-        Args: logits (B, *S, C); ``cells`` must be (I, *S, C). Returns bool (B, *S).
-        """
-        predicted = class_logits.detach()[self.images].argmax(-1, keepdim=True)
-        is_ignored = torch.zeros(class_logits.shape[:-1], dtype=torch.bool, device=class_logits.device)
-        return is_ignored.index_copy_(0, self.images, self.cells.gather(-1, predicted)[..., 0])
-
-
-def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[int], num_classes: int) -> IgnoredCells:
-    """Finds the cells in ignore regions.
-
-    Args:
-        ignore: (R, 6) as in `Targets`, sorted by image.
-        raw: maps (B, D, h, w), one per level.
-        strides: of the levels.
-        num_classes: C.
-    """
-    shapes = grid_shapes(raw)
-    device = raw[0].device
-    centers, sizes = cell_centers(shapes, tuple(strides), device)
-    # A region of several classes, such as an image that does not label them, has consecutive rows and is computed once.
-    places = ignore[:, [0, 2, 3, 4, 5]]
-    is_new = np.append(True, (places[1:] != places[:-1]).any(1))
-    region_of_row = np.cumsum(is_new) - 1
-    images, first, image = np.unique(ignore[is_new, 0].astype(np.int64), return_index=True, return_inverse=True)
-    slot = np.arange(len(image)) - first[image]
-    boxes = np.full((len(images), slot.max() + 1, 4), -1.0, np.float32)  # padding has no cell inside
-    boxes[image, slot] = ignore[is_new, 2:]
-    ignores_class = np.zeros((*boxes.shape[:2], num_classes + 1), np.float32)  # class -1, for all, is the last column
-    ignores_class[image[region_of_row], slot[region_of_row], ignore[:, 1].astype(np.int64)] = 1
-    ignores_class[..., :-1] += ignores_class[..., -1:]
-
-    device_boxes = from_host(boxes, device)
-    device_classes = from_host(ignores_class[..., :-1], device)
-    canvas_h, canvas_w = (side * strides[0] for side in shapes[0])
-    low, high = scale_boxes(cxcywh_to_xyxy(device_boxes), canvas_w, canvas_h)[:, None].split(2, -1)
-    points = (centers * sizes)[:, None]
-    inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, regions of an image)
-    return IgnoredCells(from_host(images, device), inside.float() @ device_classes > 0)
 
 
 def with_empty_regions(ignore: np.ndarray | None, images: int, min_images: int) -> np.ndarray:

@@ -15,7 +15,7 @@ the student, T those of the teacher.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,29 @@ from torch.nn.functional import binary_cross_entropy_with_logits, kl_div
 
 from models.box_coding import distances_to_xyxy, expected_distances
 from models.layers.ops import split_rows
-from models.losses.base import IgnoredCells
+from models.losses.ignored_cells import IgnoredCells
 from utils.boxes import iou
 
-if TYPE_CHECKING:
-    from models.detector import Detector
-
 MIN_TEACHER_SCORE = 0.1  # class score from which a box of the teacher is a target
+
+
+class _Head(Protocol):
+    """An `AnchorFreeHead`, of which losses know only this."""
+
+    is_dual: bool
+    reg_max: int
+
+
+class _Detector(Protocol):
+    """A `Detector`, of which losses know only this."""
+
+    @property
+    def head(self) -> _Head: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def strides(self) -> Sequence[int]: ...
+    def fuse(self, *, one_to_one: bool | None) -> nn.Module: ...
 
 
 class Teacher(nn.Module):
@@ -38,7 +54,7 @@ class Teacher(nn.Module):
     channels: Tensor  # int64 (4T + O,), channels of the detector's maps that are returned
 
     def __init__(
-        self, detector: Detector, names: Sequence[str], *, dual: bool = False, unlabeled_only: bool = False
+        self, detector: _Detector, names: Sequence[str], *, dual: bool = False, unlabeled_only: bool = False
     ) -> None:
         """Copies ``detector``, which has an anchor-free head.
 
@@ -50,6 +66,7 @@ class Teacher(nn.Module):
         """
         super().__init__()
         self.detector = detector.fuse(one_to_one=None)
+        self.num_levels = len(detector.strides)
         self.is_dual = dual and detector.head.is_dual
         self.unlabeled_only = unlabeled_only
         self.taught = tuple(i for i, name in enumerate(names) if name in detector.names)  # indices into ``names``
@@ -62,7 +79,7 @@ class Teacher(nn.Module):
         """Returns maps (B, 4T + O, h, w), one per level, of one branch or of both, for images (B, 3, H, W)."""
         maps = self.detector(images)
         if not self.is_dual:
-            maps = maps[: len(self.detector.strides)]
+            maps = maps[: self.num_levels]
         return [level.index_select(1, self.channels) for level in maps]
 
 

@@ -11,7 +11,11 @@ import numpy as np
 import torch
 
 from data.source import demo
+from engine.inference.frames import Frame
+from engine.inference.object_tracks import ObjectTracks
+from engine.inference.results import label_texts
 from utils.boxes import iou
+from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.structures import DetectionTable
 
 SIZE = 320
@@ -167,3 +171,21 @@ def scores_of(frames: Sequence[SceneFrame], tracked: Sequence[tuple[np.ndarray, 
     names = ["idf1", "mota", "num_switches", "num_fragmentations"]
     summary = motmetrics.metrics.create().compute(accumulator, metrics=names, name="scene")
     return {name: float(summary[name].iloc[0]) for name in names}
+
+
+def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
+    """Writes some frames, side by side, with the tracks of ByteTrack."""
+    tracks = ObjectTracks("bytetrack", 0.5)
+    pictures = []
+    for frame in scene(max(numbers) + 1):
+        given = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
+        found = detections_in(frame)
+        found, ids = tracks.update(given, found.take(found.scores > tracks.lowest_confidence))
+        if frame.number in numbers:
+            labels = label_texts(NAMES, found.classes, found.scores, ids)
+            pictures.append(draw_boxes(frame.image, found.boxes_xyxy_px, labels, class_colors(ids)))
+    write_image(path, np.concatenate(pictures, 1))
+
+
+if __name__ == "__main__":
+    write_picture("assets/tracks.jpg")

@@ -13,10 +13,10 @@ COCO_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[11
 STRIDES = (8, 16, 32)
 
 
-def anchor_model(strides=STRIDES, anchors_px=COCO_PX) -> SimpleNamespace:
+def anchor_head(strides=STRIDES, anchors_px=COCO_PX) -> SimpleNamespace:
     pixels = torch.tensor(anchors_px, dtype=torch.float32)
     anchors = pixels / torch.tensor(strides, dtype=torch.float32)[:, None, None]
-    return SimpleNamespace(strides=strides, head=SimpleNamespace(kind="anchor", anchors=anchors))
+    return SimpleNamespace(strides=strides, anchors=anchors)
 
 
 def clustered(seed: int = 0) -> np.ndarray:
@@ -35,34 +35,34 @@ def test_recall_and_fitness_equal_loops():
 
 
 def test_recall_equals_the_fraction_that_the_assigner_matches():
-    model = anchor_model()
+    head = anchor_head()
     boxes = np.exp(np.random.default_rng(1).uniform(np.log(3), np.log(500), (300, 2)))
-    line = check_anchors(boxes, model, anchor_t=4.0, refit=False)
+    line = check_anchors(boxes, head, anchor_t=4.0, refit=False)
     targets = torch.zeros(300, 6)
     targets[:, 2:4], targets[:, 4:] = 0.5, torch.from_numpy(boxes / 640).float()
     matched = torch.zeros(300, dtype=torch.bool)
-    for stride, anchors in zip(STRIDES, model.head.anchors):
+    for stride, anchors in zip(STRIDES, head.anchors):
         valid = match_anchors(targets, anchors, (640 // stride, 640 // stride), 4.0).valid
         matched |= valid.view(300, -1).any(-1)
     assert f"{float(matched.float().mean()):.1%} of boxes can be matched" in line
 
 
 def test_good_anchors_are_kept():
-    model = anchor_model()
-    before = model.head.anchors.clone()
+    head = anchor_head()
+    before = head.anchors.clone()
     boxes = np.random.default_rng(0).uniform(20, 300, (200, 1)) * np.array([[1.0, 1.2]])
-    line = check_anchors(boxes, model, anchor_t=4.0, refit=True)
+    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
     assert line == "anchors: 100.0% of boxes can be matched, kept"
-    assert torch.equal(model.head.anchors, before)
+    assert torch.equal(head.anchors, before)
 
 
 @pytest.mark.parametrize("strides", [(8, 16, 32), (32, 16, 8)])
 def test_poor_anchors_are_refitted(strides):
-    model = anchor_model(strides, COCO_PX if strides[0] == 8 else COCO_PX[::-1])
-    buffer, boxes = model.head.anchors, clustered()
+    head = anchor_head(strides, COCO_PX if strides[0] == 8 else COCO_PX[::-1])
+    buffer, boxes = head.anchors, clustered()
     before, _ = recall_and_fitness(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
-    line = check_anchors(boxes, model, anchor_t=4.0, refit=True)
-    assert model.head.anchors is buffer, "written in place: state dicts and devices stay valid"
+    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
+    assert head.anchors is buffer, "written in place: state dicts and devices stay valid"
     pixels = buffer.double().numpy() * np.array(strides)[:, None, None]
     after, _ = recall_and_fitness(boxes, pixels.reshape(-1, 2), 4.0)
     assert before < 0.9 < 0.99 < after
@@ -73,10 +73,10 @@ def test_poor_anchors_are_refitted(strides):
 
 @pytest.mark.parametrize("boxes", [np.zeros((0, 2)), np.array([[0.0, 5.0]]), np.array([[900.0, 3.0]] * 4)])
 def test_too_few_boxes_keep_the_anchors(boxes):
-    model = anchor_model()
-    before = model.head.anchors.clone()
-    line = check_anchors(boxes, model, anchor_t=4.0, refit=True)
-    assert torch.equal(model.head.anchors, before)
+    head = anchor_head()
+    before = head.anchors.clone()
+    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
+    assert torch.equal(head.anchors, before)
     assert (
         "no boxes to check against, kept" if len(boxes) < 2 else "too few boxes (4) to refit 9 anchors, kept"
     ) in line

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
-from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, LEAST_AP, find_label_errors, trust_lines
+from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
@@ -139,7 +139,7 @@ def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
     return split_of(image[keep], boxes[keep], labeled[keep]), table
 
 
-@pytest.mark.parametrize("ap50", [np.nan, 0.0, LEAST_AP - 0.01])
+@pytest.mark.parametrize("ap50", [np.nan, 0.0, MIN_AP - 0.01])
 def test_labels_of_classes_that_the_model_hardly_knows_are_not_judged(ap50):
     """Nor is a label of another class that looks like one of them."""
     split, table = wrong_labels()
@@ -164,7 +164,7 @@ def test_scores_fall_with_the_ap_of_the_class():
         assert score == pytest.approx(full[key] * (1 if key == (MISSED, "b") else 0.8), abs=1e-4)
 
 
-@pytest.mark.parametrize("ap75", [np.nan, 0.0, LEAST_AP - 0.01])
+@pytest.mark.parametrize("ap75", [np.nan, 0.0, MIN_AP - 0.01])
 def test_positions_are_not_judged_by_a_model_that_places_boxes_badly(ap75):
     """AP50 says nothing about that: it may be 1."""
     image, boxes, classes, table = scene()

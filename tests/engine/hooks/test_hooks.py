@@ -166,7 +166,7 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 
 
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(stopping, "MOST_BAD_STEPS", 2)
+    monkeypatch.setattr(stopping, "MAX_CONSECUTIVE_BAD_STEPS", 2)
     trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
 
     def read(**values) -> None:

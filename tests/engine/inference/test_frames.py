@@ -57,7 +57,7 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
     frames = list(open_source(str(tmp_path), max_frames=2))
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [
-        ("a.jpg", 0), ("b.png", 0), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 0),
+        ("a.jpg", 0), ("b.png", 1), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 2),
     ]  # fmt: skip
 
 

@@ -159,6 +159,18 @@ def test_sources_of_frames_give_the_same(predictor, frames, video, tmp_path):
     assert len(made) == 1
 
 
+def test_images_come_in_the_order_of_their_numbers(predictor, frames, tmp_path):
+    """Names without leading zeros would come as 0, 1, 10, 11, 2, ..."""
+    folder = write_images(tmp_path / "images", frames[:24])
+    for path in folder.iterdir():
+        path.rename(path.with_name(f"frame{int(path.stem)}.png"))
+    results = list(predictor.track(folder))
+    assert [Path(result.path).name for result in results] == [f"frame{i}.png" for i in range(24)]
+    listed = tmp_path / "list.txt"
+    listed.write_text("images/frame3.png\nimages/frame1.png\n")  # in the order of the list
+    assert [Path(result.path).name for result in predictor.track(listed)] == ["frame3.png", "frame1.png"]
+
+
 def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
     for name in ("a", "b"):
         write_images(tmp_path / name, frames[:20])

@@ -22,7 +22,7 @@ import train
 from engine.run.run import RunSettings
 from engine.train.batch_size import (
     BOXES,
-    MOST_IMAGES,
+    MAX_IMAGES,
     CudaMemory,
     batch_that_fits,
     check_batch_search,
@@ -42,7 +42,7 @@ from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
-SIZES = [*range(1, 16), *range(16, MOST_IMAGES + 1, 8)]
+SIZES = [*range(1, 16), *range(16, MAX_IMAGES + 1, 8)]
 GIB = 2**30
 
 
@@ -136,7 +136,7 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     state, loss_state = state_of(model), state_of(criterion)
     drawn = global_generators()
 
-    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, 2)
+    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, images=2)
     take_step()
     take_step()
 
@@ -169,14 +169,14 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets.rows), targets.max_targets))
 
     criterion.register_forward_pre_hook(note)
-    prepare_step(CPU, settings_of(**settings), model, criterion, 3)()
+    prepare_step(CPU, settings_of(**settings), model, criterion, images=3)()
     shards = max(settings.get("virtual_ranks", 1), 1 + ("nominal_batch" in settings))
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
 def peak_bytes(images: int) -> int:
     model, criterion = model_and_loss()
-    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, images))
+    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, images=images))
 
 
 def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
@@ -197,7 +197,7 @@ def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     model, criterion = model_and_loss()
     measured = settings_of(quad=settings.get("quad", False))
-    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images)) + 100
+    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images=images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
         found = search(CPU, settings, limit)
     shards = settings.get("virtual_ranks", 1)

@@ -11,8 +11,8 @@ from torch import nn
 
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import split_rows
-from models.losses.base import ignored_cells
 from models.losses.distillation import MIN_TEACHER_SCORE, distill
+from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 from utils.boxes import iou

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.losses.base import ignored_cells
+from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.test_losses import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 
