@@ -1,5 +1,8 @@
-"""A command of this program in a process of its own: a crash does not end this process, and its memory is free
-afterwards. It ends with this process, also if that is killed."""
+"""Runs a command of this program in a process of its own.
+
+A crash of the child does not end this process, and its memory is free afterwards. The child ends with this process,
+even if that is killed.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,19 @@ from utils.program import RESULT_VARIABLE, read_result
 
 @dataclass(frozen=True)
 class Child:
+    """A running or finished command."""
+
     process: subprocess.Popen
-    file: Path
+    result_file: Path
 
     @property
     def result(self) -> dict[str, Any]:
-        """Written by `utils.program.write_result`."""
-        return read_result(self.file)
+        """The result that the command has written with `utils.program.write_result`."""
+        return read_result(self.result_file)
 
     @property
     def reason(self) -> str:
-        """Why the command, which has ended, has failed: the line that it would print."""
+        """The reason for which the finished command has failed: the line that it would print."""
         code = self.process.returncode
         if code < 0:
             return killed_by(-code)
@@ -52,16 +57,17 @@ def start(
     """Runs a command line of `utils.program.start_of` during the block.
 
     Args:
-        stop: the signal that ends it with the block, or if this process is killed.
-        environment: its variables; None: those of this process.
-        cwd, stdout, stderr, process_group, start_new_session: as of `subprocess.Popen`.
+        stop: signal that ends the command at the end of the block, or when this process is killed.
+        environment: environment variables; None for those of this process.
+        cwd, stdout, stderr, process_group, start_new_session: see `subprocess.Popen`.
     """
+    inherited = os.environ if environment is None else environment
     with TemporaryDirectory() as folder:
-        file = Path(folder, "result.json")
+        result_file = Path(folder, "result.json")
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            env={**(os.environ if environment is None else environment), RESULT_VARIABLE: str(file)},
+            env={**inherited, RESULT_VARIABLE: str(result_file)},
             preexec_fn=partial(end_with_parent, stop),
             cwd=cwd,
             stdout=stdout,
@@ -70,7 +76,7 @@ def start(
             start_new_session=start_new_session,
         )
         try:
-            yield Child(process, file)
+            yield Child(process, result_file)
         finally:
             if process.poll() is None:
                 process.send_signal(stop)

@@ -1,4 +1,4 @@
-"""Writes the demo data set, which the program renders itself, to a folder: python -m tools.demo OUT"""
+"""Renders the demo data set and writes it to a folder: python -m tools.demo OUT"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training as a child process (`tools.child`), for commands that train several times."""
+"""Runs a training as a child process (`tools.child`), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ from utils.machine.stop_signals import StopSignals
 from utils.program import start_of
 
 POLL_S = 0.2
-PATIENCE_S = 60.0
-_FIRST = ("results.csv", "settings.yaml")  # what a training writes before last.pt
-_DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # in error lines
-ERRORS = "errors.txt"  # in the folder of the run: warnings of libraries, and the traceback of a crash
+PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
+# Files that a training writes before last.pt.
+_RESULTS = "results.csv"
+_SETTINGS = "settings.yaml"
+_DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # phrases in error lines
+ERRORS = "errors.txt"  # file in the run's folder, with warnings of libraries and the traceback of a crash
 
 
 class TrainingFailed(UserError):
-    """``refused``: every training would fail, as the settings or the data are wrong, or the disk is full."""
+    """Raised when a training has failed.
+
+    ``refused``: whether every training would fail, as the settings or the data are wrong, or the disk is full.
+    """
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
@@ -42,7 +47,7 @@ class TrainingFailed(UserError):
 
 
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
-    """Calls ``work``; after a signal, says that the same command continues it."""
+    """Calls ``work``; after a signal, logs that the same command continues it."""
     configure_logging(True)
     with StopSignals() as signals:
         try:
@@ -62,30 +67,32 @@ def train(
     """Trains in ``folder``, from its last.pt if there is one. Returns False if ``on_epoch`` has ended it early.
 
     Args:
-        column: of results.csv: the fitness.
-        signals: of this process, entered.
-        on_epoch: called with the epoch and its fitness after each validation, also those of former processes; returns
-            whether to go on.
+        column: column of results.csv with the fitness.
+        signals: signals of this process, entered.
+        on_epoch: called with the epoch and its fitness after each validation, also those of previous processes;
+            returns whether to continue.
 
     Raises TrainingFailed, UserError if another process trains in ``folder``, and Stopped if a signal to this process or
     to the child has ended the training, which can be resumed.
     """
     wait_for_former(folder)
-    last, done = former_training(folder, config)
-    table, accepted = (folder / name for name in _FIRST)
-    config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True)
-    config = replace(config, resume=str(last) if last else None)
-    reported, goes_on = 0, True
+    checkpoint, has_ended = former_training(folder, config)
+    resume = None if checkpoint is None else str(checkpoint)
+    config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
+    last_reported = 0
+    should_continue = True
 
-    def trains_on() -> bool:
-        nonlocal reported, goes_on
-        for epoch, fitness in fitness_by_epoch(table, column):
-            if goes_on and epoch > reported:
-                reported, goes_on = epoch, on_epoch(epoch, fitness)
-        return goes_on
+    def report_epochs() -> bool:
+        """Calls ``on_epoch`` for new epochs. Returns whether to continue."""
+        nonlocal last_reported, should_continue
+        for epoch, fitness in fitness_by_epoch(folder / _RESULTS, column):
+            if should_continue and epoch > last_reported:
+                last_reported = epoch
+                should_continue = on_epoch(epoch, fitness)
+        return should_continue
 
-    if done:
-        return trains_on()
+    if has_ended:
+        return report_epochs()
     with (
         signals.deferred(),
         open(folder / ERRORS, "wb", opener=open_direct) as errors,
@@ -93,32 +100,37 @@ def train(
             [*start_of("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,
     ):
-        code = _wait(child.process, trains_on, signals)
+        code = _wait(child.process, report_epochs, signals)
         reason = child.reason
-    if not goes_on:
+    if not should_continue:
         return False
     if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if signals.stop or signals.interrupt else code)
     if code:
-        is_full = any(text in reason for text in _DISK_FULL)
-        raise TrainingFailed(reason, refused=code == 2 and (is_full or not accepted.exists()))
+        is_disk_full = any(phrase in reason for phrase in _DISK_FULL)
+        has_begun = (folder / _SETTINGS).exists()
+        raise TrainingFailed(reason, refused=code == 2 and (is_disk_full or not has_begun))
     return True
 
 
 def wait_for_former(folder: Path) -> None:
-    """Waits until processes that train in ``folder``, whose parent was killed, have saved, else raises UserError."""
+    """Waits until a training in ``folder`` whose parent was killed has saved. Raises UserError if it does not end."""
     if folder.is_dir():
         with FileLock(folder / LOCK_NAME) as lock:
-            if holder := lock.acquire(PATIENCE_S):
+            holder = lock.acquire(PATIENCE_S)
+            if holder:
                 raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
 
 
 def former_training(folder: Path, config: TrainConfig) -> tuple[Path | None, bool]:
-    """The checkpoint in ``folder`` to resume from, and whether the training has ended. Without one, removes what a
-    training has left that ended before its first checkpoint. Raises TrainingFailed if it is damaged."""
+    """Returns the checkpoint in ``folder`` to resume from, if there is one, and whether its training has ended.
+
+    Without a checkpoint, removes the files of a training that ended before its first one. Raises TrainingFailed if the
+    checkpoint is damaged.
+    """
     last = folder / "last.pt"
     if not last.is_file():
-        for name in _FIRST:
+        for name in (_RESULTS, _SETTINGS):
             (folder / name).unlink(missing_ok=True)
         return None, False
     try:
@@ -126,28 +138,29 @@ def former_training(folder: Path, config: TrainConfig) -> tuple[Path | None, boo
     except UserError as error:
         raise TrainingFailed(str(error)) from None
     progress = checkpoint.progress
-    epochs = checkpoint.config["epochs"] if config.time else config.epochs  # that fit into the time
-    is_over = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
-    return last, progress.epoch >= epochs or is_over
+    # A checkpoint of a run with --time has the number of epochs that fit into the time.
+    epochs = checkpoint.config.epochs if config.time else config.epochs
+    has_stopped_early = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
+    return last, progress.epoch >= epochs or has_stopped_early
 
 
-def _wait(child: subprocess.Popen, trains_on: Callable[[], bool], signals: StopSignals) -> int:
-    """Waits for the end of the child, which a signal or ``trains_on`` stops."""
+def _wait(child: subprocess.Popen, report_epochs: Callable[[], bool], signals: StopSignals) -> int:
+    """Waits for the end of the child, which a signal or ``report_epochs`` stops. Returns its exit code."""
     is_stopping = False
     while True:
         code = child.poll()
-        is_worth_more = trains_on()
+        should_continue = report_epochs()
         if code is not None:
             return code
-        if not is_stopping and (not is_worth_more or signals.stop or signals.interrupt):
-            child.terminate()  # it saves
+        if not is_stopping and (not should_continue or signals.stop or signals.interrupt):
+            child.terminate()  # the training saves before it ends
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):
             child.wait(POLL_S)
 
 
 def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
-    """The epochs of results.csv that have a fitness; nothing if there is no such file yet."""
+    """Yields the epochs of results.csv that have a fitness, and the fitness; nothing if there is no file yet."""
     columns = {}
     with suppress(UserError):
         columns = read_columns(table)

@@ -1,4 +1,4 @@
-"""Writes the weights of a checkpoint file, also of another program, to safetensors or to a checkpoint of this program.
+"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program.
 
 python -m tools.weights yolov8n.pt yolov8n.safetensors
 """
@@ -21,7 +21,7 @@ from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safeten
 from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
-# Keys of our checkpoints that are written anew, and those of a run, which are not converted.
+# Keys of our checkpoints that are not copied: those written anew, and those of a run.
 NOT_COPIED = (
     *("format", "version", "program", "model", "ema"),
     *("optimizer", "scaler", "progress", "run", "config", "rank_buffers"),
@@ -29,10 +29,13 @@ NOT_COPIED = (
 
 
 def convert(source: str | Path, target: str | Path) -> str:
-    """Both kinds of files contain float32 weights and what rebuilds the detector, but not the state of a run. Weights
-    of an unknown model are written to safetensors under their names. Returns a line that says what was written.
+    """Converts the weights in ``source`` to ``target``, and returns a line about the result.
+
+    The file contains float32 weights and the description of the detector, but not the state of a run. Weights of an
+    unknown model are written to safetensors under their own names. Raises UserError.
     """
-    source, target = Path(source), Path(target)
+    source = Path(source)
+    target = Path(target)
     if target.suffix not in (".safetensors", ".pt"):
         raise UserError(f"{target}: must end in .safetensors or .pt")
     stored = read_weights(source)
@@ -46,17 +49,18 @@ def convert(source: str | Path, target: str | Path) -> str:
             raise
         write_safetensors(target, stored.tensors, {"format": "pt"})
         return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their names"
-    kept = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
-    description = kept | {"model_spec": detector.spec, "names": list(detector.names)}
+    copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
+    description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
     weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
     if target.suffix == ".pt":
         write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
     else:
-        text = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
-        write_safetensors(target, weights, {"format": "pt", METADATA_KEY: text})
-    count, classes = sum(p.numel() for p in detector.parameters()), counted(detector.num_classes, "class")
-    model = f"{detector.spec['name']}, {count:,} parameters, {classes}, strides {', '.join(map(str, detector.strides))}"
-    return f"{source}: {model} -> {target}"
+        metadata = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
+        write_safetensors(target, weights, {"format": "pt", METADATA_KEY: metadata})
+    count = sum(parameter.numel() for parameter in detector.parameters())
+    classes = counted(detector.num_classes, "class")
+    strides = ", ".join(map(str, detector.strides))
+    return f"{source}: {detector.spec['name']}, {count:,} parameters, {classes}, strides {strides} -> {target}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("source", help="checkpoint, or a name from configs/weights.yaml")
     parser.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
     parser.add_argument("--offline", action="store_true", help="never download weights")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     configure_logging(True)
-    path = fetch_weights(given.source, ctx=DistributedContext.single(), offline=given.offline)
-    get_logger().info("%s", convert(path, given.target))
+    path = fetch_weights(options.source, ctx=DistributedContext.single(), offline=options.offline)
+    get_logger().info("%s", convert(path, options.target))
 
 
 if __name__ == "__main__":

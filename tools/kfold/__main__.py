@@ -1,10 +1,10 @@
-"""Cross-validation: trains on all folds but one, scores on that one, for each fold; then scores all images together.
+"""Cross-validates: for each fold, trains on the others and scores on it; then scores all images together.
 
 python -m tools.kfold --data DATA.yaml --folds 5 --model yolov8n --epochs 100
 python -m tools.kfold --data DATA.yaml --groups "patient(\\d+)"
 
-The training and validation images are divided. Images of a group, and near-duplicates, are in the same fold, and every
-fold has its part of every class. The same command continues after an interruption.
+Divides the training and validation images. Images of a group, and near-duplicates, stay in the same fold, and every
+fold gets its share of every class. The same command continues after an interruption.
 """
 
 from __future__ import annotations

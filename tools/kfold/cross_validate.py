@@ -1,4 +1,4 @@
-"""Cross-validation: one training a fold, each scored on the images of its fold, then all together."""
+"""Cross-validation: trains once per fold, scores each model on the images of its fold, then all images together."""
 
 from __future__ import annotations
 
@@ -34,28 +34,40 @@ from utils.strings import FlatStrings, counted
 from utils.structures import EvalResult
 
 TABLE = "folds.csv"
-SPLITS = ("train", "val")  # their images are divided; those of "test" stay apart
-DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
+SPLITS = ("train", "val")  # splits whose images are divided; "test" stays apart
+DETECTIONS = "detections.npz"  # file in the folder of a finished fold
 
 
 @dataclass(frozen=True)
 class CrossValidation:
+    """Scores of all finished folds: of each alone, and of their images together."""
+
     folds: list[EvalResult]
     pooled: EvalResult
 
 
 def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
-    """The usable images of `SPLITS` as one split, each image once. Raises the errors of `load_index`."""
+    """Joins the usable images of `SPLITS` to one split, with each image once. Raises the errors of `load_index`."""
     indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
-    both = replace(indexes[0], paths=FlatStrings.of(paths), **concatenated(indexes), image_ids=None, category_ids=())
-    first = {path: number for number, path in reversed(list(enumerate(paths)))}
-    return replace(both, fingerprint="").take(np.array(sorted(first.values())))
+    joined = replace(
+        indexes[0],
+        **concatenated(indexes),
+        paths=FlatStrings.of(paths),
+        image_ids=None,
+        category_ids=(),
+        fingerprint="",
+    )
+    first_positions = {path: position for position, path in reversed(list(enumerate(paths)))}
+    return joined.take(np.array(sorted(first_positions.values())))
 
 
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
-    """The work of ``python -m tools.kfold``. Raises UserError if the settings are wrong, or differ from those with
-    which the folder was begun, and as `train` does."""
+    """Implements ``python -m tools.kfold``.
+
+    Raises UserError if the settings are wrong, or differ from those with which the folder was started, and as `train`
+    does.
+    """
     log = get_logger()
     folder, spec, fitness, names = prepare(config)
 
@@ -64,22 +76,26 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         return True
 
     with FileLock(folder / ".kfold.lock") as lock:
-        if holder := lock.acquire():
+        holder = lock.acquire()
+        if holder:
             raise UserError(f"{folder}: another process is working on these folds ({holder})")
         with continued(config, folder / "kfold.yaml", made=[TABLE]):
             make_folds(config, spec, folder, fitness)
             log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
-            done = cross_validate(config, folder, folder, fitness, signals, after_fold)
-        write_results(folder / "results.csv", done, names)
-    for line in format_folds(done.folds, done.pooled, names):
+            results = cross_validate(config, folder, folder, fitness, signals, after_fold)
+        assert results is not None, "after_fold never ends the folds"
+        write_results(folder / "results.csv", results, names)
+    for line in format_folds(results.folds, results.pooled, names):
         log.info("%s", line)
-    text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
-    log.info(text, fitness.name, fitness.of(done.pooled), folder)
+    message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
+    log.info(message, fitness.name, fitness.of(results.pooled), folder)
 
 
 def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str, ...]]:
-    """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``. Returns the folder,
-    the data, what is compared, and the names of the classes."""
+    """Opens the data and creates the folder of the results, for ``tools.kfold`` and ``tools.search``.
+
+    Returns the folder, the data, the fitness to compare by, and the names of the classes.
+    """
     if config.keep_old:
         raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
     source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
@@ -93,12 +109,14 @@ def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str,
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
-    """Divides the training and validation images; does nothing if the folds are in ``folder`` already. Raises UserError
-    if that is impossible, or a fold could not be scored."""
+    """Divides the training and validation images, unless the folds are in ``folder`` already.
+
+    Raises UserError if they cannot be divided, or a fold would have nothing to score.
+    """
     if (folder / TABLE).is_file():
         return
     spec.split("train")
-    if any(shards_of(part, split) for split in spec.splits for part in (spec.splits[split].parts or (spec,))):
+    if any(shards_of(source, split) for split in spec.splits for source in (spec.splits[split].parts or (spec,))):
         raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
@@ -106,49 +124,51 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     fold = assign_folds(group, counts, config.folds, config.seed)
     boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
     empty = np.flatnonzero(np.bincount(fold, boxes, minlength=config.folds) == 0)
-    if len(empty):  # found before any fold is trained
-        what = "object" if fitness.class_index is None else "object of this class"
+    if len(empty):  # raised before any fold is trained
+        missing = "object" if fitness.class_index is None else "object of this class"
         raise UserError(
-            f"--folds {config.folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; "
+            f"--folds {config.folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {missing} to score; "
             f"{len(np.unique(group[boxes > 0]))} of {group.max() + 1} groups of images have one; use fewer folds"
         )
-    if note := rare_classes(index, config.folds):
-        get_logger().warning("%s", note)
-    if spec.classes or spec.class_of:  # each training chooses among all
+    warning = rare_classes(index, config.folds)
+    if warning:
+        get_logger().warning("%s", warning)
+    if spec.classes or spec.class_of:  # writes all classes, among which each training chooses
         index = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
     write_folds(folder, spec, index, group, fold)
-    get_logger().info(
-        "%s in %s, %d folds; lists: %s",
-        counted(len(index), "image"), counted(group.max() + 1, "group"), config.folds, folder,
-    )  # fmt: skip
+    images = counted(len(index), "image")
+    groups = counted(group.max() + 1, "group")
+    get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
 
 
 def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
-    """Writes a YAML and lists of images for each fold to ``folder``, and last the table that says which fold each image
-    belongs to. The data set itself is never written to.
+    """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image.
 
-    Labels in YOLO's format are read from their own files. Others are written as COCO JSON, from the index: a data set
-    YAML has one annotation file for each split, and a fold takes images of several.
+    The data set itself stays untouched. Labels in YOLO's format are read from their own files. Others are written as
+    COCO JSON, from the index, because a data set YAML has one annotation file for each split, and a fold takes images
+    from several.
 
-    ``group``, ``fold``: int64 (N,), of the images of ``index``. Raises UserError if labels that are not in YOLO's
-    format, or are of joined data sets, belong to images of the same file name, or if a name has line breaks, or spaces
-    around it.
+    ``group``, ``fold``: int64 (N,), group and fold of each image of ``index``. Raises UserError if two images with
+    labels in another format than YOLO's, or from joined data sets, have the same file name, or if a name has line
+    breaks, or spaces around it.
     """
     names = [os.path.basename(path) for path in index.paths]
     is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
     if not is_yolo and len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise UserError(
-            f"{spec.source}: two images are called {twice}; with labels in COCO's or VOC's format, and in joined "
+            f"{spec.source}: two images are called {repeated}; with labels in COCO's or VOC's format, and in joined "
             "data sets, the images of all folds need different names"
         )
     paths = [str(index.path(i)) for i in range(len(index))]
-    if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):
-        raise UserError(f"{spec.source}: {broken!r}: lists cannot hold such a name; rename the image and its label")
+    unlistable = next((path for path in paths if path.strip().splitlines() != [path]), None)
+    if unlistable is not None:
+        raise UserError(f"{spec.source}: {unlistable!r}: lists cannot hold such a name; rename the image and its label")
     for number in range(int(fold.max()) + 1):
         content = {"path": str(spec.root), **spec.content()}
-        for split, chosen in zip(SPLITS, (fold != number, fold == number)):
-            images, stem = np.flatnonzero(chosen), folder.absolute() / f"fold{number + 1}_{split}"
+        for split, is_member in zip(SPLITS, (fold != number, fold == number)):
+            images = np.flatnonzero(is_member)
+            stem = folder.absolute() / f"fold{number + 1}_{split}"
             content[split] = f"{stem}.txt"
             write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
             if not is_yolo:
@@ -159,13 +179,16 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
 
 
 def data_of(folder: Path, number: int) -> Path:
-    """The data set YAML of fold ``number``, from 0."""
+    """Returns the path of the data set YAML for fold ``number``, counted from 0."""
     return folder / f"fold{number + 1}.yaml"
 
 
 def _coco(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict]]:
-    annotations, entries, sizes = [], [], index.image_hw.tolist()
-    truth = index.ground_truth()  # which has a region of each class in place of one of all
+    """Returns COCO JSON for ``images``, int64 (n,)."""
+    annotations = []
+    entries = []
+    sizes = index.image_hw.tolist()
+    truth = index.ground_truth()  # splits an ignore region of all classes into one of each class
     columns = {"category_id": truth.classes, "bbox": truth.boxes_xywh_px, "area": truth.area_px}
     columns["iscrowd"] = truth.crowd.astype(int)
     for i in images.tolist():
@@ -189,15 +212,17 @@ def cross_validate(
     """Trains and scores every fold that is not finished yet. Raises as `train` does.
 
     Args:
-        lists: the folder of `make_folds`.
-        folder: for the trainings: fold1, fold2, ...
-        on_fold: called with the number of finished folds and their results after each. If it returns False, the result
-            is None.
+        lists: folder in which `make_folds` has written the lists.
+        folder: parent folder of the trainings: fold1, fold2, ...
+        on_fold: called after each fold with the number of finished folds and their results. If it returns False, the
+            remaining folds are skipped and the result is None.
     """
     scored: list[ScoredFold] = []
-    done = None
+    results: list[EvalResult] = []
+    so_far = None
     for number in range(config.folds):
-        run, data = folder / f"fold{number + 1}", data_of(lists, number)
+        run = folder / f"fold{number + 1}"
+        data = data_of(lists, number)
         run.mkdir(parents=True, exist_ok=True)
         finished = run / DETECTIONS
         if not finished.is_file():
@@ -206,17 +231,20 @@ def cross_validate(
                 raise TrainingFailed(f"fold {number + 1}: no epoch could be scored", refused=False)
             score_fold(config, run / "best.pt", data, finished)
         scored.append(read_fold(finished))
-        results = [*(done.folds if done else []), scored[-1].result()]
-        done = CrossValidation(results, pool(scored).result())
-        if not on_fold(number + 1, done):
+        results.append(scored[-1].result())
+        so_far = CrossValidation(list(results), pool(scored).result())
+        if not on_fold(number + 1, so_far):
             return None
-    return done
+    return so_far
 
 
-def write_results(path: Path, done: CrossValidation, names: Sequence[str]) -> None:
-    """Writes a table with a row a fold and one for all images together, with the AP of each class."""
+def write_results(path: Path, results: CrossValidation, names: Sequence[str]) -> None:
+    """Writes a table with one row per fold and one for all images together, with the AP of each class."""
     rows = [("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names))]
-    for name, result in (*enumerate(done.folds, 1), ("pooled", done.pooled)):
+    labeled_results = [(str(number), result) for number, result in enumerate(results.folds, 1)]
+    labeled_results.append(("pooled", results.pooled))
+    for label, result in labeled_results:
         values = [*(result.metrics[metric.name] for metric in METRICS), *result.class_ap.tolist()]
-        rows.append((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
+        cells = ("" if math.isnan(value) else f"{value:.6f}" for value in values)
+        rows.append((label, str(result.num_images), *cells))
     write_csv(path, rows)

@@ -1,9 +1,9 @@
-"""Out-of-fold detections: every image is scored by the model that has not seen it, and all are scored together."""
+"""Out-of-fold scores: detects in every image with the model that has not seen it, and scores all images together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,35 +19,42 @@ from utils.files.safe_io import atomic_write
 from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
-_SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
-_TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
-_FOUND = DetectionTable.__slots__
+# Settings that the validation of a fold shares with its training.
+_SHARED_SETTINGS = ("imgsz", "batch_size", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
+# Fields that a file of detections stores.
+_TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
+_TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
 
 
 @dataclass(frozen=True)
 class ScoredFold:
+    """Labels of a fold's images, and the detections in them."""
+
     truth: GroundTruth
-    found: DetectionTable  # that are scored
-    shown: DetectionTable  # as detect.py finds them
+    scored: DetectionTable  # detections to score
+    shown: DetectionTable  # detections as detect.py shows them
 
     def result(self) -> EvalResult:
-        return score_detections(self.truth, self.found, len(self.truth.category_ids), shown=self.shown)
+        """Scores the detections."""
+        return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
 
 
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
     """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
     device = config.device.split(",")[0]
     ctx = DistributedContext.from_environment(device)
-    shared = {name: getattr(config, name) for name in _SHARED} | {"device": device}
+    shared = {name: getattr(config, name) for name in _SHARED_SETTINGS} | {"device": device}
     if config.batch_size == FIND_BATCH_SIZE:
         del shared["batch_size"]
     validation = ValConfig(weights=str(weights), data=str(data), **shared)
     model, spec = open_model_and_data(validation, ctx)
     _, evaluator, _ = score(validation, model, spec, ctx)
+    assert evaluator.detections is not None, "the only process has all detections"
+    assert evaluator.shown is not None, "the only process has all detections"
     fold = ScoredFold(evaluator.ground_truth, evaluator.detections, evaluator.shown)
-    arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH}
-    arrays |= {f"found_{name}": getattr(fold.found, name) for name in _FOUND}
-    arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _FOUND}
+    arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
+    arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
+    arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
     with atomic_write(out) as file:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
@@ -56,54 +63,66 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
 
 
 def read_fold(path: Path) -> ScoredFold:
-    """What `score_fold` has written."""
+    """Reads the file that `score_fold` has written."""
     with np.load(path, allow_pickle=False) as arrays:
-        truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
-        found = {name: arrays[f"found_{name}"] for name in _FOUND}
-        shown = found  # of an earlier version
+        truth_arrays = {name: arrays[f"truth_{name}"] for name in _TRUTH_ARRAYS}
+        truth = GroundTruth(
+            **truth_arrays,
+            image_ids=tuple(range(len(truth_arrays["offsets"]) - 1)),
+            category_ids=tuple(arrays["category_ids"].tolist()),
+            max_det=int(arrays["max_det"]),
+        )
+        scored = DetectionTable(**{name: arrays[f"found_{name}"] for name in _TABLE_ARRAYS})
+        shown = scored  # files of earlier versions have only these
         if "shown_scores" in arrays:
-            shown = {name: arrays[f"shown_{name}"] for name in _FOUND}
-        limits = {"max_det": int(arrays["max_det"]), "category_ids": tuple(arrays["category_ids"].tolist())}
-    images = tuple(range(len(truth["offsets"]) - 1))
-    truth = GroundTruth(**truth, **limits, image_ids=images)
-    return ScoredFold(truth, DetectionTable(**found), DetectionTable(**shown))
+            shown = DetectionTable(**{name: arrays[f"shown_{name}"] for name in _TABLE_ARRAYS})
+    return ScoredFold(truth, scored, shown)
 
 
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
-    """The images of all folds as one split, in the order of the folds; ids of images are their positions."""
-    images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
+    """Joins the images of all folds to one split, in the order of the folds, with their positions as ids."""
+    first_images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
     counts = np.concatenate([np.diff(fold.truth.offsets) for fold in folds])
     joined = {
-        name: np.concatenate([getattr(fold.truth, name) for fold in folds]) for name in _TRUTH if name != "offsets"
+        name: np.concatenate([getattr(fold.truth, name) for fold in folds])
+        for name in _TRUTH_ARRAYS
+        if name != "offsets"
     }
     truth = GroundTruth(
         offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
         **joined,
-        image_ids=tuple(range(int(images[-1]))),
+        image_ids=tuple(range(int(first_images[-1]))),
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
         max_det=max(fold.truth.max_det for fold in folds),
     )
-    tables = []
-    for parts in ([fold.found for fold in folds], [fold.shown for fold in folds]):
-        moved = (replace(part, image_index=part.image_index + first) for part, first in zip(parts, images))
-        tables.append(DetectionTable.concatenate(moved))
-    return ScoredFold(truth, *tables)
+    scored = _concatenate([fold.scored for fold in folds], first_images)
+    shown = _concatenate([fold.shown for fold in folds], first_images)
+    return ScoredFold(truth, scored, shown)
+
+
+def _concatenate(tables: Sequence[DetectionTable], first_images: np.ndarray) -> DetectionTable:
+    """Joins the tables of all folds. ``first_images``: position of each fold's first image in the joined split."""
+    moved = (replace(table, image_index=table.image_index + first) for table, first in zip(tables, first_images))
+    return DetectionTable.concatenate(moved)
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Lines: `METRICS` of each fold, their mean and deviation, and those of all images scored together; then for each
-    class with boxes AP of all images together, and the lowest and highest AP of a fold."""
+    """Returns the lines of two tables.
+
+    The first has the `METRICS` of each fold, their mean and standard deviation, and the metrics of all images scored
+    together. The second has, for each class with boxes, the AP of all images together and the lowest and highest AP of
+    a fold.
+    """
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
     folds = [("", "images", *(metric.column for metric in METRICS))]
     for number, (result, row) in enumerate(zip(results, values), 1):
         folds.append((f"fold {number}", str(result.num_images), *map(number_text, row)))
-    folds += [
-        (name, "", *map(number_text, row)) for name, row in (("mean", values.mean(0)), ("std", values.std(0, ddof=1)))
-    ]
+    folds.append(("mean", "", *map(number_text, values.mean(0))))
+    folds.append(("std", "", *map(number_text, values.std(0, ddof=1))))
     folds.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
     by_fold = np.array([result.class_ap for result in results])
-    classes = [("class", "boxes", "pooled AP", "lowest", "highest")]
-    for c in np.flatnonzero(pooled.class_targets):
-        scores = pooled.class_ap[c], np.nanmin(by_fold[:, c]), np.nanmax(by_fold[:, c])
+    classes: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
+    for c in np.flatnonzero(pooled.class_targets).tolist():
+        scores = (pooled.class_ap[c], np.nanmin(by_fold[:, c]), np.nanmax(by_fold[:, c]))
         classes.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
     return aligned(folds) + aligned(classes)

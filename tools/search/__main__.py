@@ -1,10 +1,10 @@
-"""Searches hyper-parameters: trains with different ones and says which are best.
+"""Searches hyper-parameters: trains with different values and reports the best.
 
 python -m tools.search --hyp optimizer --trials 30 --data DATA.yaml --weights yolov8n --epochs 20
 python -m tools.search --hyp my_ranges.yaml --trials 30 --data DATA.yaml --folds 3
 
-The same command continues a search that was interrupted. Started several times, also on several machines that share the
-folder, it shares out the trials.
+The same command continues an interrupted search. Several processes of it, also on several machines that share the
+folder, divide the trials among themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a search varies: YAML files with hyper-parameters and their ranges (``configs/search``).
+"""Reads the ranges of a search: YAML files with hyper-parameters and their ranges (``configs/search``).
 
-lr0: [0.001, 0.03, log]      # from, to; with log, each factor of the range is equally likely
+lr0: [0.001, 0.03, log]      # from, to; with log, the logarithm is uniform
 degrees: [0, 10]             # integers if the hyper-parameter is one, else floats
 mosaic: {choice: [0, 0.5, 1]}
 fliplr: 0.5                  # fixed, as in a recipe
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from optuna import Trial
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalChoiceType as Scalar
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from utils.config.parser import read_recipe, unknown_hyperparameter, with_overrides
 from utils.config.search_settings import SearchConfig
@@ -26,58 +27,79 @@ from utils.files.folders import CONFIGS
 from utils.files.schema import build, suggestion
 
 FORMAT = "[FROM, TO], [FROM, TO, log], {choice: [...]} or a single value"
-Scalar = float | int | None
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 
 
 @dataclass(frozen=True)
 class Space:
-    ranges: dict[str, BaseDistribution]
-    written: dict[str, Any]  # the ranges as the file has them
-    base: Hyperparameters
-    usual: Hyperparameters  # what a recipe that leaves them out means
+    """The hyper-parameters of a search: their ranges, and the values of the others."""
+
+    ranges: dict[str, Distribution]
+    written: dict[str, Any]  # the ranges as written in the file
+    base: Hyperparameters  # the recipe without ranges: the file's single values and --set
+    usual: Hyperparameters  # the values that train.py uses for omitted ones
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
-        """The values of this trial, also if they were suggested before."""
-        return {name: _suggested(trial, name, each) for name, each in self.ranges.items()}
+        """Returns the values of this trial, the same in repeated calls."""
+        return {name: _suggested(trial, name, distribution) for name, distribution in self.ranges.items()}
 
     def known_values(self, epochs: int) -> dict[str, Scalar]:
-        """The fixed recipe's own values that are in the ranges; for null, what it means in a run of this length."""
-        own = asdict(self.base)
-        effective = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
-        return {n: value for n, each in self.ranges.items() for value in (effective[n], own[n]) if _holds(each, value)}
+        """Returns the base recipe's values that lie in the ranges.
+
+        A null that is no choice of its range is replaced by its meaning in a run of ``epochs``.
+        """
+        base = asdict(self.base)
+        effective = base | {name: closing_epochs(base[name], epochs) for name in ("close_mosaic", "close_scale")}
+        known: dict[str, Scalar] = {}
+        for name, distribution in self.ranges.items():
+            for value in (effective[name], base[name]):  # the recipe's own value counts if both lie in the range
+                if _holds(distribution, value):
+                    known[name] = value
+        return known
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        """A recipe for --hyp: ``values`` of the searched hyper-parameters, and others that differ from the defaults."""
-        defaults, usual = asdict(Hyperparameters()), asdict(self.usual)
-        own = asdict(self.base) | values
-        return {k: v for k, v in own.items() if v != defaults[k] or v != usual[k] or k in values}
+        """Returns a recipe for --hyp: ``values`` of the searched hyper-parameters, and others that are not defaults."""
+        defaults = asdict(Hyperparameters())
+        usual = asdict(self.usual)
+        recipe = asdict(self.base) | values
+        return {
+            name: value
+            for name, value in recipe.items()
+            if value != defaults[name] or value != usual[name] or name in values
+        }
 
     def plain(self) -> dict[str, Any]:
-        """What must not change while a search goes on."""
+        """Returns, as plain data, all that must not change while a search continues."""
         fixed = {f"hyper-parameter {k}": v for k, v in self.recipe({}).items() if k not in self.ranges}
         return {f"the range of {name}": value for name, value in self.written.items()} | fixed
 
 
-def _suggested(trial: Trial, name: str, distribution: BaseDistribution) -> Scalar:
+def _suggested(trial: Trial, name: str, distribution: Distribution) -> Scalar:
+    """Returns the value of a hyper-parameter in this trial."""
     if isinstance(distribution, CategoricalDistribution):
         return trial.suggest_categorical(name, distribution.choices)
-    suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
-    return suggest(name, distribution.low, distribution.high, log=distribution.log)
+    if isinstance(distribution, IntDistribution):
+        return trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+    return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
 
-def _holds(distribution: BaseDistribution, value: Scalar) -> bool:
+def _holds(distribution: Distribution, value: Scalar) -> bool:
+    """Whether the distribution can draw ``value``."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
-    return value is not None and distribution.low <= value <= distribution.high
+    return isinstance(value, (int, float)) and distribution.low <= value <= distribution.high
 
 
 def read_space(config: SearchConfig) -> Space:
-    """The ranges of ``--hyp``, over the recipe that train.py would use with the file's single values and --set."""
+    """Reads the ranges of ``--hyp``, on top of the recipe that train.py would use with its single values and --set.
+
+    Raises UserError.
+    """
     known = {path.stem: path for path in sorted((CONFIGS / "search").glob("*.yaml"))}
     path = known.get(config.hyp, Path(config.hyp))
     if not path.suffix and not path.exists():
-        raise UserError(f"--hyp {config.hyp}: no such ranges or file{suggestion(config.hyp, known)}; known: "
-                        f"{', '.join(known)}")  # fmt: skip
+        hint = suggestion(config.hyp, known)
+        raise UserError(f"--hyp {config.hyp}: no such ranges or file{hint}; known: {', '.join(known)}")
     values = load_yaml(path)
     if not isinstance(values, dict) or not values:
         raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {FORMAT}")
@@ -90,19 +112,22 @@ def read_space(config: SearchConfig) -> Space:
     if not written:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
     usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
-    own = {k: v for k, v in values.items() if k not in written}
-    fixed = build(Hyperparameters, asdict(usual) | own, str(path), unknown_hyperparameter)
+    single_values = {name: value for name, value in values.items() if name not in written}
+    fixed = build(Hyperparameters, asdict(usual) | single_values, str(path), unknown_hyperparameter)
     ranges = {name: _distribution(name, value, str(path)) for name, value in written.items()}
     base = with_overrides(fixed, config.override)
     for item in config.override:
-        if (name := item.partition("=")[0].strip()) in ranges:
+        name = item.partition("=")[0].strip()
+        if name in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
     return Space(ranges, written, base, usual)
 
 
-def _distribution(name: str, value: Any, path: str) -> BaseDistribution:
-    def checked(item: Any) -> Scalar:
-        """As the hyper-parameter holds it."""
+def _distribution(name: str, value: Any, path: str) -> Distribution:
+    """Builds the distribution for the range ``value``. Raises UserError."""
+
+    def checked(item: Any) -> Any:
+        """Returns ``item`` as the hyper-parameter holds it. Raises UserError."""
         return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
     is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)
@@ -111,14 +136,16 @@ def _distribution(name: str, value: Any, path: str) -> BaseDistribution:
             case {"choice": [_, _, *_] as choices, **rest} if not rest and name != "albumentations":
                 return CategoricalDistribution([checked(item) for item in choices])
             case [low, high] | [low, high, "log"] if None not in value:
-                kind = IntDistribution if is_int else FloatDistribution
-                return kind(checked(low), checked(high), log=len(value) == 3)
+                is_log = len(value) == 3
+                if is_int:
+                    return IntDistribution(checked(low), checked(high), log=is_log)
+                return FloatDistribution(checked(low), checked(high), log=is_log)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {name}: {error}") from None
     raise UserError(f"{path}: {name}: expected {FORMAT}, got {value!r}")
 
 
 def values_text(values: dict[str, Any]) -> Iterator[str]:
-    """``name=value`` with four significant digits."""
+    """Yields ``name=value`` with four significant digits."""
     for name, value in values.items():
         yield f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"

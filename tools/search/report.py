@@ -1,4 +1,4 @@
-"""What a search has found: the best recipe, a table of the trials, and their fitness as a figure."""
+"""Reports the result of a search: the best recipe, a table of the trials, and their fitness as a figure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Space, values_text
-from tools.search.study import REASON, SharedStudy, best_of
+from tools.search.study import REASON, SharedStudy, best_of, rank
 from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 
-BEST, TABLE, FIGURE = "best.yaml", "trials.csv", "trials.png"
-SHOWN = 10  # trials in the printed table
+BEST = "best.yaml"
+TABLE = "trials.csv"
+FIGURE = "trials.png"
+PRINTED_TRIALS = 10
 STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "ended early",
@@ -29,38 +31,39 @@ STATES = {
 
 
 def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
-    """Writes the report into ``folder`` and returns its lines for the terminal. ``command``: trains with the best
-    recipe, without --hyp."""
+    """Writes the report into ``folder`` and returns its lines for the terminal.
+
+    ``command``: command line of a training, to which --hyp with the best recipe is added.
+    """
     trials = study.trials()
     write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
     write_whole(folder / FIGURE, _figure(trials, fitness).png)
     lines = format_trials(trials, fitness)
-    if (best := best_of(trials)) is not None:
+    best = best_of(trials)
+    if best is not None:
         recipe = folder / BEST
-        line = f"{command} --hyp {shlex.quote(str(recipe))}"
-        text = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {line}\n"
-        write_whole(recipe, text + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
-        lines.append(f"the best recipe: {line}")
+        best_command = f"{command} --hyp {shlex.quote(str(recipe))}"
+        header = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {best_command}\n"
+        write_whole(recipe, header + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
+        lines.append(f"the best recipe: {best_command}")
     return [*lines, f"all trials: {folder / TABLE} and {folder / FIGURE}"]
 
 
 def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
-    """A line for each of the best trials, and the numbers of those that ended early or failed."""
-    complete = sorted(
-        (frozen for frozen in trials if frozen.state == TrialState.COMPLETE), key=lambda t: (-t.value, t.number)
-    )
+    """Returns the number of trials by how they ended, and a line for each of the best ones."""
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    complete.sort(key=rank)
     counts = {state: sum(frozen.state == state for frozen in trials) for state in STATES}
     summary = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
     lines = [f"{counted(len(trials), 'trial')}: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
-    lines += [
-        f"{t.number:>5}  {t.value:10.4f}  {' '.join(values_text(t.params))}{'' if t.number else '  (baseline)'}"
-        for t in complete[:SHOWN]
-    ]
+    for frozen in complete[:PRINTED_TRIALS]:
+        baseline = "  (baseline)" if frozen.number == 0 else ""
+        lines.append(f"{frozen.number:>5}  {frozen.value:10.4f}  {' '.join(values_text(frozen.params))}{baseline}")
     return lines
 
 
 def reached(frozen: FrozenTrial) -> int:
-    """The last epoch, or fold, after which it has reported its fitness."""
+    """Returns the last epoch, or fold, for which a trial has reported its fitness."""
     return max(frozen.intermediate_values, default=0)
 
 
@@ -79,7 +82,7 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
 
 
 def _figure(trials: Sequence[FrozenTrial], fitness: str) -> Picture:
-    """The fitness of the complete trials, and the best so far; that of the recipe's own values, if known."""
+    """Draws the fitness of the complete trials, the best so far, and the baseline if it is complete."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     numbers, values = np.array([(t.number, t.value) for t in complete], np.float64).reshape(-1, 2).T
     lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]

@@ -1,13 +1,14 @@
-"""The study of a search: a journal in its folder, to which any number of processes append, also of several machines
-that share the folder. Each holds the lock of the trial that it runs; a running trial whose lock is free was
-interrupted.
+"""The study of a search: a journal in its folder, to which any number of processes append.
+
+The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs; a running
+trial whose lock is free was interrupted.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Scalar, Space
@@ -25,14 +26,16 @@ from utils.files.locks import FileLock
 
 JOURNAL = "journal.log"
 TRIALS = "trials"  # folder of the trials
-HALVING_FACTOR = 3  # of the trials at a rung, one in this many goes on (Li et al. 2020)
+HALVING_FACTOR = 3  # at each rung, one of this many trials continues (Li et al. 2020)
 REASON = "reason"  # attribute of a failed trial
-# What Optuna raises for lines that it cannot read.
+# Errors that Optuna raises for lines that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Claim:
+    """A trial that this process runs."""
+
     number: int
     folder: Path
     values: dict[str, Scalar]  # of the searched hyper-parameters
@@ -41,39 +44,41 @@ class Claim:
 
 
 class SharedStudy:
-    """The study in ``folder``, which is created if there is none. ``steps``: epochs or folds, after which a trial
-    reports its fitness. Raises UserError if the journal is damaged."""
+    """The study in a folder, which processes share."""
 
     def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
-        self._config, self._space, self._folder = config, space, folder
+        """Opens the study in ``folder``, or creates it.
+
+        ``steps``: number of epochs or folds after which a trial reports its fitness. Raises UserError if the journal is
+        damaged.
+        """
+        self._config = config
+        self._space = space
+        self._folder = folder
         journal = folder / JOURNAL
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
-        after = config.prune_after or (1 if config.folds else max(steps // 5, 1))
-        pruners = {
-            "median": optuna.pruners.MedianPruner(n_warmup_steps=after),
-            "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=HALVING_FACTOR),
-            "none": optuna.pruners.NopPruner(),
-        }
         with self.exclusive():
             try:
+                lock = _JournalLock(folder / ".journal.lock", journal)
                 self.study = optuna.create_study(
                     study_name="search",
-                    storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(folder / ".journal.lock"))),
+                    storage=JournalStorage(JournalFileBackend(str(journal), lock)),
                     direction="maximize",
                     load_if_exists=True,
-                    pruner=pruners[config.pruner],
+                    pruner=_pruner(config, steps),
                 )
                 self._check_trials()
             except _MALFORMED as error:
-                text = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
-                raise UserError(text) from None
+                message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
+                raise UserError(message) from None
             # A new trial would continue the training of one that the journal has lost.
-            if (lost := self.folder_of(len(self.trials()))).exists():
+            lost = self.folder_of(len(self.trials()))
+            if lost.exists():
                 raise UserError(f"{journal}: has lost the trial in {lost}; restore it, or choose another --name")
 
     def _check_trials(self) -> None:
-        """Raises ValueError for a trial whose steps or fitness are no numbers: Optuna takes any JSON."""
+        """Raises ValueError for a trial whose steps or fitness are no numbers, as Optuna accepts any JSON."""
         for frozen in self.trials():
             reported = frozen.intermediate_values
             fitness = [*reported.values(), *(frozen.values or ())]
@@ -85,36 +90,39 @@ class SharedStudy:
                 raise ValueError(f"a fitness of trial {frozen.number} is no number")
 
     def trials(self) -> list[FrozenTrial]:
+        """Returns all trials, of all processes."""
         return self.study.get_trials(deepcopy=False)
 
     def folder_of(self, number: int) -> Path:
+        """Returns the folder of a trial."""
         return self._folder / TRIALS / f"{number:04}"
 
     def claim(self) -> Claim | None:
-        """An interrupted trial or, if there is none, a new one; None if none is left for this process."""
+        """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
         with self.exclusive():
             trials = self.trials()
             for frozen in trials:
-                if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number)):
-                    self._seed_sampler(frozen.number)  # it may not have all values yet
+                lock = self._lock(frozen.number) if frozen.state == TrialState.RUNNING else None
+                if lock is not None:
+                    self._seed_sampler(frozen.number)  # the trial may not have all values yet
                     return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
-            begun = sum(frozen.state != TrialState.WAITING for frozen in trials)
-            if begun >= self._config.trials:
+            started = sum(frozen.state != TrialState.WAITING for frozen in trials)
+            if started >= self._config.trials:
                 return None
             if not trials:
                 self.study.enqueue_trial(self._space.known_values(self._config.epochs))
-            self._seed_sampler(begun)
+            self._seed_sampler(started)
             trial = self.study.ask()
             lock = self._lock(trial.number)
             assert lock is not None, "nobody else knows this trial"
             return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
-        """Notes the fitness after a step. Returns whether the trial is worth going on with."""
+        """Records the fitness after a step. Returns whether the trial should continue."""
         frozen = self.trials()[claim.number]
         if step not in frozen.intermediate_values:
             claim.trial.report(fitness, step)
-        elif step < frozen.last_step:  # of a former process, which went on
+        elif frozen.last_step is not None and step < frozen.last_step:  # a previous process continued after it
             return True
         return not claim.trial.should_prune()
 
@@ -132,15 +140,16 @@ class SharedStudy:
                         weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
+        """Describes a trial that this process has locked."""
         return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
 
     def _seed_sampler(self, number: int) -> None:
-        """The sampler has no state: a study that is continued draws what an uninterrupted one would have drawn."""
+        """Makes the sampler a function of the trial, so that a continued study draws as an uninterrupted one would."""
         seed = np.random.SeedSequence((self._config.seed, number)).generate_state(1)[0]
         self.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
 
     def _lock(self, number: int) -> FileLock | None:
-        """None if another process holds it."""
+        """Locks a trial; returns None if another process holds the lock."""
         folder = self.folder_of(number)
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".trial.lock")
@@ -148,24 +157,52 @@ class SharedStudy:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Only one process at a time chooses or ends a trial."""
+        """Lets only one process at a time choose or end a trial."""
         with FileLock(self._folder / ".study.lock") as lock:
             lock.acquire(math.inf)
             yield
 
 
-class _JournalLock(FileLock):
-    """Ends with its process: Optuna's own lock stays when a process is killed. Half a line that a killed process or a
-    full disk has left is removed before another line is appended."""
+def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
+    """Builds the pruner of ``--pruner``, which ends trials early."""
+    first_step = config.prune_after or (1 if config.folds else max(steps // 5, 1))
+    if config.pruner == "median":
+        return optuna.pruners.MedianPruner(n_warmup_steps=first_step)
+    if config.pruner == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=HALVING_FACTOR)
+    return optuna.pruners.NopPruner()
 
-    def acquire(self, patience_s: float = math.inf) -> str:
-        holder = super().acquire(patience_s)
-        with open(self.path.with_name(JOURNAL), "r+b") as file:
+
+class _JournalLock(JournalFileOpenLock):
+    """Locks the journal with a `FileLock`, which ends with its process; Optuna's own lock outlives a killed process.
+
+    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended.
+    """
+
+    def __init__(self, path: Path, journal: Path) -> None:
+        super().__init__(str(path))
+        self._file_lock = FileLock(path)
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        """Waits for the lock."""
+        self._file_lock.acquire(math.inf)
+        with open(self._journal, "r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
-        return holder
+        return True
+
+    def release(self) -> None:
+        """Releases the lock."""
+        self._file_lock.release()
 
 
-def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
-    """The complete trial with the highest fitness, the first of equals; None if none is complete."""
+def rank(frozen: FrozenTrial) -> tuple[float, int]:
+    """Returns a sort key of complete trials: by descending fitness, then by number."""
+    assert frozen.value is not None, "a complete trial has a fitness"
+    return -frozen.value, frozen.number
+
+
+def best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Returns the complete trial with the highest fitness, the first of equals; None if none is complete."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
-    return max(complete, key=lambda frozen: (frozen.value, -frozen.number), default=None)
+    return min(complete, key=rank, default=None)

@@ -31,14 +31,14 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     cases = [random_case(seed, num_images=n) for seed, n in ((0, 7), (1, 12), (2, 5))]
     pooled = pool([ScoredFold(gt, table, table.take(table.scores > 0.5)) for gt, table, _ in cases])
     assert pooled.truth.num_images == 24
-    stats, precision = coco_evaluate(pooled.truth, pooled.found)
-    result = score_detections(pooled.truth, pooled.found, 4)
+    stats, precision = coco_evaluate(pooled.truth, pooled.scored)
+    result = score_detections(pooled.truth, pooled.scored, 4)
     assert result.ap == pytest.approx(stats[0], abs=1e-12)
     assert result.metrics["AP50"] == pytest.approx(stats[1], abs=1e-12)
     assert result.ap_large == pytest.approx(stats[5], abs=1e-12)
     np.testing.assert_allclose(result.class_ap[:3], precision[:, :, :3, 0].mean((0, 1)), atol=1e-12)
     assert pooled.result().ap == result.ap
-    shown = pooled.found.take(pooled.found.scores > 0.5)
+    shown = pooled.scored.take(pooled.scored.scores > 0.5)
     assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
@@ -68,7 +68,7 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
     assert [int(row["images"]) for row in table(whole)] == [6, 6, 12]
     folds = [read_fold(whole / f"fold{n}" / "detections.npz") for n in (1, 2)]
     pooled = pool(folds)
-    stats, _ = coco_evaluate(pooled.truth, pooled.found)
+    stats, _ = coco_evaluate(pooled.truth, pooled.scored)
     assert float(table(whole)[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
