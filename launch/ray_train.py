@@ -65,13 +65,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_workers(text: str) -> int | tuple[int, int]:
+    """Parses ``--workers``: a number, or a range such as 1:4."""
     try:
-        least, most = (int(number) for number in (text.split(":") if ":" in text else (text, text)))
+        numbers = [int(number) for number in text.split(":")]
     except ValueError:
-        least = most = 0
-    if not 1 <= least <= most:
+        numbers = []
+    if len(numbers) not in (1, 2) or not 1 <= numbers[0] <= numbers[-1]:
         raise UserError(f"--workers {text}: must be a number from 1, or two as in 1:4")
-    return (least, most) if ":" in text else least
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def run(config: TrainConfig, options: argparse.Namespace) -> None:
@@ -109,8 +110,8 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
 
 def work(config: TrainConfig, working_folder: str) -> str:
-    """What each of Ray's workers runs: one process of train.py, until it ends. Returns "", or why another try would
-    fail, too, as the settings or the data are wrong.
+    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the reason if
+    another try would fail, too, as the settings or the data are wrong.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -120,8 +121,10 @@ def work(config: TrainConfig, working_folder: str) -> str:
 
     from tools.training import former_training, wait_for_former  # imports torch
 
-    context, plan, folder = train.get_context(), None, Path(config.project, config.name)
+    context = train.get_context()
+    folder = Path(config.project, config.name)
     rank = context.get_world_rank()
+    plan = None  # rank 0 makes it, and the others receive it
     if rank == 0:
         wait_for_former(folder)
         last, done = former_training(folder, config)
@@ -155,7 +158,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
     """Waits for the process, and reports new epochs to Ray, which all workers do together, with the values of rank 0.
 
     Args:
-        reported: epochs that Ray knows, or that a former job has trained.
+        reported: epochs that Ray knows, or that an earlier job has trained.
 
     Returns the exit status of the process, and whether the settings or the data were refused.
     """
@@ -163,11 +166,12 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
     from ray.train.collective import broadcast_from_rank_zero
 
     while True:
-        code, news = process.poll(), None
+        code = process.poll()
+        progress = None
         if rank == 0:
             is_refused = code == USER_ERROR and not (folder / "settings.yaml").is_file()
-            news = (epochs_of(folder)[reported:], code is not None, is_refused)
-        rows, is_over, is_refused = broadcast_from_rank_zero(news)
+            progress = (epochs_of(folder)[reported:], code is not None, is_refused)
+        rows, is_over, is_refused = broadcast_from_rank_zero(progress)
         for row in rows:
             train.report(row if rank == 0 else {})
         reported += len(rows)
@@ -178,7 +182,7 @@ def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) ->
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:
-    """The rows of results.csv, without values that an epoch does not have."""
+    """Reads the rows of results.csv, without values that an epoch does not have."""
     table = folder / "results.csv"
     rows = ResultsTable.read(table).rows if table.is_file() else {}
     return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]

@@ -12,14 +12,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command that the first argument names with the others. Exits as the command does."""
     from utils.entrypoint import run_main
 
-    run_main(_dispatch, sys.argv[1:] if argv is None else list(argv))
+    run_main(_dispatch, sys.argv[1:] if argv is None else argv)
 
 
-def _dispatch(argv: list[str]) -> None:
+def _dispatch(arguments: Sequence[str] | None) -> None:
     from utils.errors import UserError
     from utils.files.schema import suggestion
     from utils.program import COMMANDS, IS_INSTALLED, VERSION
 
+    argv = list(arguments or ())
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
         lines = [f"  {command.name:10}{command.summary}" for command in COMMANDS.values()]
@@ -38,8 +39,8 @@ def _dispatch(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     if not __package__:  # started as a file (`utils.program.start_of`): its folder is not one to import from
-        own = os.path.dirname(os.path.abspath(__file__))
-        sys.path[:] = [folder for folder in sys.path if folder != own]
-        if os.path.dirname(own) not in sys.path:
-            sys.path.insert(0, os.path.dirname(own))
+        package_folder = os.path.dirname(os.path.abspath(__file__))
+        sys.path[:] = [folder for folder in sys.path if folder != package_folder]
+        if os.path.dirname(package_folder) not in sys.path:
+            sys.path.insert(0, os.path.dirname(package_folder))
     main()

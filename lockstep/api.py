@@ -1,7 +1,8 @@
-"""The program's commands as functions. Each runs in processes of its own: its memory is free afterwards, and several
-devices work from notebooks and from scripts without ``if __name__ == "__main__"``.
+"""The commands of the program as functions.
 
-Ctrl-C, or interrupting a notebook's kernel, reaches the command once. A training saves, and the function returns.
+Each runs in processes of its own. So its memory is free afterwards, and several devices work from notebooks and from
+scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command once: a
+training saves, and the function returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from utils.files.paths import normal_path
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 
-if TYPE_CHECKING:  # written when the wheel is built
+if TYPE_CHECKING:
     from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,11 +45,12 @@ def _with_settings(*configs: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
+        *explicit, _ = signature.parameters.values()
         fields = [f for c in configs for f in dataclasses.fields(c) if f.name not in NOT_KEYWORDS.get(c, ())]
         kind = inspect.Parameter.KEYWORD_ONLY
-        named = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
-        function.__signature__ = signature.replace(parameters=[*own, *named])
+        settings = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
+        # The annotations of functions lack this attribute, which `inspect.signature` reads.
+        function.__signature__ = signature.replace(parameters=[*explicit, *settings])  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
         return function
@@ -72,8 +74,10 @@ def train(
         KeyboardInterrupt: interrupted before there was anything to save.
     """
     flags = [f"--data={_data_file(data, settings.get('project', TrainConfig.project))}"]
-    flags += [f"--spawn={devices}"] if devices > 1 else []
-    flags += [f"--callbacks={_callbacks_name(callbacks)}"] if callbacks is not None else []
+    if devices > 1:
+        flags.append(f"--spawn={devices}")
+    if callbacks is not None:
+        flags.append(f"--callbacks={_callbacks_name(callbacks)}")
     return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
 
@@ -83,12 +87,13 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Args:
         run: the run, its folder or a checkpoint; "": the newest run.
-        devices: as of `train`.
+        devices: as in `train`.
 
     Raises as `train`.
     """
     flags = [f"--resume={run.folder if isinstance(run, Run) else os.fspath(run)}"]
-    flags += [f"--spawn={devices}"] if devices > 1 else []
+    if devices > 1:
+        flags.append(f"--spawn={devices}")
     return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
 
@@ -98,12 +103,13 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Args:
         weights: the file.
-        data: as of `train`; None: the data set that the file was trained on.
+        data: as in `train`; None: the data set that the file was trained on.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     flags = [f"--weights={os.fspath(weights)}"]
-    flags += [] if data is None else [f"--data={_data_file(data, settings.get('project', ValConfig.project))}"]
+    if data is not None:
+        flags.append(f"--data={_data_file(data, settings.get('project', ValConfig.project))}")
     return Run(_run("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
 
 
@@ -133,7 +139,7 @@ def check(
     """Checks a data set. Returns what ``lockstep check --json`` prints: "issues" is a list, "report" the page.
 
     Args:
-        data: as of `train`.
+        data: as in `train`.
         split: the splits to check; empty: all.
         weights: a checkpoint that was trained on this data; adds the label errors that it sees.
         out: the folder of the report; "": runs/check/exp, exp2, ...
@@ -161,8 +167,9 @@ def check(
 
 
 def _run(command: str, flags: list[str]) -> dict[str, Any]:
-    """The result of a command (`utils.program.write_result`), which prints here: bars on terminals and in notebooks,
-    else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted, unless it has saved."""
+    """Runs a command and returns its result (`utils.program.write_result`). Its output is printed here: bars on
+    terminals and in notebooks, else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted,
+    unless it has saved."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -179,11 +186,14 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
     )
     with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        with child.process.stdout as pipe:
+        pipe = child.process.stdout
+        assert pipe is not None  # as stdout=PIPE was given
+        with pipe:
             while data := os.read(pipe.fileno(), 1 << 16):
                 sys.stdout.write(decoder.decode(data))
                 sys.stdout.flush()
-        code, result = child.process.wait(), child.result
+        code = child.process.wait()
+        result = child.result
         if code in _STOPPED and not ("folder" in result and Run(result["folder"]).last.is_file()):
             raise KeyboardInterrupt
         if code not in (0, *_STOPPED) and "issues" not in result:
@@ -193,7 +203,8 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
-    """In the block, an interrupt is one of ``process`` instead of raising, which could lose output."""
+    """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
+    output."""
     if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
         yield
         return
@@ -205,7 +216,7 @@ def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The file of a data set. One that is given by its content is written to ``project``."""
+    """Returns the file of a data set. One that is given by its content is written to ``project``."""
     if not isinstance(data, Mapping):
         return os.fspath(data)
     import yaml
@@ -232,7 +243,8 @@ def _plain(value: Any) -> Any:
 def _callbacks_name(callbacks: str | Callable) -> str:
     if isinstance(callbacks, str):
         return callbacks
-    module, name = getattr(callbacks, "__module__", "__main__"), getattr(callbacks, "__qualname__", "")
+    module = getattr(callbacks, "__module__", "__main__")
+    name = getattr(callbacks, "__qualname__", "")
     if module == "__main__" or not name.isidentifier():
         raise UserError(
             f"callbacks: {name or type(callbacks).__name__}: the processes of the training cannot import it; put a "

@@ -21,7 +21,7 @@ NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for 
 
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
-    """The flags that mean ``keywords``, hyper-parameters among them; None: not given. Prints a line for each keyword of
+    """Converts ``keywords``, hyper-parameters among them, to flags; None: not given. Prints a line for each keyword of
     Ultralytics that changes nothing, and raises UserError for those that are unknown or have another name."""
     flags: list[str] = []
     for name, value in keywords.items():

@@ -1,4 +1,4 @@
-"""What a training or a validation has written."""
+"""Reads what a training or a validation has written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from engine.inference.predictor import Predictor
 
-_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
+_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # names in results.json -> names in results.csv and here
 _CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
 _CURVES_COLUMNS = 4
 
 
 class Run:
-    """The folder of a run, of a training or a validation. Each attribute reads its file anew."""
+    """The folder of a training or validation. Each attribute reads its file anew."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
@@ -65,13 +65,14 @@ class Run:
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:
-        """The best weights, or without a validation the newest, as a model for detection: `lockstep.load`."""
+        """Loads the best weights, or without a validation the newest, as a model for detection, as `lockstep.load`
+        does."""
         from engine.inference.predictor import load
 
         return load(self.best if self.best.is_file() else self.last, **settings)
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the scores, and by epoch the losses and AP of a training."""
+        """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
         from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
@@ -83,7 +84,8 @@ class Run:
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
-            if charts := history_charts(columns):
+            charts = history_charts(columns)
+            if charts:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CURVES_COLUMNS)
                 html += image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

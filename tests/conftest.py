@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.logger import _early, get_logger
+from utils.logger import _early_lines, get_logger
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.messages import MESSAGES, key_of  # noqa: E402
@@ -126,7 +126,7 @@ def _logger_as_imported() -> Iterator[None]:
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
         logger.propagate = True
-        _early.clear()
+        _early_lines.clear()
 
     reset()
     yield

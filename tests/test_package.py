@@ -17,8 +17,9 @@ from types import ModuleType
 import pytest
 import torch
 
-import lockstep
+import lockstep.settings
 import train
+from tests.helpers import settings_types
 from tests.helpers.preloaded import python
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL
@@ -122,8 +123,7 @@ def shape_of(tree: ast.Module) -> str:
 def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(wheel):
     with zipfile.ZipFile(wheel) as archive:
         modules = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
-    for added in ("lockstep/scripts/__init__.py", "lockstep/settings.py"):
-        modules.pop(added)
+    modules.pop("lockstep/scripts/__init__.py")
     assert len(modules) > 200
     for name, text in modules.items():
         path = name if (ROOT / name).is_file() else name.removeprefix("lockstep/").removeprefix("scripts/")
@@ -137,14 +137,17 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
 
 
 @pytest.mark.parametrize("function", ["train", "val", "export"])
-def test_editors_know_the_keyword_arguments_of_the_installed_package(wheel, function):
-    with zipfile.ZipFile(wheel) as archive:
-        exec(archive.read("lockstep/settings.py").decode(), types := {})
+def test_editors_know_the_keyword_arguments(function):
     parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
-    known = types[f"{function.title()}Settings"].__annotations__
+    annotations = getattr(lockstep.settings, f"{function.title()}Settings").__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert set(known) == settings - {"devices", "callbacks"}
-    assert known["offline"].__forward_arg__ == "bool"
+    assert set(annotations) == settings - {"devices", "callbacks"}
+    assert annotations["offline"].__forward_arg__ == "bool"
+
+
+def test_the_types_of_keyword_arguments_are_those_of_the_settings():
+    written = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
+    assert written == settings_types.module(), "python -m tests.helpers.settings_types > lockstep/settings.py"
 
 
 def test_an_import_that_cannot_be_rewritten_is_refused():

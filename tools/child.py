@@ -43,16 +43,18 @@ def start(
     *,
     stop: signal.Signals = signal.SIGTERM,
     environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
     process_group: int | None = None,
+    start_new_session: bool = False,
 ) -> Iterator[Child]:
     """Runs a command line of `utils.program.start_of` during the block.
 
     Args:
         stop: the signal that ends it with the block, or if this process is killed.
         environment: its variables; None: those of this process.
-        stdout, stderr, process_group: as of `subprocess.Popen`.
+        cwd, stdout, stderr, process_group, start_new_session: as of `subprocess.Popen`.
     """
     with TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
@@ -61,9 +63,11 @@ def start(
             stdin=subprocess.DEVNULL,
             env={**(os.environ if environment is None else environment), RESULT_VARIABLE: str(file)},
             preexec_fn=partial(end_with_parent, stop),
+            cwd=cwd,
             stdout=stdout,
             stderr=stderr,
             process_group=process_group,
+            start_new_session=start_new_session,
         )
         try:
             yield Child(process, file)

@@ -22,12 +22,15 @@ from utils.machine.standard_streams import keep_standard_streams, output_error
 from utils.program import report_error, write_result
 
 SPIN_COUNT = "20000"
-CHECK_FAILED, USER_ERROR, PIPE_CLOSED = 1, 2, 141
+CHECK_FAILED = 1  # exit codes
+USER_ERROR = 2
+PIPE_CLOSED = 141
 PEER_GRACE_S = 2.0
 
-_REFUSED = frozenset({
-    *DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-})  # fmt: skip
+# Errors of the file system that the user can resolve.
+_REFUSED = frozenset(
+    (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+)
 _OTHER_FOLDER = "choose another folder (--project, --cache-dir or --stage)"
 
 
@@ -53,7 +56,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     with contextlib.suppress(UserError):  # there is no home folder
         os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of this machine's fonts
     keep_freed_memory()
-    threading.excepthook, sys.unraisablehook = _thread_ended, _not_raised
+    threading.excepthook = _thread_ended
+    sys.unraisablehook = _not_raised
     try:
         try:
             main(argv)
@@ -93,13 +97,14 @@ def _check_output() -> None:
 
 
 def _refusal(error: Exception) -> str | None:
-    """One line about a full disk, a folder without write permission and the like; None for other errors."""
+    """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
-    where = f"{error.filename}: " if error.filename else ""
+    location = f"{error.filename}: " if error.filename else ""
     if error.errno in DISK_FULL:
-        return f"{where}the disk{'' if where else ' or /dev/shm'} is full; free some space or {_OTHER_FOLDER}"
-    return f"{where}{(error.strerror or str(error)).lower()}; fix that or {_OTHER_FOLDER}"
+        disk = "the disk" if location else "the disk or /dev/shm"
+        return f"{location}{disk} is full; free some space or {_OTHER_FOLDER}"
+    return f"{location}{(error.strerror or str(error)).lower()}; fix that or {_OTHER_FOLDER}"
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
@@ -109,7 +114,7 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
-    """Python cannot raise a Ctrl-C in a callback of an import: it comes again a moment later."""
+    """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it, a moment later."""
     if ignored.exc_type is KeyboardInterrupt:
         threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
     else:

@@ -1,4 +1,4 @@
-"""Exceptions that the entry scripts turn into one line and an exit code; and what makes one line of a text."""
+"""Exceptions that the entry scripts turn into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
-# Exit codes of stopped runs: EX_TEMPFAIL of sysexits.h, and that of shells after Ctrl-C.
-REQUEUE, INTERRUPTED = 75, 130
+REQUEUE = 75  # exit code of a run that a signal has stopped: EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 # Control characters, line and paragraph separators, and those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def one_line(text: str) -> str:
-    """``text`` with a space for each run of line breaks and other control characters, which would split lines of logs
-    or control terminals. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
+    """Replaces each run of line breaks and other control characters, which would split lines of logs or control
+    terminals, by a space. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def look_alike(name: str, other: str) -> bool:
-    """Whether two different names cannot be told apart by eye: their accents are composed differently (NFC and NFD).
+    """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
     Messages show such names by ``ascii``."""
     return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's message; its type if it has none."""
+    """Returns the first line of the error's message, or the name of its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -41,7 +41,7 @@ class UserError(Exception):
     quote a file, is left out unless ``whole``.
     """
 
-    parts: tuple[str, ...] = ()  # the messages that a message about several mistakes is made of
+    parts: tuple[str, ...] = ()  # the single messages, if this one joins several
 
     def __init__(self, message: str, *, whole: bool = False) -> None:
         if len(message) > MAX_CHARACTERS and not whole:
@@ -76,7 +76,7 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are as many as a message names."""
+        """Whether there are as many messages as are shown at once."""
         return len(self.messages) >= MAX_MISTAKES
 
     def raise_any(self) -> None:

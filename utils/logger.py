@@ -1,5 +1,8 @@
-"""The project's logger, and progress over an iterable. A record is one plain line of standard output, without control
-codes, so that no name of a file or class looks like a message of its own."""
+"""Configures the project's logger, and shows progress over an iterable.
+
+A record is one plain line of standard output, without control codes, so that no name of a file or class looks like a
+message of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,22 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from utils.errors import one_line
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows on a terminal what this one prints
-KEPT_RECORDS = 100_000  # until `continue_in_file`
-_early: dict[str, None] = {}
+MAX_KEPT_RECORDS = 100_000  # before `continue_in_file` is called
+_early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
 def get_logger() -> logging.Logger:
@@ -38,8 +44,9 @@ class _Terminal(logging.Handler):
             # Characters that the terminal's encoding lacks (old locales, foreign file names) are escaped.
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = self.format(record).encode(encoding, "backslashreplace").decode(encoding)
-            if (tqdm := terminal_bars(sys.stdout)) is not None:
-                tqdm.write(text, file=sys.stdout)
+            bars = terminal_bars(sys.stdout)
+            if bars is not None:
+                bars.write(text, file=sys.stdout)
             else:
                 sys.stdout.write(text + "\n")
                 sys.stdout.flush()
@@ -63,8 +70,8 @@ class _LogFile(logging.FileHandler):
             get_logger().warning("%s: cannot be written (%s)", self.baseFilename, error.strerror or error)
 
 
-def terminal_bars(stream: TextIO) -> type | None:
-    """The class ``tqdm`` for a terminal; None for any other ``stream`` or without the package."""
+def terminal_bars(stream: TextIO) -> type[tqdm] | None:
+    """Returns the class ``tqdm`` for a terminal, or None for any other ``stream`` or without the package."""
     if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
         return None
     try:
@@ -75,7 +82,7 @@ def terminal_bars(stream: TextIO) -> type | None:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """The width of the terminal that shows ``stream``."""
+    """Returns the width of the terminal that shows ``stream``."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # another process shows it, and says its width in COLUMNS
@@ -106,24 +113,24 @@ def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
     handlers: list[logging.Handler] = [_Terminal()]
     if file_follows and ctx_is_main:
         never = logging.CRITICAL + 1
-        handlers.append(logging.handlers.MemoryHandler(KEPT_RECORDS, flushLevel=never, flushOnClose=False))
+        handlers.append(logging.handlers.MemoryHandler(MAX_KEPT_RECORDS, flushLevel=never, flushOnClose=False))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
     logger.propagate = False
-    for line in _early:
+    for line in _early_lines:
         logger.info("%s", line)
-    _early.clear()
+    _early_lines.clear()
 
 
 def log_when_configured(*lines: str) -> None:
-    """Logs ``lines`` at INFO, once there is a log; each once."""
+    """Logs each of ``lines`` once, at INFO, as soon as there is a log."""
     if get_logger().handlers:
         for line in lines:
             get_logger().info("%s", line)
     else:
-        _early.update(dict.fromkeys(lines))
+        _early_lines.update(dict.fromkeys(lines))
 
 
 def continue_in_file(file: Path) -> None:
@@ -149,19 +156,24 @@ def progress(
 ) -> Iterator[T]:
     """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
 
-    ``total``: items; default: ``len(iterable)`` if it has one. ``unit``: what an item is, singular.
+    Args:
+        total: number of items; default: ``len(iterable)`` if it has one.
+        unit: noun for an item, singular.
     """
     if not enabled:
         yield from iterable
         return
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
-    if (tqdm := terminal_bars(sys.stderr)) is not None:
-        yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
+    bars = terminal_bars(sys.stderr)
+    if bars is not None:
+        yield from bars(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
     logger = get_logger()
-    started = last_time = time.monotonic()
-    last_count = done = 0
+    started = time.monotonic()
+    last_time = started
+    last_count = 0
+    done = 0
     for item in iterable:
         yield item
         done += 1
@@ -170,7 +182,8 @@ def progress(
         if is_due or now - last_time >= LINE_EVERY_S:
             count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
-            last_time, last_count = now, done
+            last_time = now
+            last_count = done
     from utils.strings import counted  # with numpy, which --help does without
 
     logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

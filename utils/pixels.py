@@ -1,4 +1,4 @@
-"""What a pixel of an image is: the number of its channels, and the bits of each."""
+"""The format of pixels: number of channels and bits per channel. Conversions between formats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from utils.strings import counted
 if TYPE_CHECKING:
     import torch
 
-MOST_CHANNELS = 128  # of an image in OpenCV 5
-_TO_16_BITS = 257  # 0 stays 0, and 255 becomes 65535
+MAX_CHANNELS = 128  # OpenCV 5 has no images with more
+_UINT16_PER_UINT8 = 257  # 255 becomes 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class PixelFormat:
     by 65535 / 4095 when they are read. Images of three channels are RGB, those of one are gray.
     """
 
-    channels: Annotated[int, Bounds(1, MOST_CHANNELS)] = 3
+    channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
     bits: Annotated[int, Bounds(8, 16)] = 8
 
     @classmethod
-    def checked(cls, channels: Any, bits: Any, where: str) -> PixelFormat:
-        """From the values of a file. Raises UserError, which begins with ``where``, for values out of range."""
-        return build(cls, {"channels": channels, "bits": bits}, where)
+    def checked(cls, channels: Any, bits: Any, location: str) -> PixelFormat:
+        """Creates a format from the values of a file. Raises UserError, beginning with ``location``, for others."""
+        return build(cls, {"channels": channels, "bits": bits}, location)
 
     @property
     def dtype(self) -> np.dtype:
@@ -45,11 +45,11 @@ class PixelFormat:
 
     @property
     def nbytes(self) -> int:
-        """Of one pixel."""
+        """Bytes of one pixel."""
         return self.channels * self.dtype.itemsize
 
     def content(self) -> dict[str, int]:
-        """What a data set's YAML says of it: nothing of the default."""
+        """Returns the lines for a data set's YAML; empty for the default."""
         return {} if self == RGB8 else {"channels": self.channels, "bits": self.bits}
 
     def __str__(self) -> str:
@@ -60,18 +60,20 @@ RGB8 = PixelFormat()
 
 
 def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:
-    """uint8, or uint16 of ``bits`` bits, to uint16 of the whole range."""
+    """Converts uint8, or uint16 of ``bits`` bits, to uint16 of the whole range."""
     if image.dtype == np.uint8:
-        return image.astype(np.uint16) * np.uint16(_TO_16_BITS)
-    most = (1 << bits) - 1
-    return image if bits == 16 else ((image.astype(np.uint32) * 65535 + most // 2) // most).astype(np.uint16)
+        return image.astype(np.uint16) * np.uint16(_UINT16_PER_UINT8)
+    if bits == 16:
+        return image
+    max_value = (1 << bits) - 1
+    return ((image.astype(np.uint32) * 65535 + max_value // 2) // max_value).astype(np.uint16)
 
 
 def as_rgb8(images: np.ndarray) -> np.ndarray:
-    """Images (..., C), uint8 or uint16, as people see them: uint8 (..., 3) RGB. One or two channels are shown as gray,
-    of more the first three; uint8 of three channels is returned itself."""
+    """Converts images (..., C), uint8 or uint16, to what people see: uint8 (..., 3) RGB. One or two channels are shown
+    as gray; of more than three, the first three are shown. uint8 of three channels is returned itself."""
     if images.shape[-1] != 3:
         images = images[..., :3] if images.shape[-1] > 3 else np.repeat(images[..., :1], 3, -1)
     if images.dtype == np.uint16:
-        images = ((images + np.uint32(_TO_16_BITS // 2)) // _TO_16_BITS).astype(np.uint8)
+        images = ((images + np.uint32(_UINT16_PER_UINT8 // 2)) // _UINT16_PER_UINT8).astype(np.uint8)
     return images

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VERSION = "0.1.0"
-STARTED = time.monotonic()  # this process, about
+STARTED = time.monotonic()  # about when this process started
 IS_INSTALLED = __name__.startswith("lockstep.")
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another process has started this one
 
@@ -46,22 +46,23 @@ COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 def start_of(command: str) -> list[str]:
-    """The first words of a command line, for `subprocess`, that runs ``command`` with this Python: the command's own
-    code, whatever the working folder contains."""
+    """Returns the first words of a command line, for `subprocess`, that runs ``command`` with this Python and the
+    command's own code, whatever the working folder contains."""
     package = Path(__file__).parents[1] / ("" if IS_INSTALLED else "lockstep")
     return [sys.executable, str(package / "__main__.py"), command]
 
 
 def resume_flag(last: str | os.PathLike[str]) -> str:
-    """The flag of train.py that continues the run with the checkpoint ``last``. Messages always name the checkpoint:
-    without it, ``--resume`` continues the newest run, which may be another one."""
+    """Returns the flag of train.py that continues the run with the checkpoint ``last``. Messages always name the
+    checkpoint: without it, ``--resume`` continues the newest run, which may be another one."""
     return f"--resume {shlex.quote(os.fspath(last))}"
 
 
 def write_result(**values: Any) -> bool:
-    """Adds ``values`` to what the process that has started this one asks for: "folder" of a run, exported "files",
-    "issues" of a data set, or the "error". Returns whether it asks for anything."""
-    if not (path := os.environ.get(RESULT_VARIABLE)):
+    """Adds ``values`` to the result file of the process that has started this one: "folder" of a run, exported "files",
+    "issues" of a data set, or the "error". Returns whether there is such a file."""
+    path = os.environ.get(RESULT_VARIABLE)
+    if not path:
         return False
     with suppress(OSError):
         Path(path).write_text(json.dumps(read_result(path) | values), encoding="utf-8")
@@ -69,7 +70,7 @@ def write_result(**values: Any) -> bool:
 
 
 def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write_result` has written; empty if nothing, or not all, was."""
+    """Reads what `write_result` has written; empty if nothing was written, or not all of it."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -77,6 +78,6 @@ def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def report_error(line: str) -> None:
-    """Prints why a command fails, or says it to the process that has started this one."""
+    """Prints why a command fails, or writes it to the result file of the process that has started this one."""
     if not write_result(error=line):
         print(f"error: {line}", file=sys.stderr, flush=True)

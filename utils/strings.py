@@ -9,18 +9,19 @@ import numpy as np
 
 from utils.errors import look_alike
 
-_ID_DIGITS = 18  # of a number that fits into int64
+_MAX_ID_DIGITS = 18  # more digits may not fit into int64
 _LISTED_RANKS = 8
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
+    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before
+    it."""
     plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes as text, with a decimal unit up to GB."""
+    """Formats a number of bytes with a decimal unit up to GB."""
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
         if size < 999.5:
             return f"{size:.{digits}f} {unit}"
@@ -28,21 +29,21 @@ def format_bytes(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def listed(items: Sequence[str], most: int = 8) -> str:
-    """``a, b and 3 more``."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+def listed(items: Sequence[str], max_items: int = 8) -> str:
+    """Joins items for a message: ``a, b and 3 more``."""
+    more = f" and {len(items) - max_items} more" if len(items) > max_items else ""
+    return ", ".join(items[:max_items]) + more
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
-    """The lines of a table, its columns aligned on the right, or on the ``left``."""
+    """Formats a table as lines, its columns aligned on the right, or on the ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     pad = str.ljust if left else str.rjust
     return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
-    """In which way the names of the classes are not those that are expected; "" if they are."""
+    """Describes the first difference between class names and those that are expected; "" if there is none."""
     if len(names) != len(expected):
         return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
@@ -54,9 +55,9 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
-    """COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139) and
-    give different numbers, else the names themselves."""
-    if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
+    """Returns COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139)
+    and give different numbers, else the names themselves."""
+    if all(stem.isascii() and stem.isdigit() and len(stem) <= _MAX_ID_DIGITS for stem in stems):
         numbers = tuple(map(int, stems))
         if len(set(numbers)) == len(numbers):
             return numbers
@@ -100,7 +101,7 @@ def _encoded(text: str) -> bytes:
 
 
 def format_duration(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Formats seconds as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -35,7 +35,7 @@ from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
-from utils.files.former_run import WrittenFiles, remove_written
+from utils.files.previous_run import WrittenFiles, remove_written
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed

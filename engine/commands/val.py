@@ -33,7 +33,7 @@ from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
-from utils.files.former_run import former_data, is_other_data, listing_written, remove_written
+from utils.files.previous_run import is_other_data, listing_written, previous_data, remove_written
 from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.program import write_result
@@ -184,7 +184,7 @@ def _with_tta(model: InferenceModel) -> TestTimeAugmentation:
 def _open_folder(config: ValConfig) -> Path:
     """Creates the folder for the results. With ``--exist-ok``, it removes the files of an earlier validation."""
     folder = increment_path(config.project, config.name, config.exist_ok)
-    previous = former_data(folder)
+    previous = previous_data(folder)
     if is_other_data(previous, config.data):
         get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, previous)
     remove_written(folder)

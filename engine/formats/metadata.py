@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from utils.errors import UserError, one_line
 from utils.files.schema import Bounds, Fraction, build, check
-from utils.pixels import MOST_CHANNELS, PixelFormat
+from utils.pixels import MAX_CHANNELS, PixelFormat
 from utils.structures import GRAY
 
 KEY = "lockstep"
@@ -47,7 +47,7 @@ class ExportMetadata:
     dynamic: bool = False  # any batch and any canvas of whole strides
     end2end: bool = False  # rows of final detections, or boxes of a head that needs no NMS
     task: str = "detect"
-    channels: Annotated[int, Bounds(1, MOST_CHANNELS)] = 3
+    channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
     bits: Annotated[int, Bounds(8, 16)] = 8  # of a channel
     layout: str | None = None
     nms_iou: Fraction | None = None  # None: the detections need no NMS

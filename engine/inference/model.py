@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
 from models.postprocess.detections import DEFAULT_CONFIDENCE
-from utils.config.settings import MOST_IMGSZ
+from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
@@ -59,7 +59,7 @@ class InferenceModel(nn.Module):
     def tile(self) -> int:
         """Side of the tiles on which the model was trained, pixels; 0: whole images."""
         value = self.stored("tile")
-        return value if type(value) is int and 0 < value <= MOST_IMGSZ else 0
+        return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
 
     @property
     def num_classes(self) -> int:

@@ -18,8 +18,8 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.files.former_run import former_data, is_other_data
 from utils.files.locks import FileLock
+from utils.files.previous_run import is_other_data, previous_data
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.program import write_result
@@ -78,7 +78,7 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
 
 
 def _lock(folder: Path) -> FileLock:
-    """The acquired lock on the run in ``folder``. Removes files that a killed process left half written."""
+    """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
     holder = lock.acquire(_PATIENCE_S)
     if holder:
@@ -93,7 +93,7 @@ def _lock(folder: Path) -> FileLock:
 def _warn_of_earlier_run(folder: Path, data: str) -> None:
     """Warns about what an earlier run has left in a folder that is used again: a run on other data than ``data``, and
     periodic checkpoints."""
-    earlier_data = former_data(folder)
+    earlier_data = previous_data(folder)
     if is_other_data(earlier_data, data):
         get_logger().warning(
             "%s: has a run on other data, %s, whose files stay until this run replaces them (--exist-ok)",
@@ -136,17 +136,17 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
 
 
 def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """The folder of the run that one of ``launchers`` has trained before, which makes this start a restart; or None."""
+    """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
+    None."""
     if not any(launchers):
         return None
     records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may have folders
     if config.resume:  # last.pt or its folder, which may be in another project
         records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
-    matches = [
-        record
-        for record in records
-        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines())
-    ]
+    matches = []
+    for record in records:
+        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines()):
+            matches.append(record)
     if not matches:
         return None
     return max(matches, key=lambda record: record.stat().st_mtime).parent

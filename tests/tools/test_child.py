@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
+from tools.child import start
 from tools.training import TrainingFailed, fitness_by_epoch, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
@@ -30,6 +34,14 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 def test_flags_give_the_same_settings(argv):
     config = parse_config(TrainConfig, argv, "")
     assert parse_config(TrainConfig, flags_of(config), "") == config
+
+
+def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
+    code = f"import os; print(os.getcwd(), os.getsid(0) != {os.getsid(0)})"
+    words = [sys.executable, "-c", code]
+    with start(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
+        output, _ = child.process.communicate()
+    assert output.decode().split() == [str(tmp_path), "True"]
 
 
 def config_of(tmp_path: Path, *more: str) -> TrainConfig:

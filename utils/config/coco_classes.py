@@ -20,7 +20,7 @@ _OTHER_NAMES = {  # of Pascal VOC, which Darknet uses for COCO, too
 
 
 def coco_category_ids(names: Sequence[str], labeled: Collection[str] = ()) -> tuple[int, ...] | None:
-    """COCO's category id of each of ``names``; None unless the classes are COCO's.
+    """Returns COCO's category id of each of ``names``, or None unless the classes are COCO's.
 
     ``labeled``: all classes of the data set, of which ``names`` are used; empty: ``names``.
     """

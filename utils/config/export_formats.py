@@ -60,11 +60,11 @@ EXPORT_FORMATS = {
 
 
 def formats_with(flag: str) -> list[str]:
-    """Names of the formats that support a flag of export.py."""
+    """Returns the names of the formats that support a flag of export.py."""
     return [name for name, entry in EXPORT_FORMATS.items() if flag not in entry.unsupported]
 
 
 def titles_of_programs() -> str:
-    """The formats whose files may run code, as in "OpenVINO, TorchScript and .pt2"."""
+    """Lists the formats whose files may run code: "OpenVINO, TorchScript and .pt2"."""
     *titles, last = [entry.title for entry in EXPORT_FORMATS.values() if entry.runs_code]
     return f"{', '.join(titles)} and {last}"

@@ -18,7 +18,7 @@ from utils.program import COMMANDS
 
 
 def command_of(cls: type) -> str:
-    """ "train" for `TrainConfig`."""
+    """Returns the command that a class of settings belongs to: "train" for `TrainConfig`."""
     return cls.__name__.removesuffix("Config").lower()
 
 
@@ -30,8 +30,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
     def unknown_message(self, words: Sequence[str]) -> str:
-        """What to say about the ``words`` that `parse_known_args` leaves over: each flag, what follows it, and the
-        closest known flag."""
+        """Describes the ``words`` that `parse_known_args` leaves over: each flag with its values, and the closest known
+        flag."""
         groups: list[list[str]] = []
         for word in words:
             if word.startswith("-") or not groups:
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ListedChoices(tuple):
-    """Choices that --help lists. argparse takes any other word, too: `check` refuses it, with all other mistakes."""
+    """Choices that --help lists. argparse accepts any other word, too: `check` refuses it, with all other mistakes."""
 
     __slots__ = ()
 
@@ -59,14 +59,14 @@ class ListedChoices(tuple):
 
 
 def whole_number(word: str) -> int | str:
-    """The number, or the ``word`` itself, which `check` then refuses with all other mistakes."""
+    """Converts ``word`` to an integer. Returns other words unchanged: `check` refuses them, with all other mistakes."""
     with contextlib.suppress(ValueError):
         return int(word)
     return word
 
 
 def number(word: str) -> float | str:
-    """As `whole_number`."""
+    """Converts ``word`` to a float. Returns other words unchanged, as `whole_number` does."""
     with contextlib.suppress(ValueError):
         return float(word)
     return word
@@ -76,28 +76,29 @@ _READERS = {int: whole_number, float: number, str: str}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults that say nothing are left out: most help texts say what an empty value means."""
+    """Leaves out defaults that say nothing: most help texts say what an empty value means."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
 def parser_of(command: str, description: str) -> Parser:
-    """A parser without flags for a command whose settings are no dataclass."""
+    """Creates a parser without flags for a command whose settings are not a dataclass."""
     return Parser(prog=COMMANDS[command].typed, description=description, allow_abbrev=False)
 
 
 @functools.cache
 def build_parser(cls: type) -> Parser:
-    """A parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
+    """Creates a parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     command = COMMANDS[command_of(cls)].typed
     usage = " ".join(["%(prog)s", *(f"{flag_name(name)} {name.upper()}" for name in required(cls)), "[flags]"])
     parser = Parser(prog=command, usage=usage, formatter_class=_Help, allow_abbrev=False)
     for topic, names in TOPICS.items():
-        if shown := [fields[name] for name in names.split() if name in fields]:
+        topic_fields = [fields[name] for name in names.split() if name in fields]
+        if topic_fields:
             group = parser.add_argument_group(topic)
-            for field in shown:
+            for field in topic_fields:
                 _add_flag(group, field, cls)
     return parser
 
@@ -107,54 +108,59 @@ def required(cls: type) -> list[str]:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
-    kind, meta, default = type_of(field, owner), field.metadata, default_of(field)
+    kind = type_of(field, owner)
     origin = typing.get_origin(kind) or kind
-    options: dict[str, Any] = {"help": meta["help"]}
-    choices = None if meta["choices"] is None else ListedChoices(meta["choices"])
-    if origin is list:
-        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
-    options |= {"dest": field.name, "default": None if default is MISSING else default}
+    metadata = field.metadata
+    default = default_of(field)
+    choices = None if metadata["choices"] is None else ListedChoices(metadata["choices"])
+    options: dict[str, Any] = {"help": metadata["help"], "dest": field.name}
+    options["default"] = None if default is MISSING else default
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction
-    elif origin is not list:
+    elif origin is list:
+        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
+        if field.name == "override":
+            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+    else:
         options |= {"type": _READERS[origin], "choices": choices}
-        if meta["bare"] is not None:
-            options |= {"nargs": "?", "const": meta["bare"]}
-    elif field.name == "override":
-        options |= {"action": "extend", "metavar": "KEY=VALUE"}
-    group.add_argument(flag_name(field.name), *meta["aliases"], **options)
+        if metadata["bare"] is not None:
+            options |= {"nargs": "?", "const": metadata["bare"]}
+    group.add_argument(flag_name(field.name), *metadata["aliases"], **options)
 
 
 @functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
-    """What argparse does with each flag, by all its names."""
-    found = build_parser(cls)._option_string_actions.items()
-    return {name: action for name, action in found if action.dest != "help"}
+    """Returns the argparse action of each flag, by every name of the flag."""
+    actions = build_parser(cls)._option_string_actions
+    return {name: action for name, action in actions.items() if action.dest != "help"}
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
-    """The values of the fields that a command line in our flags sets; all are right if no ``mistakes`` are noted."""
-    fields, hints = {f.name: f for f in dataclasses.fields(cls)}, hints_of(cls)
-    nothing = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
+    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds to
+    ``mistakes`` what is wrong."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = hints_of(cls)
+    parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     parser = build_parser(cls)
     unknown: list[str] = []
     with mistakes.noted():  # argparse itself refuses flags without a value
-        _, unknown = parser.parse_known_args(arguments, nothing)
+        _, unknown = parser.parse_known_args(arguments, parsed)
     if unknown:
         mistakes.add(parser.unknown_message(unknown))
-    given = {name: value for name, value in vars(nothing).items() if value != []}
-    for name, value in given.items():
+    values = {name: value for name, value in vars(parsed).items() if value != []}
+    for name, value in values.items():
         with mistakes.noted():
-            given[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
-    return given
+            values[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
+    return values
 
 
 def flags_of(config: Any) -> list[str]:
+    """Returns the command line that gives the settings ``config``."""
     return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
 
 
 def flag_of(name: str, value: Any) -> list[str]:
-    """The words of a command line that set the field ``name``."""
+    """Returns the words of a command line that set the field ``name`` to ``value``."""
     flag = flag_name(name)
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]

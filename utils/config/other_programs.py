@@ -65,8 +65,12 @@ class CommandTable:
 
 @dataclass(frozen=True)
 class YoloV5Hyperparameter:
-    """A hyper-parameter that does not exist here, or means something else: its value (a regular expression) without
-    effect, and the reason."""
+    """A hyper-parameter of YOLOv5 that does not exist here, or means something else.
+
+    Args:
+        default: regular expression of the values that have no effect.
+        reason: why it is not supported.
+    """
 
     default: str
     reason: str
@@ -113,7 +117,7 @@ def table_of(command: str) -> CommandTable:
 
 
 def actions_of(command: str) -> dict[str, argparse.Action]:
-    """What argparse does with each of our flags, by all their names."""
+    """Returns the argparse action of each of our flags, by every name of the flag."""
     return flag_actions(_CONFIGS[command])
 
 
@@ -177,13 +181,13 @@ def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
 
 
 def _same_flag(command: str, flag: str) -> list[str]:
-    """The words that mean the same as ``flag`` of another program; ``flag`` itself if it is not known."""
+    """Returns our words for a ``flag`` of another program, or ``flag`` itself if it is not in the table."""
     ours = table_of(command).same_flags.get(flag)
     return ours.split() if ours else [flag]
 
 
 def _flags_of_option(command: str, option: _Option) -> list[str]:
-    """The flags that mean a refused flag with its value, such as ``--tracker bytetrack.yaml``; none if there are
+    """Returns our flags for a refused flag with its value, such as ``--tracker bytetrack.yaml``; empty if there are
     none."""
     name = option.flag.removeprefix("--").replace("-", "_")
     if option.flag not in table_of(command).refused or option.flag in actions_of(command) or not option.values:
@@ -208,13 +212,13 @@ def _refusal(command: str, option: _Option) -> str:
 
 
 def _hyperparameter(command: str, name: str) -> str:
-    """Our name of a hyper-parameter; "" if there is none of this name, or if the command has none."""
+    """Returns our name of a hyper-parameter, or "" if it is unknown or the command takes no hyper-parameters."""
     name = _table().synonyms.get(name, name)
     return name if name in HYPERPARAMETERS and "--set" in actions_of(command) else ""
 
 
 def reason(command: str, flag: str) -> str:
-    """Why ``command`` has no ``flag``; "" if that is not known."""
+    """Returns why ``command`` has no ``flag``, or "" if the table does not say."""
     table = table_of(command)
     return table.without_effect.get(flag) or table.refused.get(flag, "")
 
@@ -250,7 +254,7 @@ def flags_of_argument(command: str, name: str, value: str) -> list[str]:
 
 
 def _flags_of_known_value(command: str, name: str, value: str) -> list[str] | None:
-    """What the command's table says of the argument with this value; None if it says nothing."""
+    """Looks up the argument with this value in the command's table. Returns our flags, or None if it is not listed."""
     table = table_of(command)
     normalized = _normalized(value)
     if name in table.ignored_arguments:
@@ -277,7 +281,7 @@ def _is_switch(action: argparse.Action) -> bool:
 
 
 def _switched(flag: str, fixed_words: list[str], action: argparse.Action, *, is_on: bool) -> list[str]:
-    """The flag turned on or off; no words if it is off by default."""
+    """Returns the words that turn a flag on or off; none if it is off by default."""
     if is_on:
         return [flag, *fixed_words]
     is_off_by_default = not _is_switch(action) or action.default is False
@@ -285,7 +289,7 @@ def _switched(flag: str, fixed_words: list[str], action: argparse.Action, *, is_
 
 
 def _words(value: str, action: argparse.Action) -> list[str]:
-    """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
+    """Splits a value, or a list such as ``[0, 1]``, into words after a flag: one word unless the flag takes several."""
     takes_list = action.nargs == "+" and (action.type is whole_number or (action.dest == "classes" and "," in value))
     if not takes_list and not value.startswith(("[", "(")):
         matches = [choice for choice in action.choices or () if choice.lower() == value.lower()]
@@ -311,9 +315,11 @@ def _normalized(value: str) -> str:
 # Hyper-parameter files.
 
 
-def translate_recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[str]]:
-    """Returns the hyper-parameters among ``values`` of the YAML file ``where``, and a text about each other line, which
-    has no effect here. Raises UserError that names all lines without an equivalent, with reasons."""
+def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, Any], list[str]]:
+    """Splits the ``values`` of a hyper-parameter file into those that exist here, and descriptions of the others.
+
+    Raises UserError, which begins with ``location`` and names all lines without an equivalent, with reasons.
+    """
     is_yolov5 = not values.keys().isdisjoint(_table().only_in_yolov5)
     kept: dict[Any, Any] = {}
     unused: list[str] = []
@@ -333,12 +339,12 @@ def translate_recipe(values: dict[Any, Any], where: str) -> tuple[dict[Any, Any]
         else:
             unused.append(shown)
     if problems:
-        raise UserError(f"{where}: {'; '.join(problems)}")
+        raise UserError(f"{location}: {'; '.join(problems)}")
     return kept, unused
 
 
 def _has_effect(name: str, value: str) -> bool:
-    """Whether an argument changes a training, or is none."""
+    """Returns whether an argument changes a training, or is unknown."""
     try:
         with all_mistakes() as mistakes:
             words, _ = translate_command_line("train", flags_of_argument("train", name, value), mistakes)
@@ -359,15 +365,17 @@ def unknown_hyperparameter(key: str) -> str:
     if our_flag in actions_of("train"):
         return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
     other = _table().hyperparameters_of_yolov5.get(key)
-    why = other.reason if other else reason("train", flag)
-    return f"'{key}': {why}; remove it" if why else f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
+    why_unsupported = other.reason if other else reason("train", flag)
+    if why_unsupported:
+        return f"'{key}': {why_unsupported}; remove it"
+    return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
 
 
 # Names.
 
 
 def python_hint(kind: str, name: str) -> str:
-    """What to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is not known.
+    """Returns what to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is unknown.
     ``kind``: "keyword", "package", "model", "result" or "argument"."""
     return _table().python[kind].get(name, "")
 

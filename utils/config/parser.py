@@ -11,62 +11,76 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
-from utils.config.settings import MOST_IMGSZ, Hyperparameters
+from utils.config.settings import MAX_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
-from utils.files.schema import build, suggestion
-
-T = TypeVar("T")
+from utils.files.schema import DataclassT, build, suggestion
 
 
 def _others() -> ModuleType:
-    """What command lines and files of YOLOv5 and Ultralytics mean. Most runs have none, and do not import it."""
+    """Imports the translation of YOLOv5's and Ultralytics' flags, which most runs do not need."""
     from utils.config import other_programs
 
     return other_programs
 
 
-def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
+def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     build_parser(cls).description = description
     with all_mistakes() as mistakes:
-        given, values, lines = _read(cls, argv, mistakes)
-        if missing := [flag_name(name) for name in required(cls) if name not in values]:
+        words, values, log_lines = _read(cls, argv, mistakes)
+        missing = [flag_name(name) for name in required(cls) if name not in values]
+        if missing:
             mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-    uses = Counter(action.dest for word in given if (action := flag_actions(cls).get(word.partition("=")[0])))
-    several = [name for name, count in uses.items() if count > 1 and name != "override"]
-    if lines := [*lines, *(f"{flag_name(name)}: given several times; used: {values[name]}" for name in several)]:
+    for name in _repeated_fields(cls, words):
+        log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
+    if log_lines:
         from utils.logger import log_when_configured  # with logging, which --help does without
 
-        log_when_configured(*lines)
+        log_when_configured(*log_lines)
     return cls(**values)
 
 
+def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
+    """Returns the fields that a command line sets more than once. ``--set`` may be repeated."""
+    actions = flag_actions(cls)
+    flags = [word.partition("=")[0] for word in words]
+    counts = Counter(actions[flag].dest for flag in flags if flag in actions)
+    return [name for name, count in counts.items() if count > 1 and name != "override"]
+
+
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
-    """The names of the fields that the command line sets explicitly."""
+    """Returns the names of the fields that the command line sets explicitly."""
     with all_mistakes() as mistakes:
         _, values, _ = _read(cls, argv, mistakes)
     return set(values)
 
 
 def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The command line in flags of ``cls``, the values that it gives, and lines for the log."""
-    words = sys.argv[1:] if argv is None else argv
-    split = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
-    given = [flag.replace("_", "-") + separator + value for flag, separator, value in split]
-    if given and not given[0].startswith("-"):  # as in the yolo command
-        raise UserError(f"{given[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
-    of_our_flags = Mistakes()
-    values = given_values(cls, given, of_our_flags)
-    if not of_our_flags:
-        return given, values, []
-    # It has flags or values of another program, or mistakes.
-    translated, lines = _others().translate_command_line(command_of(cls), given, mistakes)
-    return translated, given_values(cls, translated, mistakes), lines
+    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
+    log."""
+    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if words and not words[0].startswith("-"):  # as in the yolo command
+        raise UserError(f"{words[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
+    untranslated = Mistakes()
+    values = given_values(cls, words, untranslated)
+    if not untranslated:
+        return words, values, []
+    # There are flags or values of another program, or mistakes.
+    words, log_lines = _others().translate_command_line(command_of(cls), words, mistakes)
+    return words, given_values(cls, words, mistakes), log_lines
+
+
+def _with_dashes(word: str) -> str:
+    """Writes the flag in ``--batch_size=8`` with dashes; other words stay as they are."""
+    if not word.startswith("--"):
+        return word
+    flag, separator, value = word.partition("=")
+    return flag.replace("_", "-") + separator + value
 
 
 def hyperparameters_from(
@@ -87,9 +101,9 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
     return _changed(hyp, dict(map(parse_override, overrides)), "--set")
 
 
-def _changed(hyp: Hyperparameters, values: Any, where: str) -> Hyperparameters:
-    """``hyp`` with the checked ``values``, whose mistakes are reported as of ``where``."""
-    checked = build(Hyperparameters, values, where, unknown_hyperparameter)
+def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``location``."""
+    checked = build(Hyperparameters, values, location, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
 
@@ -100,58 +114,63 @@ def unknown_hyperparameter(key: str) -> str:
 def read_recipe(
     hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
 ) -> Hyperparameters:
-    """The hyper-parameters that ``--hyp`` names, with ``key=value`` overrides. (The optimizer is chosen later, by the
+    """Reads the recipe that ``--hyp`` names and applies ``key=value`` overrides. (The optimizer is chosen later, by the
     number of steps: `engine.optim.build.choose_optimizer`.)
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
         pretrained, keep_old: whether the run starts from weights, and keeps their classes: what "auto" means.
     """
-    usual = "keep_old" if keep_old else "finetune" if pretrained else "scratch"
-    hyp = usual if hyp == "auto" else hyp
+    if keep_old:
+        automatic = "keep_old"
+    elif pretrained:
+        automatic = "finetune"
+    else:
+        automatic = "scratch"
     recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
-    if hyp in recipes:
-        return hyperparameters_from(str(recipes[hyp]), overrides)
+    recipe = automatic if hyp == "auto" else hyp
+    if recipe in recipes:
+        return hyperparameters_from(str(recipes[recipe]), overrides)
     if not Path(hyp).suffix and not Path(hyp).exists():
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
-    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[usual])))
+    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))
 
 
 def class_numbers(
     classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
 ) -> tuple[int, ...]:
-    """The numbers of ``classes``, given by number or name, among ``names`` of ``owner`` ("the model").
+    """Converts ``classes``, numbers or names, to numbers among ``names`` of ``owner`` ("the model").
 
     Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
     """
-    numbers = {name: number for number, name in names.items()}
-    found = []
+    number_by_name = {name: number for number, name in names.items()}
+    numbers: list[int] = []
     for c in classes:
-        if isinstance(c, str) and c not in numbers:
-            hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
+        if isinstance(c, str) and c not in number_by_name:
+            hint = suggestion(c, number_by_name) or f"; its classes: {', '.join(number_by_name)}"
             raise UserError(f"{flag} {c}: {owner} has no class of this name{hint}")
-        number = numbers[c] if isinstance(c, str) else operator.index(c)
+        number = number_by_name[c] if isinstance(c, str) else operator.index(c)
         if number not in names:
             raise UserError(f"{flag} {number}: {owner} has classes 0 to {len(names) - 1}")
-        found.append(number)
-    return tuple(found)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
-    """The numbers and names that the words after ``--classes`` mean."""
+    """Converts the words after ``--classes`` to class numbers and names."""
     return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 
-def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
+def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:
     """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride``, at
-    least ``least_cells`` times as large, and at most `MOST_IMGSZ`."""
-    least = least_cells * stride
-    below = max(imgsz // stride * stride, least)
-    if imgsz < least:
-        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
-    if imgsz > MOST_IMGSZ:
-        raise UserError(f"{flag} {imgsz}: too large; use {MOST_IMGSZ // stride * stride} or less")
+    least ``min_cells`` times as large, and at most `MAX_IMGSZ`."""
+    min_size = min_cells * stride
+    below = max(imgsz // stride * stride, min_size)
+    if imgsz < min_size:
+        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {min_size} or more")
+    if imgsz > MAX_IMGSZ:
+        raise UserError(f"{flag} {imgsz}: too large; use {MAX_IMGSZ // stride * stride} or less")
     if imgsz % stride:
         raise UserError(
             f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"

@@ -58,20 +58,20 @@ class SearchConfig(KfoldConfig):
 
     @property
     def unit(self) -> str:
-        """After which a trial reports its fitness."""
+        """Interval at which a trial reports its fitness."""
         return "fold" if self.folds else "epoch"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
-    """The settings of one training of ``config``."""
+    """Returns the settings of a single training of a search or cross-validation."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values | changes)
 
 
 def check_started_once(config: KfoldConfig) -> None:
     """Raises UserError for flags that make no sense where the same command continues."""
-    for flag, given in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
-        if given:
+    for flag, is_set in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
+        if is_set:
             raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
     if config.time:
         raise UserError("--time: leave it out; trainings that are compared have the same --epochs")
@@ -80,7 +80,8 @@ def check_started_once(config: KfoldConfig) -> None:
 
 
 def folder_of(config: KfoldConfig) -> Path:
-    """Not numbered (exp2, ...), so that the same command continues it."""
+    """Returns the folder of a search or cross-validation. It is not numbered (exp2, ...), so the same command continues
+    it."""
     return Path(config.project) / config.name
 
 
@@ -88,9 +89,14 @@ def folder_of(config: KfoldConfig) -> Path:
 def continued(
     config: KfoldConfig, path: Path, more: dict[str, Any] | None = None, made: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Compares the settings, and ``more`` that must not change, with those in the YAML file ``path``; if there is no
-    such file, writes it. If the block raises UserError before anything has been trained, removes it again and what is
-    ``made`` next to it, so that corrected settings may begin there.
+    """Compares the settings with those stored in the YAML file ``path``, or writes the file if there is none.
+
+    If the block raises UserError before anything has been trained, the file is removed again, so that corrected
+    settings may begin there.
+
+    Args:
+        more: other values by name that must not change either.
+        made: names of files and folders next to ``path`` that are removed with it.
 
     Raises UserError that names the first setting that differs.
     """
@@ -106,13 +112,11 @@ def continued(
 
 
 def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool:
-    """Whether there was no file ``path``."""
+    """Compares the settings with those stored at ``path``, or stores them. Returns whether there was no file."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
-    settings = {
-        name: str(normal_path(value)) if name in _PATHS and value and os.path.exists(value) else value
-        for name, value in changed_settings(config).items()
-        if name not in _FREE and not (more and name == "hyp")
-    }
+    settings = _fixed_settings(config)
+    if more:  # these hold the content of the file that --hyp names
+        settings.pop("hyp", None)
     settings |= more
     if not path.exists():
         write_whole(path, yaml.safe_dump(settings, sort_keys=False))
@@ -121,13 +125,29 @@ def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool
     if not isinstance(stored, dict):
         raise UserError(f"{path}: damaged; start again with another --name")
     for name in dict.fromkeys([*stored, *settings]):
-        before, now = (values.get(name, defaults.get(name)) for values in (stored, settings))
+        before = stored.get(name, defaults.get(name))
+        now = settings.get(name, defaults.get(name))
         if before != now:
-            flag = f"--{name.replace('_', '-')}" if name in defaults else name
-            flag = "--set" if name == "override" else flag
-            before, now = ("nothing" if value in (None, "", []) else value for value in (before, now))
+            setting_name = _flag_of_setting(name) if name in defaults else name
             raise UserError(
-                f"{path.parent}: was begun with {flag} {before}, not {now}; continue with the same settings, or start "
-                "anew with another --name"
+                f"{path.parent}: was begun with {setting_name} {_shown(before)}, not {_shown(now)}; continue with the "
+                "same settings, or start anew with another --name"
             )
     return False
+
+
+def _fixed_settings(config: KfoldConfig) -> dict[str, Any]:
+    """Returns the settings that must not change when a command is continued, with absolute paths of existing files."""
+    fixed = {name: value for name, value in changed_settings(config).items() if name not in _FREE}
+    for name in _PATHS & fixed.keys():
+        if os.path.exists(fixed[name]):
+            fixed[name] = str(normal_path(fixed[name]))
+    return fixed
+
+
+def _flag_of_setting(name: str) -> str:
+    return "--set" if name == "override" else f"--{name.replace('_', '-')}"
+
+
+def _shown(value: Any) -> Any:
+    return "nothing" if value in (None, "", []) else value

@@ -12,13 +12,13 @@ from typing import Any
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
 
-FIND_BATCH_SIZE = -1  # as --batch-size
-ALL_RANKS = -1  # as --sync-bn
-MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
+FIND_BATCH_SIZE = -1  # the value of --batch-size that asks for the largest that fits
+ALL_RANKS = -1  # the value of --sync-bn that means the whole run
+MAX_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
-_MOST_THREADS = 4096
-_MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
+_MAX_THREADS = 4096
+_MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
@@ -60,7 +60,7 @@ def setting(
     bare: Any = None,
     is_line: bool = False,
 ) -> Any:
-    """A dataclass field with the metadata that its flag or YAML key needs.
+    """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
     Args:
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
@@ -69,7 +69,7 @@ def setting(
         also: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
-        is_line: a line of the log contains the text.
+        is_line: the text must be a single line, as it is printed in a line of the log.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     metadata |= {"also": also, "aliases": aliases, "bare": bare, "is_line": is_line}
@@ -77,22 +77,23 @@ def setting(
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """The default of a setting; MISSING if it is required."""
+    """Returns the default of a setting; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def changed_settings(config: Any) -> dict[str, Any]:
-    """The settings that are not at their defaults, by name."""
-    return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
+    """Returns the settings that are not at their defaults, by name."""
+    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {field.name: value for field, value in values.items() if value != default_of(field)}
 
 
 def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
-    """Whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
+    """Returns whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
     return epoch == epochs or (val_every > 0 and epoch % val_every == 0)
 
 
 def closing_epochs(setting: int | None, epochs: int) -> int:
-    """How many epochs at the end of a run ``close_mosaic`` or ``close_scale`` means."""
+    """Returns the number of epochs at the end of a run for which ``close_mosaic`` or ``close_scale`` holds."""
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
 
 
@@ -106,12 +107,12 @@ class Hyperparameters:
         1.0, low=0, help="learning rate factor of loaded parameters; null: from --epochs and what --weights detect"
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
-    momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
+    momentum: float = setting(0.937, low=0, high=_MAX_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
     warmup_epochs: float = setting(
         3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
     )
-    warmup_momentum: float = setting(0.8, low=0, high=_MOST_MOMENTUM, help="momentum at step 0")
+    warmup_momentum: float = setting(0.8, low=0, high=_MAX_MOMENTUM, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
     bn_momentum: float = setting(
         0.03, low=1e-4, high=1, help="weight of a batch in the running statistics of batch norm; more for short runs"
@@ -277,7 +278,7 @@ class TrainConfig(_DataConfig):
         1, low=1, high=2, help="2: split the model's layers between two processes, for images too large for one device"
     )
     threads: int = setting(
-        0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
+        0, low=0, high=_MAX_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")

@@ -13,10 +13,12 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.files.schema import TOO_LONG, fits_64_bits
 
-MOST_NESTED = 100  # levels of a YAML
-MOST_VALUES = 200_000
-MOST_BYTES = 1 << 24
-_MERGE, _VALUE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "value", "str"))  # keys <<, =, and others
+MAX_DEPTH = 100  # levels of nested lists and mappings
+MAX_VALUES = 200_000
+MAX_BYTES = 1 << 24
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<
+_VALUE = "tag:yaml.org,2002:value"  # the key =
+_TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -28,20 +30,20 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
     "012", which YAML reads as 10.
     """
     try:
-        return parse_yaml(read_text(path, most=MOST_BYTES), text_under=text_under)
+        return parse_yaml(read_text(path, most=MAX_BYTES), text_under=text_under)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f"{mark.line + 1}: " if mark else " "
-        raise UserError(f"{path}:{line}{getattr(error, 'problem', None) or 'malformed YAML'}") from None
+        location = f"{path}:{mark.line + 1}" if mark else f"{path}"
+        raise UserError(f"{location}: {_problem_of(error)}") from None
 
 
 def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
-    """Like ``yaml.safe_load``, but refuses repeated keys, and is ten times faster if PyYAML was built with libyaml.
-    ``text_under``: see `load_yaml`.
+    """Parses YAML like ``yaml.safe_load``, but refuses repeated keys, and uses libyaml, which is ten times faster, if
+    PyYAML was built with it. ``text_under``: see `load_yaml`.
 
-    Raises yaml.YAMLError, or RecursionError for text nested more than `MOST_NESTED` deep, at which libyaml crashes.
+    Raises yaml.YAMLError, or RecursionError for text nested more than `MAX_DEPTH` deep, at which libyaml crashes.
     """
     try:
         value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader), text_under)
@@ -52,53 +54,75 @@ def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
 
 
 def parse_override(item: str) -> tuple[str, Any]:
-    """The key and the value, which is YAML, of ``key=value`` after ``--set``. Raises UserError."""
+    """Splits ``key=value``, as after ``--set``, and parses the value as YAML. Raises UserError."""
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
     try:
         return key.strip(), parse_yaml(text)
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
+        raise UserError(f"--set {item}: {_problem_of(error)}") from None
     except RecursionError:
         raise UserError(f"--set {key}: the value is nested too deeply") from None
 
 
+def _problem_of(error: Exception) -> str:
+    return getattr(error, "problem", None) or "malformed YAML"
+
+
 def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
-    if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_NESTED:
-                raise RecursionError
+    if _may_be_deep(text):
+        _check_depth(text, loader)
     return yaml.load(text, Loader=_strict(loader, text_under))
+
+
+def _may_be_deep(text: str) -> bool:
+    """Bounds the depth of nesting by what can open a level: brackets, dashes, question marks, and indentation."""
+    marks = sum(map(text.count, "[{-?"))
+    indentation = max(len(row) - len(row.lstrip()) for row in text.split("\n"))
+    return marks + indentation > MAX_DEPTH
+
+
+def _check_depth(text: str, loader: type) -> None:
+    """Raises RecursionError for text nested more than `MAX_DEPTH` deep."""
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise RecursionError
 
 
 def _check_value(value: Any) -> None:
     """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or repeats a part too
     often (by aliases), text with characters that no file can hold, and integers of more than 64 bits."""
-    problem, pending, count = "", [value], 0
-    while pending and not problem:
-        part, count = pending.pop(), count + 1
-        if isinstance(part, str):
-            if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
-                problem = "contains a NUL or an unpaired surrogate"
-        elif isinstance(part, int):
-            problem = "" if fits_64_bits(part) else TOO_LONG
-        elif isinstance(part, dict):
-            pending += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set):
-            pending += part
-        if count > MOST_VALUES:
-            problem = f"more than {MOST_VALUES:,} values after expanding aliases, or an alias that contains itself"
-    if problem:
-        raise yaml.constructor.ConstructorError(problem=problem)
+    pending = [value]
+    count = 0
+    while pending:
+        item = pending.pop()
+        count += 1
+        if count > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                problem=f"more than {MAX_VALUES:,} values after expanding aliases, or an alias that contains itself"
+            )
+        if isinstance(item, str):
+            if "\0" in item or (not item.isprintable() and _HALF_CHARACTER.search(item)):
+                raise yaml.constructor.ConstructorError(problem="contains a NUL or an unpaired surrogate")
+        elif isinstance(item, int):
+            if not fits_64_bits(item):
+                raise yaml.constructor.ConstructorError(problem=TOO_LONG)
+        elif isinstance(item, dict):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            pending += item
 
 
 @functools.cache
 def _strict(base: type, text_under: frozenset[str]) -> type:
-    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last.
-    ``text_under``: see `load_yaml`."""
+    """Creates a subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the
+    last. ``text_under``: see `load_yaml`."""
 
     class Strict(base):
         def construct_document(self, node: yaml.Node) -> Any:
@@ -116,21 +140,24 @@ def _strict(base: type, text_under: frozenset[str]) -> type:
                 node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
 
         def as_text(self, node: yaml.Node) -> yaml.Node:
-            """``node``, or the text of a number: a new node, as an alias may make this one a number elsewhere."""
+            """Returns ``node``, or a new text node if it is a number. (An alias may use the same node as a number
+            elsewhere.)"""
             if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
                 return node
             return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
-            lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
+            first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
             for key, _ in node.value:
                 if key.tag == _MERGE:
                     raise _error(key, "<< merges mappings, which is not supported; write the keys out")
                 if isinstance(key, yaml.ScalarNode):
-                    if first := lines.get((key.tag, key.value)):
-                        raise _error(key, f"key '{key.value}' appears twice (first in line {first}); remove one")
-                    lines[key.tag, key.value] = key.start_mark.line + 1
+                    scalar = (key.tag, key.value)
+                    if scalar in first_lines:
+                        first_line = first_lines[scalar]
+                        raise _error(key, f"key '{key.value}' appears twice (first in line {first_line}); remove one")
+                    first_lines[scalar] = key.start_mark.line + 1
                 if key.tag == _VALUE:
                     key.tag = _TEXT
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, all_objects
@@ -26,6 +26,16 @@ _MAX_SHOWN_CHARACTERS = 60
 MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
 # Of hyper-parameters: their values are compared, not where they come from.
 _SOURCES = frozenset(("hyp", "override"))
+
+
+class _Model(Protocol):
+    """A `models.detector.Detector` or a model of an exported file, as far as this module reads it."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def spec(self) -> Mapping[str, Any]: ...
 
 
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
@@ -67,7 +77,7 @@ def check_same_run(
     check_agreement(ctx, facts)
 
 
-def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
+def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterable[Tensor]) -> None:
     """Raises UserError when the models of processes differ, or the weights ``from_files`` that they have read."""
     if ctx.world_size == 1:
         return
@@ -77,7 +87,7 @@ def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iter
 
 
 def product_version() -> str:
-    """A digest of this program's own source files: 12 hex digits."""
+    """Returns a digest of this program's own source files: 12 hex digits."""
     digest = hashlib.blake2b(digest_size=6)
     files = [*PROJECT.glob("*.py"), *(path for package in _PACKAGES for path in (PROJECT / package).rglob("*.py"))]
     for path in sorted(files):
@@ -86,7 +96,7 @@ def product_version() -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as text. A long text is replaced by its beginning and a digest."""
+    """Returns the value as text. Long text is shortened to its beginning and a digest."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text or "empty"
@@ -99,6 +109,6 @@ def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """The sum of the bits as integers, which does not depend on the order of addition."""
+    """Sums the bits as integers, which does not depend on the order of addition."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))

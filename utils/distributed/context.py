@@ -60,7 +60,7 @@ class DistributedContext:
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> DistributedContext:
-        """A run of one process on one device."""
+        """Creates the context of a run of one process on one device."""
         device = torch.device(device)
         make_current(device)
         return DistributedContext(
@@ -76,7 +76,7 @@ class DistributedContext:
 
     @staticmethod
     def from_environment(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
-        """The context of this process, which joins the process group if it was launched as one of several.
+        """Creates the context of this process, and joins the process group if it was launched as one of several.
 
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
@@ -116,7 +116,8 @@ class DistributedContext:
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """The first process of each node runs the block, then the others do, using its results. All leave it together.
+    """Runs the block on the first process of each node, then on the others, which use its results. All leave it
+    together.
 
     Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
     long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, UserError.
@@ -137,7 +138,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    """Every rank's arrays on rank 0, by rank; None on other ranks. Lengths may differ between ranks."""
+    """Gathers every rank's arrays on rank 0, by rank; returns None on other ranks. Lengths may differ between ranks."""
     if not ctx.is_distributed:
         return [arrays]
     gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
@@ -146,7 +147,7 @@ def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> lis
 
 
 def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
-    """Rank 0's value on every rank."""
+    """Returns rank 0's value on every rank."""
     if not ctx.is_distributed:
         return value
     values = [value]
@@ -155,7 +156,7 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """The largest value of any rank, on every rank. Returns only after all ranks have called it."""
+    """Returns the largest value of any rank, on every rank. Returns only after all ranks have called it."""
     if not ctx.is_distributed:
         return value
     largest = torch.tensor([value])  # on the CPU, for which every group has gloo
@@ -164,7 +165,7 @@ def max_over_ranks(ctx: DistributedContext, value: int) -> int:
 
 
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
-    """Every rank's value, by rank, on every rank."""
+    """Gathers every rank's value, by rank, on every rank."""
     if not ctx.is_distributed:
         return [value]
     values: list[Any] = [None] * ctx.world_size
@@ -173,19 +174,20 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
 
 
 def is_parallel(model: nn.Module) -> bool:
-    """Whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
+    """Returns whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
     return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model without the wrappers DataParallel, DistributedDataParallel and torch.compile."""
+    """Removes the wrappers DataParallel, DistributedDataParallel and torch.compile."""
     while True:
-        if is_parallel(model):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
         else:
+            inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
             return model
+        model = inner
 
 
 @contextmanager
@@ -201,8 +203,8 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of k ranks
-    consists of two of 2k ranks."""
+    """Returns the contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of
+    k ranks consists of two of 2k ranks."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
@@ -225,7 +227,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         if ctx.store is None:
             raise
         if _has_lost_peer(error):
-            message = _lost_peer_message(ctx, error)
+            message = _lost_peer_message(ctx.store, ctx.world_size, error)
             if message and _is_reporter(ctx.store):
                 raise UserError(message) from None
             raise PeerFailure("another process of this run has ended") from None
@@ -236,37 +238,37 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Whether a collective has failed because another process has ended."""
+    """Returns whether a collective has failed because another process has ended."""
     if not isinstance(error, RuntimeError):
         return False
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _BROKEN)
 
 
-def _lost_peer_message(ctx: DistributedContext, error: BaseException) -> str:
-    """What is said about a failed collective; "" if whoever started the lost process reports how it ended (`spawn`)."""
+def _lost_peer_message(store: dist.Store, world_size: int, error: BaseException) -> str:
+    """Explains a failed collective. Returns "" if the launcher of the lost process reports how it ended (`spawn`)."""
     message = str(error)
     if "timed out" in message.lower():
         return f"another process did not answer in time: {first_line(error)}"
     if "/dev/shm" in message:
         return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
     if multiprocessing.parent_process() is None:
-        return f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?"
+        return f"{_ended_process(store, world_size)} ended without a message; was it killed, or does it exit?"
     return ""
 
 
-def _ended_process(ctx: DistributedContext) -> str:
+def _ended_process(store: dist.Store, world_size: int) -> str:
     """Names a process that has ended, as far as this machine can observe it."""
     with suppress(dist.DistError):
         for _ in range(20):  # its connections are closed a moment before it is gone
-            for rank in range(ctx.world_size):
-                if has_died(ctx.store.get(f"process/{rank}").decode()):
-                    return f"process {rank} of {ctx.world_size}"
+            for rank in range(world_size):
+                if has_died(store.get(f"process/{rank}").decode()):
+                    return f"process {rank} of {world_size}"
             time.sleep(0.05)
     return "another process of this run"
 
 
 def _is_reporter(store: dist.Store) -> bool:
-    """Whether this process is the first that reports an error."""
+    """Returns whether this process is the first that reports an error."""
     try:
         return store.add("user_error", 1) == 1
     except dist.DistError:  # the store is gone, and with it the rank that has reported

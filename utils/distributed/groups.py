@@ -33,18 +33,19 @@ class Subgroup:
 
 
 def node_group(ctx: DistributedContext) -> Subgroup:
-    """The processes of this node, in gloo."""
+    """Returns the group of the processes of this node, on gloo."""
     return _group_by(ctx, 0)
 
 
 def one_per_node_group(ctx: DistributedContext) -> Subgroup:
-    """The processes that have the local rank of this one, one per node, in gloo; for local rank 0, the node leaders."""
+    """Returns the group of the processes that have the local rank of this one, one per node, on gloo; for local rank 0,
+    the node leaders."""
     return _group_by(ctx, 1)
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
-    """The group over which ``--sync-bn SIZE`` takes batch statistics, ``SIZE`` consecutive ranks on the run's backend;
-    None if it is the whole run (also for size -1)."""
+    """Returns the group over which ``--sync-bn SIZE`` takes batch statistics: ``SIZE`` consecutive ranks on the run's
+    backend, or None for the whole run (also for size -1)."""
     if size <= 0 or size == ctx.world_size:
         return None
     return dist.new_subgroups(size, backend=ctx.backend)[0]
@@ -61,7 +62,7 @@ def check_group_size(ctx: DistributedContext, size: int) -> None:
 
 
 def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
-    """The processes that have the node rank (column 0) or the local rank (column 1) of this one."""
+    """Groups processes by node rank (column 0) or local rank (column 1). Returns the group of this process."""
     if not ctx.is_distributed:
         return Subgroup((0,), 0, None)
     positions = all_objects(ctx, (ctx.node_rank, ctx.local_rank))
@@ -72,4 +73,5 @@ def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
     groups = [[rank for rank, other in enumerate(values) if other == value] for value in sorted(set(values))]
     ranks = next(ranks for ranks in groups if ctx.rank in ranks)
     handle, _ = dist.new_subgroups_by_enumeration(groups, backend="gloo")
+    assert isinstance(handle, dist.ProcessGroup), "every process belongs to one of the groups"
     return Subgroup(tuple(ranks), ranks.index(ctx.rank), handle)

@@ -41,7 +41,8 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """The rank of this process if it is one of several, else None. ``environ``: None: of this process.
+    """Reads the rank of this process from the environment. Returns None if it is not one of several. ``environ``: None
+    for that of this process.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory, and for copies of the program
     that do not know of each other and would overwrite each other's files.
@@ -86,7 +87,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def evaluates(eval_ranks: int) -> bool:
-    """Whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
+    """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
@@ -113,7 +114,7 @@ def require_one_process(script: str, instead: str = "start it once") -> None:
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables that torchrun would set for a process of a run on this machine."""
+    """Returns the variables that torchrun would set for a process of a run on this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -127,13 +128,14 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
     """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
-    memory for. To be called before torch is imported, which alone fills the memory with too many.
+    memory for. Call it before torch is imported, which alone fills the memory if there are too many.
 
     Args:
         device: the value of `--device`.
         threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
     """
-    cores, free = available_cores(), available_memory()
+    cores = available_cores()
+    free = available_memory()
     problem = ""
     if spawn > cores and not threads and not _may_have_gpu(device):
         problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"
@@ -147,7 +149,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
 
 
 def _may_have_gpu(device: str) -> bool:
-    """Whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
+    """Returns whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
     if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))

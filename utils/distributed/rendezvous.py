@@ -59,7 +59,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
 
 
 def _generation(store: dist.Store, launch: Launch) -> int:
-    """How often torchrun has restarted the processes since the store was made.
+    """Counts how often torchrun has restarted the processes since the store was created.
 
     A static rendezvous of torchrun keeps its store, with all keys of previous processes, when it restarts them. (Other
     kinds make a new store each time, and their torchrun processes count different numbers of restarts.)
@@ -220,7 +220,7 @@ def _init_process_group(membership: Membership, launch: Launch, timeout_s: float
 
 
 def evaluators(store: dist.Store) -> dist.Store:
-    """The part of the run's store that belongs to the evaluating processes, with the messages to and from them."""
+    """Returns the part of the run's store that holds the messages to and from the evaluating processes."""
     return dist.PrefixStore("evaluators", store)
 
 

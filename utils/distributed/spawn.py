@@ -156,14 +156,14 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
 
 
 def end_with_parent(number: int = signal.SIGINT) -> None:
-    """On Linux, makes the kernel send a signal to this process when its parent is killed."""
+    """Makes the kernel send a signal to this process when its parent is killed. Linux only."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def free_port() -> int:
-    """A free TCP port, mostly below those that Linux gives to connections, which could take it before it is used."""
+    """Finds a free TCP port, mostly below those that Linux gives to connections, which could take it first."""
     generator = random.SystemRandom()  # not seeded: runs that start at the same time need different ports
     candidates = [generator.randrange(20_000, 32_000) for _ in range(20)]
     for port in [*candidates, 0]:  # 0: any

@@ -44,7 +44,10 @@ class StoreBarrier:
     """
 
     def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
-        self._store = dist.PrefixStore(f"barrier/{title}", store) if len(names) > 1 else None
+        self._prefix_store: dist.PrefixStore | None = None
+        if len(names) > 1:
+            assert store is not None, "several processes need a store"
+            self._prefix_store = dist.PrefixStore(f"barrier/{title}", store)
         self._rank = rank
         self._names = names
         self._rounds = 0
@@ -54,13 +57,13 @@ class StoreBarrier:
         self._heartbeat = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> StoreBarrier:
-        if self._store is not None:
+        if self._prefix_store is not None:
             self._store.set(f"{self._rank}/process", this_process())
             self._heartbeat.start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._store is None:
+        if self._prefix_store is None:
             return
         self._exited.set()
         self._heartbeat.join()
@@ -68,9 +71,15 @@ class StoreBarrier:
             with suppress(dist.DistError):  # the store is gone, and with it the processes that would read this
                 self._report(error)
 
+    @property
+    def _store(self) -> dist.PrefixStore:
+        """The store of a barrier of several processes."""
+        assert self._prefix_store is not None, "a single process waits for nobody"
+        return self._prefix_store
+
     def wait_all(self) -> None:
         """Returns when every process has called this as often as this one. Raises as the table above says."""
-        if self._store is None:
+        if self._prefix_store is None:
             return
         self._rounds += 1
         key = f"arrived/{self._rounds}"
@@ -82,7 +91,7 @@ class StoreBarrier:
 
     def set(self, key: str) -> None:
         """Ends the `wait` of other processes for ``key``."""
-        if self._store is not None:
+        if self._prefix_store is not None:
             self._store.set(f"key/{key}", "")
 
     def wait(self, key: str, rank: int) -> None:
@@ -92,7 +101,7 @@ class StoreBarrier:
 
     def check(self) -> None:
         """Raises as `wait_all` does if another process has failed."""
-        if self._store is not None and self._store.check(["failed"]):
+        if self._prefix_store is not None and self._store.check(["failed"]):
             message = self._store.get("failed").decode()
             self._store.add("readers", 1)
             if self._store.check(["stopped"]):
@@ -165,5 +174,5 @@ class StoreBarrier:
             raise UserError(f"{name} has sent no heartbeat for {LOST_AFTER_S:.0f} s")
 
     def _value(self, key: str) -> bytes:
-        """The value of a key of the store; empty if it has not been set."""
+        """Returns the value of a key of the store, or b"" if it has not been set."""
         return self._store.get(key) if self._store.check([key]) else b""

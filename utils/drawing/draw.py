@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1024)
 def text_mask(text: str, size: int) -> np.ndarray:
-    """One line of text as coverage, uint8 (h, w); the height depends on the font only.
+    """Renders one line of text as coverage, uint8 (h, w); the height depends on the font only.
 
     The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...), or a system font that has all letters of
     the text; letters that no font has are written as ``<code point>``.
@@ -56,12 +56,16 @@ def _font_for(text: str) -> tuple[str, str]:
 def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
     from PIL import ImageFont
 
-    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+    if path:
+        return ImageFont.truetype(path, size)
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont), "a size was given"
+    return font
 
 
 @lru_cache(maxsize=1)
 def _default_font() -> str:
-    """The path of DejaVu Sans; empty without matplotlib, for Pillow's built-in font."""
+    """Returns the path of DejaVu Sans, or "" without matplotlib, for Pillow's built-in font."""
     try:
         matplotlib = import_quietly("matplotlib")
     except (ImportError, ValueError):  # ValueError: MPLBACKEND names a backend that this Python lacks
@@ -90,14 +94,15 @@ GOLDEN_RATIO = 0.618034
 
 
 def class_colors(classes: np.ndarray) -> np.ndarray:
-    """RGB colors uint8 (n, 3) of classes (n,). A class has the same color in all images and runs."""
+    """Returns the RGB colors, uint8 (n, 3), of classes (n,). A class has the same color in all images and runs."""
     classes = np.asarray(classes, np.int64).reshape(-1)
     return np.array([_class_color(int(c)) for c in classes], np.uint8).reshape(-1, 3)
 
 
 @lru_cache(maxsize=4096)
 def _class_color(index: int) -> tuple[int, int, int]:
-    """The hues of successive classes are a golden-ratio turn apart; three shades alternate every eight classes."""
+    """Returns the color of a class. Hues of successive classes are a golden-ratio turn apart; three shades alternate
+    every eight classes."""
     saturation, value = ((0.85, 0.95), (0.60, 1.0), (0.95, 0.70))[index // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb((0.98 + index * GOLDEN_RATIO) % 1.0, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -131,7 +136,9 @@ def draw_boxes(
     for i in order:
         x0, y0, x1, y1 = boxes[i].tolist()
         cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colors[i].tolist(), thickness, cv2.LINE_8)
-    for i in order if labels is not None else ():
+    if labels is None:
+        return canvas
+    for i in order:
         if labels[i]:  # above the box if there is space, else inside its top edge
             x, y = boxes[i, :2].tolist()
             above = y - text_mask(labels[i], text_size).shape[0]
@@ -160,9 +167,9 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
 
 
 def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
-    """An RGB image in the format of ``suffix``. Raises UserError, which names ``path``, as `write_image` does."""
+    """Encodes an RGB image in the format of ``suffix``. Raises UserError about ``path``, as `write_image` does."""
     bgr = np.ascontiguousarray(image[..., ::-1])
-    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # what it prints is not of an image that is decoded
+    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # its warnings must not be taken for a decoder's
     if not ok:
         raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
     return encoded.tobytes()

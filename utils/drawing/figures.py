@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LETTERS = 40  # of a name in a figure
-MOST_DOTS = 30  # points of a line that are marked
-WIDTH, HEIGHT = 4.2, 2.8  # inches of a figure with one chart, without its legend
-LEGEND_LETTERS, LEGEND_ROW = 74, 0.18  # of a row of the legend below it, and inches
+MAX_LABEL_CHARACTERS = 40  # of a name in a figure
+MAX_MARKED_POINTS = 30  # points of a line that are marked
+WIDTH = 4.2  # inches of a figure with one chart, without its legend
+HEIGHT = 2.8
+LEGEND_CHARACTERS = 74  # in a row of the legend below a chart
+LEGEND_ROW = 0.18  # inches
 DPI = 140
-COLORS = (
-    "#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f",
-)  # fmt: skip
+COLORS = ("#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f")
 MARK = "#7f7f7f"
 SHEET_GAP = 2  # white pixels between images
 _AXIS_NAMES = {
@@ -88,7 +88,7 @@ class Chart:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches, created without pyplot, which has global state and needs a display."""
+    """Creates a figure of this size in inches, without pyplot, which has global state and needs a display."""
     backend = import_quietly("matplotlib.backends.backend_agg")
     from matplotlib.figure import Figure
 
@@ -98,16 +98,21 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def picture_of(figure: Figure) -> Picture:
+    """Renders a figure that `new_figure` has created."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
-        figure.canvas.draw()
-    return Picture(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
+        canvas.draw()
+    return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
 def chart_picture(chart: Chart) -> Picture:
-    """A chart with its title, and a legend below if it has several lines."""
+    """Draws a chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines]
-    columns = int(np.clip(LEGEND_LETTERS // (max(map(len, names), default=0) + 6), 1, 4))
+    columns = int(np.clip(LEGEND_CHARACTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
     figure = new_figure(WIDTH, HEIGHT + LEGEND_ROW * rows)
     axes = figure.subplots()
@@ -116,7 +121,7 @@ def chart_picture(chart: Chart) -> Picture:
     label_axes(axes, chart.x_label, chart.y_label, chart.title, chart.note)
     axes.set(xlim=chart.x_range, ylim=chart.y_range)
     if chart.x_is_whole:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     if chart.mark:
         _draw_mark(axes, *chart.mark)
     if rows:
@@ -133,7 +138,7 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
         linestyle="-" if number < len(COLORS) else "--",
         linewidth=2.5 if line.is_strong else 1.3,
         zorder=3 if line.is_strong else 2,
-        marker="." if known.sum() <= MOST_DOTS else None,
+        marker="." if known.sum() <= MAX_MARKED_POINTS else None,
         markersize=4,
         label=short_label(line.name),
     )
@@ -153,13 +158,18 @@ def label_axes(axes: Axes, x_label: str, y_label: str, title: str, note: str = "
 
 
 def _draw_mark(axes: Axes, x: float, text: str) -> None:
-    """A vertical line with its text, on the side with more space."""
+    """Draws a vertical line, and its text on the side with more space."""
     axes.axvline(x, color=MARK, linewidth=1, linestyle="--")
     is_left = axes.transData.transform((x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
     axes.annotate(
-        text, (x, 1), (-4 if is_left else 4, -8), xycoords=("data", "axes fraction"), textcoords="offset points",
-        ha="right" if is_left else "left", fontsize=8,
-    )  # fmt: skip
+        text,
+        xy=(x, 1),
+        xytext=(-4 if is_left else 4, -8),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        fontsize=8,
+    )
 
 
 def histogram_picture(
@@ -169,14 +179,14 @@ def histogram_picture(
     mark: tuple[float, str] | None = None,
     note: str = "",
 ) -> Picture:
-    """Bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2. ``labels``: of
-    the x and the y axis, and the title."""
+    """Draws bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2.
+    ``labels``: of the x and the y axis, and the title."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=COLORS[0])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.get_major_locator().set_params(numticks=10)
+    axes.locator_params(axis="x", numticks=10)
     axes.minorticks_off()
     axes.set_xlim(edges[0], edges[-1])
     label_axes(axes, *labels, note)
@@ -186,8 +196,8 @@ def histogram_picture(
 
 
 def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> Picture:
-    """Cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
-    ``labels``: as of `histogram_picture`."""
+    """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
+    ``labels``: as in `histogram_picture`."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
@@ -198,7 +208,7 @@ def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "
 def bars_picture(
     names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: tuple[str, str, str]
 ) -> Picture:
-    """A bar with a text above it for each name. ``labels``: as of `histogram_picture`."""
+    """Draws a bar with a text above it for each name. ``labels``: as in `histogram_picture`."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
     axes.bar(np.arange(len(names)), values, color=COLORS[0])
@@ -211,15 +221,17 @@ def bars_picture(
 
 
 def short_label(text: str) -> str:
-    """A name as Matplotlib shall show it: shortened to leave space for the axes; with dollars that do not begin a
-    formula; and with a space before a first underscore, which would leave the line out of the legend."""
-    text = (text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…").replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+    """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollars, which would begin a
+    formula, and puts a space before a first underscore, which would leave the line out of the legend."""
+    if len(text) > MAX_LABEL_CHARACTERS:
+        text = f"{text[: MAX_LABEL_CHARACTERS - 1]}…"
+    label = text.replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
-    """The columns of results.csv that have a finite value over epochs. ``train/box`` and ``val/box`` share a chart, and
-    so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
+    """Returns charts of the columns of results.csv that have a finite value. ``train/box`` and ``val/box`` share a
+    chart, and so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
     panels: dict[str, list[str]] = {}  # columns by the quantity that they measure
     for name, values in columns.items():
         if name != "epoch" and np.isfinite(values).any():
@@ -251,6 +263,7 @@ def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
     shape = (rows * (height + SHEET_GAP) - SHEET_GAP, columns * (width + SHEET_GAP) - SHEET_GAP, 3)
     sheet = np.full(shape, 255, np.uint8)
     for i, image in enumerate(images):
-        y, x = i // columns * (height + SHEET_GAP), i % columns * (width + SHEET_GAP)
+        y = i // columns * (height + SHEET_GAP)
+        x = i % columns * (width + SHEET_GAP)
         sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
     return sheet

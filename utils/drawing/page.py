@@ -57,8 +57,8 @@ def _environment() -> Environment:
 
 
 def render(template: str, title: str, subtitle: str = "", **values: Any) -> str:
-    """The page with the sections of ``template``, a path below the root of the program, and a table of contents. A
-    control character in a name is shown as a replacement character."""
+    """Renders the page with the sections of ``template``, a path below the root of the program, and a table of
+    contents. A control character in a name is shown as a replacement character."""
     environment = _environment()
     sections: list[str] = []  # titles: filled in by the macro `section`
     body = environment.get_template(template).render(values, sections=sections)
@@ -73,7 +73,7 @@ def write_page(path: str | Path, template: str, title: str, subtitle: str = "", 
 
 
 def image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
-    """A PNG or JPEG file (``kind``) in the page. ``style``: a class of the style sheet; ``width``: in pixels."""
+    """Embeds a PNG or JPEG file (``kind``) in the page. ``style``: a class of the style sheet; ``width``: pixels."""
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
 
@@ -83,7 +83,7 @@ def figure(picture: Picture, label: str) -> Markup:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for a reader: at most ``digits`` decimals, thousands separated; "–" if it is not known."""
+    """Formats a number: at most ``digits`` decimals, thousands separated; "–" if it is unknown."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"

@@ -34,7 +34,7 @@ def _checksum(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
     layout = [(name, array.dtype.str, array.shape) for name, array in sorted(arrays.items())]
     total = zlib.crc32(json.dumps([meta, layout]).encode())
     for name, *_ in layout:
-        total = zlib.crc32(arrays[name], total)
+        total = zlib.crc32(arrays[name].data, total)
     return total
 
 

@@ -62,13 +62,13 @@ def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint, on the CPU, read without running its code. Raises UserError for any other file."""
+    """Reads a checkpoint on the CPU, without running code in it. Raises UserError for any other file."""
     with TorchFile(path) as file:
         return checkpoint_in(file)
 
 
 def checkpoint_in(file: TorchFile) -> dict[str, Any]:
-    """The content of an open file, as `read_checkpoint` returns it."""
+    """Returns the content of an open file, as `read_checkpoint` does."""
     path = file.path
     file.check_sums()
     if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
@@ -80,7 +80,7 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
 
 
 def _with_tensors(file: TorchFile) -> Any:
-    """The content of ``file`` with tensors in place of the records of tensors.
+    """Returns the content of ``file`` with tensors in place of the records of tensors.
 
     What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
     the next one ten times are small in the file. Raises UserError for objects that no checkpoint of ours contains.
@@ -121,7 +121,7 @@ def _with_tensors(file: TorchFile) -> Any:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether a file begins with a header length and JSON; False for a missing file or a pipe."""
+    """Returns whether a file begins with a header length and JSON; False for a missing file or a pipe."""
     try:
         with open_regular(path) as file:
             start = file.read(9)
@@ -131,8 +131,8 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors of types
-    or dimensions that no detector has."""
+    """Reads the tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors of
+    types or dimensions that no detector has."""
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:

@@ -34,7 +34,7 @@ class EncodingError(ValueError):
 
 
 def decode_utf8(data: bytes) -> str:
-    """The text of ``data``, without a byte order mark. Raises EncodingError if it is not UTF-8."""
+    """Decodes UTF-8, with or without a byte order mark. Raises EncodingError for other encodings."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -45,7 +45,7 @@ def decode_utf8(data: bytes) -> str:
 
 
 def encoding_advice(data: bytes) -> str:
-    """The message of `decode_utf8` about ``data``; "" if it is UTF-8."""
+    """Returns the message of `decode_utf8` about ``data``, or "" if it is UTF-8."""
     try:
         decode_utf8(data)
     except EncodingError as error:
@@ -54,7 +54,7 @@ def encoding_advice(data: bytes) -> str:
 
 
 def decode_loosely(data: bytes) -> str:
-    """Text by which a kind of file can be recognized, whatever its encoding: ASCII in it is right."""
+    """Decodes text in any encoding well enough to recognize a kind of file: ASCII in it is right."""
     encoding = probable_encoding(data) if b"\0" in data else ""
     try:
         return data.decode(encoding or "utf-8-sig", "replace")
@@ -63,8 +63,8 @@ def decode_loosely(data: bytes) -> str:
 
 
 def decode_xml(data: bytes) -> bytes | str:
-    """XML as a parser takes it: ``data`` itself, or text if its declaration names an encoding of several bytes per
-    character. Raises EncodingError if the content is not in that encoding."""
+    """Prepares XML for a parser: decodes it if its declaration names an encoding of several bytes per character, else
+    returns ``data`` itself. Raises EncodingError if the content is not in that encoding."""
     declared = _XML_ENCODING.match(data)
     if declared is None:
         return data
@@ -79,7 +79,7 @@ def decode_xml(data: bytes) -> bytes | str:
 
 
 def probable_encoding(data: bytes) -> str:
-    """The encoding that text seems to have which is not UTF-8, for messages; "" for what seems to be no text."""
+    """Guesses the encoding of text that is not UTF-8, for messages; "" for data that does not look like text."""
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return name
@@ -101,7 +101,7 @@ def probable_encoding(data: bytes) -> str:
 
 
 def _decoded(sample: bytes, codec: str) -> str:
-    """The text of ``sample``, which may end within a character; "" if it has another encoding."""
+    """Decodes ``sample``, which may end within a character. Returns "" if it has another encoding."""
     try:
         return codecs.getincrementaldecoder(codec)().decode(sample)
     except UnicodeDecodeError:
@@ -109,7 +109,7 @@ def _decoded(sample: bytes, codec: str) -> str:
 
 
 def _leading_bytes(sample: bytes) -> set[int]:
-    """The first bytes of characters of two bytes."""
+    """Returns the first bytes of all two-byte characters."""
     return {pair[0][0] for pair in re.finditer(rb"[\x81-\xfe].", sample, re.DOTALL)}
 
 

@@ -1,4 +1,4 @@
-"""The folders of runs (exp, exp2, ...) and caches, and what a checkpoint says of the source of its data and weights."""
+"""Folders of runs (exp, exp2, ...) and caches, and where the data and weights of a checkpoint come from."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from utils.files.paths import normal_path, path_of, relative_name
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
-USABLE_FRACTION = 0.98  # of the free space of a disk that what is written may take
+USABLE_FRACTION = 0.98  # of the free space of a disk that we may fill
 UNKNOWN = "unknown"
 
 
 class Origin(NamedTuple):
-    """Where weights come from, as checkpoints and exported files store it: text; `UNKNOWN` where nothing says."""
+    """Where weights come from, as checkpoints and exported files store it; `UNKNOWN` where that is not recorded."""
 
     weights: str  # that training started from
     license: str  # of the trained weights
@@ -56,7 +56,8 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
     base = _base(project, name)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
-        path, number = base, 1
+        path = base
+        number = 1
         while True:
             try:
                 path.mkdir(exist_ok=exist_ok)
@@ -85,7 +86,7 @@ def _refusal(base: Path, error: OSError) -> UserError:
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """A new folder next to ``path``, for the block: what is made in it can be renamed to ``path`` (`replace_path`).
+    """Creates a folder next to ``path`` for the block. Its contents can be renamed to ``path`` (`replace_path`).
 
     It is locked; folders that killed processes left behind are removed first, but not those of other programs. An
     OSError names ``path`` if the folder cannot be made.
@@ -136,35 +137,41 @@ def replace_path(new: Path, path: Path) -> None:
 
 
 def file_bytes(path: str | Path) -> int:
-    """The size of a file, or of all files in a folder."""
+    """Returns the size of a file, or of all files in a folder."""
     path = Path(path)
     return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """The location of a data set as a checkpoint stores it: absolute paths, and paths relative to the run's ``folder``.
+    """Describes where a data set is, for a checkpoint: absolute paths, and paths relative to the run's ``folder``.
 
     ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
     """
-    paths = {"source": str(normal_path(source))} | ({"root": str(normal_path(root))} if root else {})
+    paths = {"source": str(normal_path(source))}
+    if root:
+        paths["root"] = str(normal_path(root))
     return paths | {f"{name}_from_run": relative_name(path, folder) for name, path in paths.items()}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """The data set's YAML and the folder that its entries are relative to, as ``checkpoint`` has ``stored`` them; "" if
-    it has not. A path is looked up as it was stored, then relative to the checkpoint's folder."""
-    folder, paths = normal_path(checkpoint).parent, []
-    for name in ("source", "root"):
-        path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-        moved = path_of(from_run, folder)
-        if path and from_run and not Path(path).exists() and os.path.exists(moved):
-            path = moved
-        paths.append(path)
-    return paths[0], paths[1]
+    """Finds the data set's YAML, and the folder that its entries are relative to, that ``checkpoint`` has ``stored``;
+    "" for what it does not have. A path is looked up as it was stored, then relative to the checkpoint's folder."""
+    folder = normal_path(checkpoint).parent
+    return _stored_path(stored, "source", folder), _stored_path(stored, "root", folder)
+
+
+def _stored_path(stored: Mapping[str, Any], name: str, folder: Path) -> str:
+    """Returns the stored absolute path, or the one relative to the run's ``folder`` if only that exists."""
+    path = str(stored.get(name, ""))
+    from_run = str(stored.get(f"{name}_from_run", ""))
+    moved = path_of(from_run, folder)
+    if path and from_run and not Path(path).exists() and os.path.exists(moved):
+        return moved
+    return path
 
 
 def cache_folder(cache_dir: str = "") -> Path:
-    """``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
+    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
     if cache_dir:
         return Path(os.path.expanduser(cache_dir))
     try:

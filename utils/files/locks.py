@@ -40,10 +40,11 @@ class FileLock:
             time.sleep(POLL_S)
         return ""
 
-    def wait(self, what: str) -> FileLock:
-        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``what`` it waits for."""
-        if holder := self.acquire():
-            get_logger().warning("waiting for %s (%s)", what, holder)
+    def wait(self, purpose: str) -> FileLock:
+        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``purpose``."""
+        holder = self.acquire()
+        if holder:
+            get_logger().warning("waiting for %s (%s)", purpose, holder)
             self.acquire(math.inf)
         return self
 
@@ -84,4 +85,9 @@ class FileLock:
 @functools.cache
 def _close_in_children() -> None:
     """Makes forked children close the descriptors; the parent keeps its locks."""
-    os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
+    os.register_at_fork(after_in_child=_close_held)
+
+
+def _close_held() -> None:
+    while _held:
+        os.close(_held.pop())

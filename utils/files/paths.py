@@ -32,7 +32,8 @@ def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
     `path_of` returns the path. No other function may join such a name with its folder: where the folder's path has a
     symbolic link, the kernel would read the leading ``..`` as another folder.
     """
-    path, root = os.fspath(path), os.fspath(root)
+    path = os.fspath(path)
+    root = os.fspath(root)
     if ".." in path:
         path = normal_path(path)
     if ".." in root:

@@ -13,7 +13,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall and F1
 
 
@@ -26,7 +26,7 @@ class ResultsTable:
     def read(cls, path: Path) -> ResultsTable:
         """Raises UserError for a file that is not such a table."""
         try:
-            with io.TextIOWrapper(open_regular(path, MOST_BYTES), encoding="utf-8", newline="") as file:
+            with io.TextIOWrapper(open_regular(path, MAX_BYTES), encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
                 rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
                 columns = list(reader.fieldnames or ["epoch"])
@@ -44,7 +44,7 @@ class ResultsTable:
         self.rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
 
     def keep(self, epochs: int) -> None:
-        """Drops the rows after the first so many epochs; with the last row, also the columns."""
+        """Drops the rows after the first ``epochs`` epochs. Without any row, only the column of epochs remains."""
         self.rows = {epoch: row for epoch, row in self.rows.items() if epoch <= epochs}
         self.columns = self.columns if self.rows else ["epoch"]
 
@@ -58,7 +58,8 @@ class ResultsTable:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns that have a value: float64 (rows,), nan where a cell is empty. Raises as `ResultsTable.read`."""
+    """Reads the columns that have a value: float64 (rows,), nan where a cell is empty. Raises as `ResultsTable.read`
+    does."""
     table = ResultsTable.read(path)
     rows = [table.rows[epoch] for epoch in sorted(table.rows)]
     known = [name for name in table.columns if any(name in row for row in rows)]

@@ -26,10 +26,9 @@ _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are ful
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged. An
-    OSError names ``path``, whichever call failed. ``durable``: survive a power cut, by fsync of the content, and of the
-    folder if the file system supports it.
-    """
+    """Yields a temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged.
+    An OSError names ``path``, whichever call failed. ``durable``: survive a power cut, by fsync of the content, and of
+    the folder if the file system supports it."""
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     try:
@@ -45,7 +44,8 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     if durable:
         with contextlib.suppress(OSError):
@@ -78,14 +78,14 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
     """Replaces ``path`` atomically by a table; text is that of `csv_cell`."""
     import csv  # not for --help
 
-    text = io.StringIO()
-    csv.writer(text).writerows(map(csv_cell, row) for row in rows)
-    write_whole(path, text.getvalue())
+    buffer = io.StringIO()
+    csv.writer(buffer).writerows(map(csv_cell, row) for row in rows)
+    write_whole(path, buffer.getvalue())
 
 
 def csv_cell(value: Any) -> Any:
-    """``value``, with an apostrophe before text that spreadsheets would compute as a formula (OWASP, CSV injection).
-    Numbers stay, also as text."""
+    """Puts an apostrophe before text that spreadsheets would compute as a formula (OWASP, CSV injection). Numbers stay,
+    also as text."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -101,7 +101,7 @@ def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """Raises as `open_regular` does."""
+    """Reads a regular file of at most ``most`` bytes. Raises as `open_regular` does."""
     handle, status = open_descriptor(path, most)
     try:
         data = os.read(handle, status.st_size + 1)
@@ -116,7 +116,7 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
 
 
 def read_text(path: str | os.PathLike, most: int | None = None) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises UserError if it cannot be read."""
+    """Reads a UTF-8 file, with or without a byte order mark. Raises UserError if it cannot be read."""
     try:
         return decode_utf8(read_regular(path, most))
     except FileNotFoundError:
@@ -130,8 +130,8 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
 
 
 def open_direct(path: str | os.PathLike, flags: int) -> int:
-    """The ``opener`` of `open` for files of a run: neither follows a symbolic link, which may lead out of the folder
-    (PermissionError), nor waits for the reader of a pipe."""
+    """Opens a file of a run; the ``opener`` of `open`. It neither follows a symbolic link, which may lead out of the
+    folder (PermissionError), nor waits for the reader of a pipe."""
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -141,9 +141,9 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
 
 
 def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
-    """A descriptor of the folder ``name`` below ``root``, or of ``root`` itself for "". ``make``: create what is
-    missing. Raises PermissionError for a symbolic link below ``root``: what is written to the folder stays there, also
-    if another user replaces a part of its path."""
+    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make``: create
+    what is missing. Raises PermissionError for a symbolic link below ``root``: what is written to the folder stays
+    there, also if another user replaces a part of its path."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = Path(root)
     for part in Path(name).parts:
@@ -165,18 +165,20 @@ def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int
 
 
 def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
-    """An open regular file of at most ``most`` bytes, and its status. Raises OSError, with a reason, for others."""
+    """Opens a regular file of at most ``most`` bytes. Returns a descriptor and its status. Raises OSError, with a
+    reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(handle)
-    error = None
-    if stat.S_ISDIR(status.st_mode):
-        error = errno.EISDIR, "is a folder, not a file"
-    elif not stat.S_ISREG(status.st_mode):
-        error = errno.EINVAL, "is a pipe or device, not a file"
-    elif most is not None and status.st_size > most:
-        error = errno.EFBIG, f"has {status.st_size:,} bytes, more than such a file can need"
-    if error:
+    try:
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
+        if most is not None and status.st_size > most:
+            reason = f"has {status.st_size:,} bytes, more than such a file can need"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
+    except OSError:
         os.close(handle)
-        raise OSError(*error, os.fspath(path))
+        raise
     return handle, status

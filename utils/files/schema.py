@@ -15,11 +15,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from utils.errors import Mistakes, UserError, all_mistakes, look_alike, one_line
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 
 
 class Bounds(NamedTuple):
@@ -61,7 +64,11 @@ _TYPE_NAMES = {
     dict: "'key: value' lines",
 }
 
-hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))  # takes milliseconds
+
+@functools.cache  # takes milliseconds
+def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the type hints of a class or function by name, with ``Annotated``."""
+    return typing.get_type_hints(owner, include_extras=True)
 
 
 def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
@@ -76,7 +83,7 @@ def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> 
 
 
 def fits_64_bits(number: int) -> bool:
-    """Whether torch, numpy and checkpoints can hold ``number``."""
+    """Returns whether torch, numpy and checkpoints can hold ``number``."""
     return abs(number) < 2**63
 
 
@@ -96,20 +103,20 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 
 def bounds_of(field: dataclasses.Field) -> Bounds | None:
-    """The bounds in the metadata of a field that `setting` has made; None of another field."""
+    """Returns the bounds in the metadata of a field that `setting` has created, or None for other fields."""
     if not field.metadata:
         return None
     return Bounds(**{name: value for name, value in field.metadata.items() if name in Bounds._fields})
 
 
-def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] | None = None) -> T:
+def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[str], str] | None = None) -> DataclassT:
     """Makes a dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
 
-    Raises UserError that begins with ``where`` for unknown and missing keys and for wrong values.
+    Raises UserError that begins with ``location`` for unknown and missing keys and for wrong values.
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping):
-        raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
+        raise UserError(f"{location}: must be 'key: value' lines, got {type(values).__name__}")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     checked: dict[str, Any] = {}
@@ -119,25 +126,25 @@ def build(cls: type[T], values: Any, where: str, unknown: Callable[[str], str] |
                 break
             if key not in fields:
                 problem = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
-                mistakes.add(f"{where}: {problem}")
+                mistakes.add(f"{location}: {problem}")
                 continue
             with mistakes.noted():
-                checked[key] = check(value, hints[key], f"{where}: {key}", bounds_of(fields[key]))
+                checked[key] = check(value, hints[key], f"{location}: {key}", bounds_of(fields[key]))
         if values.keys() <= fields.keys():  # an unknown key may be a missing one, misspelled
-            _note_missing(fields, values, where, mistakes)
+            _note_missing(fields, values, location, mistakes)
     return cls(**checked)
 
 
 def _note_missing(
-    fields: Mapping[str, dataclasses.Field], values: Mapping[str, Any], where: str, mistakes: Mistakes
+    fields: Mapping[str, dataclasses.Field], values: Mapping[str, Any], location: str, mistakes: Mistakes
 ) -> None:
     for name, field in fields.items():
         is_required = field.default is field.default_factory is dataclasses.MISSING
         if is_required and name not in values:
-            mistakes.add(f"{where}: has no '{name}'")
+            mistakes.add(f"{location}: has no '{name}'")
 
 
-def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> Any:
+def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) -> Any:
     """Returns ``value`` as ``hint`` says: whole numbers become floats, lists tuples, and mappings dataclasses.
 
     Args:
@@ -145,30 +152,30 @@ def check(value: Any, hint: Any, where: str, bounds: Bounds | None = None) -> An
             such; also with ``| None``.
         bounds: in place of those in ``hint``.
 
-    Raises UserError that begins with ``where``.
+    Raises UserError that begins with ``location``.
     """
     kind, is_optional, hint_bounds = parse_hint(hint)
     if kind is Any or (is_optional and value is None):
         return value
-    if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, kind) else build(kind, value, where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return value if isinstance(value, kind) else build(kind, value, location)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
     value = _converted(value, plain_type)
     is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)
     if not isinstance(value, plain_type) or is_bool_as_number:
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
-        raise UserError(f"{where}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
+        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
     if check_content := _CONTENT_CHECKS.get(plain_type):
-        value = check_content(value, kind, where)
+        value = check_content(value, kind, location)
     if bounds is not None:
-        _check_bounds(value, where, bounds)
+        _check_bounds(value, location, bounds)
     elif hint_bounds != Bounds():
-        _check_bounds(value, where, hint_bounds)
+        _check_bounds(value, location, hint_bounds)
     return value
 
 
 def _converted(value: Any, plain_type: type) -> Any:
-    """``value`` as ``plain_type`` if YAML writes such values in another type, else ``value`` itself."""
+    """Converts ``value`` to ``plain_type`` if YAML writes such values in another type; other values stay unchanged."""
     if plain_type is tuple and isinstance(value, list):
         return tuple(value)
     if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):
@@ -177,51 +184,54 @@ def _converted(value: Any, plain_type: type) -> Any:
     return value
 
 
-def _check_integer(value: int, _: Any, where: str) -> int:
+def _check_integer(value: int, _: Any, location: str) -> int:
     if not fits_64_bits(value):
-        raise UserError(f"{where}: {TOO_LONG}")
+        raise UserError(f"{location}: {TOO_LONG}")
     return value
 
 
-def _check_list(values: list, hint: Any, where: str) -> list:
+def _check_list(values: list, hint: Any, location: str) -> list:
     if not typing.get_args(hint):
         return values
-    element_hint = typing.get_args(hint)[0]
-    return [check(value, element_hint, f"{where} ({i})") for i, value in enumerate(values)]
+    return _check_elements(values, typing.get_args(hint)[0], location)
 
 
-def _check_tuple(values: tuple, hint: Any, where: str) -> tuple:
+def _check_elements(values: Iterable[Any], element_hint: Any, location: str) -> list:
+    return [check(value, element_hint, f"{location} ({i})") for i, value in enumerate(values)]
+
+
+def _check_tuple(values: tuple, hint: Any, location: str) -> tuple:
     element_hints = typing.get_args(hint)
     if not element_hints:
         return values
     if element_hints[-1] is ...:
-        return tuple(_check_list(list(values), list[element_hints[0]], where))
+        return tuple(_check_elements(values, element_hints[0], location))
     if len(values) != len(element_hints):
-        raise UserError(f"{where}: must be {len(element_hints)} values, got {_shown(values)}")
-    return tuple(check(value, hint, f"{where} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))
+        raise UserError(f"{location}: must be {len(element_hints)} values, got {_shown(values)}")
+    return tuple(check(value, hint, f"{location} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))
 
 
-def _check_mapping(values: dict, hint: Any, where: str) -> dict:
+def _check_mapping(values: dict, hint: Any, location: str) -> dict:
     if typing.is_typeddict(hint):
-        return _check_typed_dict(values, hint, where)
+        return _check_typed_dict(values, hint, location)
     if not typing.get_args(hint):
         return values
     key_hint, value_hint = typing.get_args(hint)
     checked = {}
     for key, value in values.items():
-        check(key, key_hint, f"{where}: the key {_shown(key)}")
-        checked[key] = check(value, value_hint, f"{where}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
+        check(key, key_hint, f"{location}: the key {_shown(key)}")
+        checked[key] = check(value, value_hint, f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
     return checked
 
 
-def _check_typed_dict(values: dict, cls: Any, where: str) -> dict:
+def _check_typed_dict(values: dict, cls: Any, location: str) -> dict:
     missing = sorted(cls.__required_keys__ - values.keys())
     if missing:
-        raise UserError(f"{where}: has no '{missing[0]}'")
+        raise UserError(f"{location}: has no '{missing[0]}'")
     hints = hints_of(cls)
     checked = {}
     for key, value in values.items():
-        checked[key] = check(value, hints[key], f"{where}: {key}") if key in hints else value
+        checked[key] = check(value, hints[key], f"{location}: {key}") if key in hints else value
     return checked
 
 
@@ -234,23 +244,23 @@ _CONTENT_CHECKS: dict[type, Callable[[Any, Any, str], Any]] = {
 }
 
 
-def _check_bounds(value: Any, where: str, bounds: Bounds) -> None:
+def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
     if isinstance(value, float) and math.isinf(value):
-        raise UserError(f"{where}: must be a finite number, got {value!r}")
+        raise UserError(f"{location}: must be a finite number, got {value!r}")
     if bounds.is_line and one_line(value) != value:
-        raise UserError(f"{where}: {value!r} contains a control character or is not UTF-8; choose another name")
+        raise UserError(f"{location}: {value!r} contains a control character or is not UTF-8; choose another name")
     if bounds.choices:
         elements = value if isinstance(value, list) else [value]
         refused = [_shown(element) for element in elements if element not in bounds.choices]
         if refused:
-            raise UserError(f"{where}: must be one of {', '.join(bounds.choices)}, got {', '.join(refused)}")
+            raise UserError(f"{location}: must be one of {', '.join(bounds.choices)}, got {', '.join(refused)}")
     if bounds.also is not None and value == bounds.also:
         return
     if bounds.low is not None and not value >= bounds.low:  # also NaN
         alternative = "" if bounds.also is None else f" or {bounds.also}"
-        raise UserError(f"{where}: must be at least {bounds.low}{alternative}, got {value!r}")
+        raise UserError(f"{location}: must be at least {bounds.low}{alternative}, got {value!r}")
     if bounds.high is not None and not value <= bounds.high:
-        raise UserError(f"{where}: must be at most {bounds.high}, got {value!r}")
+        raise UserError(f"{location}: must be at most {bounds.high}, got {value!r}")
 
 
 def _shown(value: Any) -> str:

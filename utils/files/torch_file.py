@@ -82,17 +82,18 @@ class Record:
     state: Any = None
 
     def get(self, key: str) -> Any:
-        """An entry of the state, if that is a dict."""
+        """Returns an entry of the state if that is a dict, else None."""
         return self.state.get(key) if isinstance(self.state, dict) else None
 
     def calls(self, *functions: str) -> bool:
-        """Whether it is the result of one of these ``functions`` of torch._utils, which make tensors."""
+        """Returns whether one of these ``functions`` of torch._utils, which create tensors, was called."""
         return self.kind.module == "torch._utils" and self.kind.name in functions
 
 
 def read_program(program: bytes) -> Any:
-    """The object that a pickle describes: dicts, lists (also for sets), tuples, plain values, `Name`, `Storage` and
-    `Record` objects. Raises pickle.UnpicklingError with the reason for anything that torch does not write."""
+    """Runs a pickle program. Returns the object that it describes: dicts, lists (also for sets), tuples, plain values,
+    `Name`, `Storage` and `Record` objects. Raises pickle.UnpicklingError with the reason for anything that torch does
+    not write."""
     machine = _Machine()
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(program)):
@@ -133,7 +134,10 @@ class _Machine:
     def pop(self, _: object) -> None:
         self.stack.pop()
 
-    def pop_to_mark(self, _: object = None) -> list[Any]:
+    def discard_to_mark(self, _: object) -> None:
+        self.pop_to_mark()
+
+    def pop_to_mark(self) -> list[Any]:
         start = self._marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -252,7 +256,7 @@ class _Machine:
             raise TypeError
 
     def refer(self, _: object) -> None:
-        """A reference to a storage."""
+        """Pushes a reference to a storage."""
         match self.stack.pop():
             case ("storage", Name(_, kind), str(key), *_):
                 self.stack.append(Storage(kind, key))
@@ -292,7 +296,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "DICT": _Machine.make_dict,
     "MARK": _Machine.mark,
     "POP": _Machine.pop,
-    "POP_MARK": _Machine.pop_to_mark,
+    "POP_MARK": _Machine.discard_to_mark,
     "MEMOIZE": _Machine.store_next,
     "APPEND": _Machine.append,
     "SETITEM": _Machine.set_item,
@@ -341,8 +345,8 @@ class TorchFile:
             raise UserError(f"{self.path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
 
     def view(self, value: Any) -> Tensor | None:
-        """The tensor of a record, as a view of its storage; None for other values. The tensors of a file may not be far
-        larger than the file."""
+        """Returns the tensor of a record as a view of its storage, or None for other values. The tensors of a file may
+        not be far larger than the file."""
         if isinstance(value, Record) and value.calls("_rebuild_parameter", "_rebuild_parameter_with_state"):
             value = value.args[0] if value.args else None
         if not isinstance(value, Record):
@@ -368,11 +372,11 @@ class TorchFile:
         return UserError(f"{self.path}: refused: {reason}")
 
     def _bytes_of(self, key: str) -> Tensor:
-        """The bytes of a storage, uint8. They are read once, as many tensors may be views of them."""
+        """Reads the bytes of a storage, uint8, once: many tensors may be views of them."""
         if key not in self._storages:
             entry = self._entries[f"{self._folder}data/{key}"]
             content = torch.empty(entry.file_size, dtype=torch.uint8, device="cpu")
-            target = memoryview(content.numpy())
+            target = content.numpy().data
             position = 0
             with self._reading(entry.filename), self._zip.open(entry) as source:
                 while part := source.read(_READ_BYTES):
@@ -422,8 +426,8 @@ def open_checkpoint(path: str | Path) -> BinaryIO:
 
 
 def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
-    """The zip archive in the file of `open_checkpoint`, which the caller closes. PyTorch stores entries uncompressed,
-    so together they cannot exceed the file. Raises UserError for anything else."""
+    """Opens the zip archive in the file of `open_checkpoint`, which the caller closes. PyTorch stores entries
+    uncompressed, so together they cannot exceed the file. Raises UserError for anything else."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -431,19 +435,19 @@ def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
         raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
         raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
     entries = archive.infolist()
-    why = ""
+    reason = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        why = "its entries are compressed, but PyTorch's never are"
+        reason = "its entries are compressed, but PyTorch's never are"
     elif any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing
-        why = "it holds folders or entries without a name"
+        reason = "it holds folders or entries without a name"
     elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
-        why = "there is data before the archive"
+        reason = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):
-        why = "two of its entries have the same name"
+        reason = "two of its entries have the same name"
     elif sum(e.file_size for e in entries) > os.fstat(file.fileno()).st_size:
-        why = "its entries declare more data than the file has"
-    if why:
-        raise UserError(f"{path}: refused: {why}")
+        reason = "its entries declare more data than the file has"
+    if reason:
+        raise UserError(f"{path}: refused: {reason}")
     return archive
 
 

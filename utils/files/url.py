@@ -22,17 +22,17 @@ def is_http(url: str) -> bool:
 
 
 def without_login(url: str) -> str:
-    """A URL without its user and password, which do not belong in logs, file names and results."""
+    """Removes user and password from a URL: they do not belong in logs, file names and results."""
     return re.sub("(?<=://)[^/?#]*@", "", url)
 
 
 def url_path(url: str) -> str:
-    """The path of the file in ``url``, in plain letters: ``photos/a b.jpg`` of ``https://host/photos/a%20b.jpg?v=2``."""
+    """Returns the unquoted path of the file in ``url``: ``photos/a b.jpg`` for ``https://host/photos/a%20b.jpg?v=2``."""
     return urllib.parse.unquote(re.split("[?#]", url.partition("://")[2])[0].partition("/")[2])
 
 
 def open_url(url: str) -> http.client.HTTPResponse:
-    """The response to a GET request, whose user and password, if ``url`` has them, are sent as HTTP's basic
+    """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
     authentication. Raises one of `NETWORK_ERRORS`."""
     address = urllib.parse.quote(without_login(url), safe=_RESERVED)
     headers = {"User-Agent": "lockstep"}
@@ -43,12 +43,12 @@ def open_url(url: str) -> http.client.HTTPResponse:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why one of `NETWORK_ERRORS` was raised."""
+    """Returns the reason of one of `NETWORK_ERRORS`."""
     return str(error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1])
 
 
 def read_url(url: str, *, most: int) -> bytes:
-    """The content at ``url``. Raises UserError if it cannot be read, or has more than ``most`` bytes."""
+    """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``most`` bytes."""
     name = without_login(url)
     try:
         with open_url(url) as response:

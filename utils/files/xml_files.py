@@ -15,7 +15,7 @@ class XmlError(ValueError):
 
 
 def parse_xml(data: bytes) -> ElementTree.Element:
-    """The root element; it and all others have the attribute `LINE`. Raises XmlError."""
+    """Parses XML. Returns the root element; every element has the attribute `LINE`. Raises XmlError."""
     parser = expat.ParserCreate()
     builder = ElementTree.TreeBuilder()
 

@@ -36,16 +36,19 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
     warning, which may be of another thread's image, is decoded again, alone."""
     process = os.getpid()  # a forked child needs its own
     watch = _watches.get(process) or _watches.setdefault(process, _Watch())  # one, even if threads race
-    result, text = watch.run(decode)
-    if _DAMAGE.search(text):
-        result, text = watch.run_alone(decode)
-    found = _DAMAGE.search(text)
-    return result, (found["logged"] or found[0]).decode("latin-1") if found else ""
+    result, output = watch.run(decode)
+    if _DAMAGE.search(output):
+        result, output = watch.run_alone(decode)
+    damage = _DAMAGE.search(output)
+    if damage is None:
+        return result, ""
+    return result, (damage["logged"] or damage[0]).decode("latin-1")
 
 
 def pass_on() -> None:
-    """Forwards what has been captured and restores standard error: for a process that is about to end."""
-    if watch := _watches.get(os.getpid()):
+    """Forwards what has been captured and restores standard error, before this process ends."""
+    watch = _watches.get(os.getpid())
+    if watch is not None:
         with contextlib.suppress(OSError):
             watch.restore()
 
@@ -70,7 +73,7 @@ class _Watch:
         self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
-        """The result, and what decoders of all threads have printed meanwhile."""
+        """Runs ``decode``. Returns its result, and what decoders of all threads have printed meanwhile."""
         with self._entrance:
             start = self._enter()
         return self._decode(decode, start)
@@ -101,11 +104,11 @@ class _Watch:
         finally:
             with self._changed:
                 try:
-                    text = os.pread(self._file.fileno(), self._size() - start, start)
+                    output = os.pread(self._file.fileno(), self._size() - start, start)
                     self._forward()
                 finally:
                     self._leave()
-        return result, text
+        return result, output
 
     def _leave(self) -> None:
         self._inside -= 1
@@ -123,5 +126,6 @@ class _Watch:
         """Writes the new lines that are not of decoders to the terminal."""
         new = os.pread(self._file.fileno(), self._size() - self._forwarded, self._forwarded)
         self._forwarded += len(new)
-        if text := _FROM_DECODERS.sub(b"", new):
-            os.write(self._terminal, text)
+        other_output = _FROM_DECODERS.sub(b"", new)
+        if other_output:
+            os.write(self._terminal, other_output)

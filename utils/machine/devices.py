@@ -1,4 +1,4 @@
-"""The devices that ``--device`` names, and the number format that one computes in (``--amp``)."""
+"""Parses ``--device``, and chooses the autocast type of a device (``--amp``)."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ def make_current(device: torch.device) -> None:
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """Parses ``--device``; several only of CUDA. Raises UserError for devices that do not exist."""
-    text = device.strip().lower().replace("cuda:", "")
-    if not text and not torch.cuda.is_available():
-        text = "mps" if torch.backends.mps.is_available() else "cpu"
-    if text == "cpu":
+    """Parses ``--device``; only CUDA devices can be several. Raises UserError for devices that do not exist."""
+    name = device.strip().lower().replace("cuda:", "")
+    if not name and not torch.cuda.is_available():
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cpu":
         return (torch.device("cpu"),)
-    if text == "mps":
+    if name == "mps":
         if not torch.backends.mps.is_available():
             raise UserError("--device mps: no Apple GPU is available here; use --device cpu")
         return (torch.device("mps"),)
-    numbers = ["0"] if text in ("", "cuda") else [part.strip() for part in text.split(",") if part.strip()]
+    numbers = ["0"] if name in ("", "cuda") else [part.strip() for part in name.split(",") if part.strip()]
     if not numbers or not all(re.fullmatch("[0-9]{1,9}", part) for part in numbers):
         raise UserError(f"--device {device}: must be cpu, mps, a GPU number, or several such as 0,1")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     absent = [part for part in numbers if int(part) >= count]
     if absent:
-        have = f"this machine has GPUs 0 to {count - 1}" if count else "no CUDA GPU is available here; use --device cpu"
-        raise UserError(f"--device {device}: there is no GPU {absent[0]}; {have}")
+        hint = f"this machine has GPUs 0 to {count - 1}" if count else "no CUDA GPU is available here; use --device cpu"
+        raise UserError(f"--device {device}: there is no GPU {absent[0]}; {hint}")
     if len(set(numbers)) < len(numbers):
         raise UserError(f"--device {device}: lists a GPU twice")
     return tuple(torch.device("cuda", int(part)) for part in numbers)
 
 
 def devices_for_ranks(device: str) -> tuple[torch.device, ...]:
-    """The visible GPUs, one of which this process uses; empty if processes run on the CPU."""
-    text = device.strip().lower()
-    if text == "cpu" or (text == "" and not torch.cuda.is_available()):
+    """Returns the visible GPUs, one of which this process uses; empty if processes run on the CPU."""
+    name = device.strip().lower()
+    if name == "cpu" or (name == "" and not torch.cuda.is_available()):
         return ()
-    if text == "mps":
+    if name == "mps":
         raise UserError("--device mps: supports one process only; start without torchrun")
     devices = parse_devices(device)
-    if text in ("", "cuda"):
+    if name in ("", "cuda"):
         devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
     return devices
 
 
 def identities(devices: Sequence[torch.device]) -> list[str]:
-    """Names of GPUs that do not depend on which GPUs are visible."""
+    """Returns names of GPUs that do not depend on which GPUs are visible."""
     return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 
 def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
-    """``--amp`` to an autocast type, None for float32.
+    """Returns the autocast type that ``--amp`` asks for, or None for float32.
 
     ``auto`` takes bfloat16 where the device computes in it: CUDA devices since Ampere, CPUs with AVX512-BF16 or AMX.
     Older CUDA devices get float16 with a loss scaler.

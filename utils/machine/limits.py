@@ -43,7 +43,8 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """One line about an error that is a limit of the machine, else None. ``advice``: how to use less memory."""
+    """Explains in one line an error that is a limit of the machine. Returns None for other errors. ``advice``: how to
+    use less memory."""
     if not isinstance(error, Exception) or isinstance(error, UserError):
         return None
     for recognize in _RECOGNIZERS:
@@ -73,7 +74,8 @@ def _missing_library(error: Exception, _: str) -> str | None:
 
 
 def _missing_package(error: Exception, _: str) -> str | None:
-    """A module of this program that is missing is a bug, and one whose package is installed, too."""
+    """Explains a package that is not installed. (A missing module of this program, or of an installed package, is a
+    bug.)"""
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not module or importlib.util.find_spec(module) is not None:
         return None
@@ -142,12 +144,12 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
 )
 
 
-def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """The advice for `explanation`: settings that need less memory than those of the run. ``batch_size``: 0 or less if
-    it is not known. ``device``: its type."""
+def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -> str:
+    """Suggests settings that need less memory than those of the run; the advice for `explanation`. ``batch_size``: 0 or
+    less if it is unknown. ``device``: its type."""
     smaller: list[str] = []
-    if batch_size > max(least_batch, 0):
-        smaller.append(f"--batch-size {max(batch_size // 2, least_batch)}")
+    if batch_size > max(min_batch, 0):
+        smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
     if imgsz >= 128:
         smaller.append(f"--imgsz {max(int(imgsz * 0.7) // 32 * 32, 64)}")
     to_try = "a smaller --model"

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import cast
 
 from utils.errors import UserError
 from utils.machine.quiet_import import import_quietly
@@ -61,20 +62,21 @@ def _missing_package(module: str, reason: str, purpose: str, alternative: str) -
 
 
 def _requirement(module: str) -> str:
-    """What pip installs for all of the package that is used."""
+    """Returns what to install with pip, with the extras that are used."""
     return _REQUIREMENTS.get(module) or PACKAGES.get(module, module)
 
 
 @contextlib.contextmanager
 def _without_telemetry(module: str) -> Iterator[None]:
-    """In the block, ``module`` can be imported without anything that it would report to its vendor."""
+    """Disables the telemetry of ``module`` while the block imports it."""
     for variable, value in _NO_TELEMETRY.get(module, {}).items():
         os.environ.setdefault(variable, value)
     reporter = _REPORTING_PACKAGES.get(module)
     if reporter is None or reporter in sys.modules:
         yield
         return
-    sys.modules[reporter] = None  # Python then raises ImportError for it
+    # Python raises ImportError for a module that is None here; the annotation of sys.modules does not know it.
+    sys.modules[reporter] = cast(ModuleType, None)
     try:
         yield
     finally:

@@ -21,7 +21,8 @@ def process_identity(pid: int) -> str:
 
 
 def has_died(process: str) -> bool:
-    """Whether the process that `this_process` has identified has ended; False if it cannot be observed from here."""
+    """Returns whether the process that `this_process` has identified has ended; False if it cannot be observed from
+    here."""
     pid, space = process.split()
     return space == _process_space() and not _is_running(int(pid))
 
@@ -48,7 +49,8 @@ def _is_running(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Equal in all processes of a machine until it is restarted, also in its containers; "" without /proc."""
+    """Returns an id that all processes of a machine share until it is restarted, also in its containers; "" without
+    /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -56,6 +58,7 @@ def boot_id() -> str:
 
 
 def process_stat(pid: int | str = "self") -> list[str]:
-    """The fields of /proc/PID/stat from the state, field 3 of proc(5), on. Raises OSError if there is none."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
+    """Returns the fields of /proc/PID/stat, beginning with the state, field 3 of proc(5). Raises OSError if there are
+    none."""
+    content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return content.rpartition(")")[2].split()  # the name, in parentheses, may contain anything

@@ -11,22 +11,22 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
+    """Counts the cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
     control group (``docker --cpus``, a batch system), rounded down. ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
+    """Yields the CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
     mount = root / "sys/fs/cgroup"
     try:
         path = (root / "proc/self/cgroup").read_text(encoding="utf-8").rpartition("0::")[2].strip()
     except OSError:
         return
     # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
-    own = mount / path.lstrip("/")
-    for folder in (own, *own.parents):
+    own_group = mount / path.lstrip("/")
+    for folder in (own_group, *own_group.parents):
         if not folder.is_relative_to(mount):
             break
         with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
@@ -35,7 +35,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if unknown."""
+    """Returns the bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if
+    unknown."""
     available = sys.maxsize
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -48,9 +49,10 @@ def available_memory() -> int:
 
 
 # Constants of mallopt(3), from glibc's <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 2**31 - 1  # mallopt takes an int
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> None:
@@ -60,16 +62,17 @@ def keep_freed_memory() -> None:
     By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
     faults of the next step took 15 % of its time (benchmarks/LOG.md).
     """
-    if any(name in os.environ for name in _USERS_OWN):
+    if any(name in os.environ for name in _MALLOC_VARIABLES):
         return
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         for limit in (2**25, _KEPT_BYTES):  # older versions refuse more than half of a heap
             mallopt(_M_MMAP_THRESHOLD, limit)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
+    """Returns whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
 
     Not timed at start-up: with another busy process, timings went either way (0.5 to 2.0 times float32 in five tries),
     and the same command must give the same run.

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or no longer read. A command completes its work without them."""
+"""Lets a command complete its work although a standard stream is closed, full or no longer read."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import contextlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _errors: list[OSError] = []  # of standard output in this process
 
 
 class _Output(io.FileIO):
-    """The file of a standard stream. What cannot be written is dropped, and the error noted if it ``is_output``, not
-    standard error."""
+    """The file of a standard stream. Drops what cannot be written, and records the error if the stream ``is_output``,
+    not standard error."""
 
     def __init__(self, descriptor: int, *, is_output: bool) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._is_output = is_output
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -29,17 +32,20 @@ class _Output(io.FileIO):
 
 
 class _Unbuffered(io.BufferedWriter):
-    """Writes at once, as the stream of a process does that runs with ``python -u`` or PYTHONUNBUFFERED."""
+    """Writes at once, as streams do under ``python -u`` or PYTHONUNBUFFERED."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         count = super().write(data)
         self.flush()
         return count
 
 
 def keep_standard_streams() -> None:
-    """Makes standard output and standard error ignore errors, which `output_error` tells, and opens /dev/null in place
-    of streams that were closed: the next file would get the number of such a stream, and what a library prints."""
+    """Makes standard output and standard error ignore errors; `output_error` returns them.
+
+    Opens /dev/null in place of streams that were closed. Otherwise the next file would get the number of such a stream,
+    and with it what a library prints.
+    """
     _errors.clear()
     for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -49,7 +55,7 @@ def keep_standard_streams() -> None:
 
 
 def output_error() -> OSError | None:
-    """The first error of standard output, whose content is flushed; None if all of it could be written."""
+    """Flushes standard output. Returns its first error, or None if all of it could be written."""
     with contextlib.suppress(ValueError):  # closed
         sys.stdout.flush()
     return _errors[0] if _errors else None
@@ -74,14 +80,14 @@ def _replace(name: str) -> None:
     except (OSError, ValueError):
         return
     buffer = _Unbuffered(output) if stream.write_through else io.BufferedWriter(output)
-    text = io.TextIOWrapper(
+    replacement = io.TextIOWrapper(
         buffer,
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
-    _set(name, text)
+    _set(name, replacement)
 
 
 def _set(name: str, stream: Any) -> None:

@@ -54,14 +54,15 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within the block, signals are recorded and do not raise. A process that is stopping stays in this state, as
-        does one that fails in the block: a launcher's signal must not interrupt how it ends."""
+        """Records signals in the block instead of raising. A process that is stopping stays in this state, as does one
+        that fails in the block: a launcher's signal must not interrupt how it ends."""
         self._deferred = True
         yield
         self._deferred = self.stop or self.interrupt
 
     def has_come(self) -> bool:
-        """Whether a signal has come since the last call, even if the main thread is blocked. For one thread only."""
+        """Returns whether a signal has come since the last call, even if the main thread is blocked. For one thread
+        only."""
         with suppress(OSError):  # nothing to read, or closed
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False

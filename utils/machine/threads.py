@@ -1,4 +1,4 @@
-"""Work in other threads: a bounded parallel map, and writing files while training continues."""
+"""Runs work in other threads: a bounded parallel map, and writing files while training continues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,24 +16,33 @@ R = TypeVar("R")
 AHEAD_BYTES = 1 << 27
 
 
+class _End(Enum):
+    """Marks the end of an iterator."""
+
+    END = 0
+
+
 class Ahead:
-    """How many images one stage of work may be ahead of the next: ``count``, or fewer if they are so large that they
-    take `AHEAD_BYTES`; none before the first one."""
+    """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if these would take more
+    than `AHEAD_BYTES`; none before the first image."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._largest = count, 0
+        self._count = count
+        self._largest_bytes = 0
 
     def __call__(self) -> int:
-        return min(self._count, AHEAD_BYTES // self._largest) if self._largest else 0
+        if not self._largest_bytes:
+            return 0
+        return min(self._count, AHEAD_BYTES // self._largest_bytes)
 
     def add(self, image_bytes: int) -> None:
-        self._largest = max(self._largest, image_bytes)
+        self._largest_bytes = max(self._largest_bytes, image_bytes)
 
 
 def map_ahead(
     function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: Callable[[], int] | None = None
-) -> Generator[R, None, None]:
-    """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
+) -> Iterator[R]:
+    """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
     If ``function`` raises an exception, it is raised in place of the result.
     """
@@ -51,10 +61,11 @@ def map_ahead(
 
 
 def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
-    """``items``, computed in another thread, with at most ``ahead()`` pending ones."""
-    end = object()
-    found = map_ahead(lambda _: next(items, end), itertools.repeat(None), threads=1, ahead=ahead)
-    return itertools.takewhile(lambda item: item is not end, found)
+    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones."""
+    for item in map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead):
+        if item is _End.END:
+            return
+        yield item
 
 
 class BackgroundWriter:

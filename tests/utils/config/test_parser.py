@@ -310,7 +310,7 @@ def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text):
 
 
 def test_what_is_too_large_is_read_once_by_the_fast_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.config.yaml_files.MOST_VALUES", 100)
+    monkeypatch.setattr("utils.config.yaml_files.MAX_VALUES", 100)
     monkeypatch.setattr("yaml.SafeLoader", None)  # ten times slower; it tells the lines of other mistakes
     path = tmp_path / "x.yaml"
     path.write_text("names:\n" + "- a\n" * 200)

@@ -193,12 +193,12 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
     error = RuntimeError("DataLoader worker (pid(s) 71) exited unexpectedly")
     error.__cause__ = RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. ")
     assert "by the signal 'Killed': most likely" in explanation(error)
-    line = memory_advice(16, 640, least_batch=1, device="cpu")
+    line = memory_advice(16, 640, min_batch=1, device="cpu")
     assert "try --batch-size 8, --imgsz 448 or a smaller" in line
     assert "finds" not in line
-    line = memory_advice(2, 64, least_batch=2, device="cuda")
+    line = memory_advice(2, 64, min_batch=2, device="cuda")
     assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
-    line = memory_advice(-1, 640, least_batch=1, device="cuda")
+    line = memory_advice(-1, 640, min_batch=1, device="cuda")
     assert line.startswith("--imgsz 640 is too much here: try --imgsz 448 or")
 
 

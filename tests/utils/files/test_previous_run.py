@@ -4,7 +4,14 @@ import os
 
 import pytest
 
-from utils.files.former_run import LIST_NAME, WrittenFiles, former_data, is_other_data, listing_written, remove_written
+from utils.files.previous_run import (
+    LIST_NAME,
+    WrittenFiles,
+    is_other_data,
+    listing_written,
+    previous_data,
+    remove_written,
+)
 
 
 def files_in(folder):
@@ -80,7 +87,7 @@ def test_new_and_replaced_files_of_a_block_are_listed(tmp_path):
 )
 def test_the_data_of_an_earlier_run_is_what_its_files_say(tmp_path, name, text, data):
     (tmp_path / name).write_text(text)
-    assert former_data(tmp_path) == data
+    assert previous_data(tmp_path) == data
 
 
 def test_the_same_data_set_may_be_named_in_two_ways(tmp_path, monkeypatch):

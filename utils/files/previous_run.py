@@ -1,7 +1,7 @@
-"""``--exist-ok``: what an earlier run has left in a folder.
+"""Finds what a previous run has left in a folder that is used again (``--exist-ok``).
 
-A command that writes files under the names of its inputs, or not always the same ones, lists them in its folder: a
-later run removes these, and nothing else.
+A command whose files depend on its inputs lists them in its folder. The next run removes the listed files and nothing
+else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from utils.errors import UserError
 from utils.files.safe_io import open_direct, read_regular, read_text
 
 LIST_NAME = ".written"
-_MOST_LISTED = 1 << 28  # bytes
-_MOST_SETTINGS = 1 << 26  # bytes of a file with settings
+_MAX_LIST_BYTES = 1 << 28  # bytes
+_MAX_SETTINGS_BYTES = 1 << 26  # bytes of a file with settings
 
 
 class WrittenFiles:
@@ -64,7 +64,7 @@ def remove_written(folder: Path) -> int:
     if listed.is_symlink() or not listed.is_file():
         return 0
     try:
-        names = read_regular(listed, _MOST_LISTED).split(b"\0")[:-1]
+        names = read_regular(listed, _MAX_LIST_BYTES).split(b"\0")[:-1]
     except OSError:
         return 0
     removed = 0
@@ -82,16 +82,16 @@ def remove_written(folder: Path) -> int:
     return removed
 
 
-def former_data(folder: Path) -> str:
-    """The data set of the training or validation that ``folder`` has; "" if there is none, or it does not say."""
+def previous_data(folder: Path) -> str:
+    """Returns the data set of the training or validation in ``folder``, or "" if there is none or it is not stored."""
     with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
         if (folder / "settings.yaml").is_file():
-            return str(yaml.safe_load(read_text(folder / "settings.yaml", _MOST_SETTINGS))["config"]["data"])
+            return str(yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))["config"]["data"])
         if (folder / "results.json").is_file():
-            return str(json.loads(read_text(folder / "results.json", _MOST_SETTINGS))["settings"]["data"])
+            return str(json.loads(read_text(folder / "results.json", _MAX_SETTINGS_BYTES))["settings"]["data"])
     return ""
 
 
-def is_other_data(former: str, data: str) -> bool:
-    """Whether two names of data sets differ; "" is not known."""
-    return bool(former and data) and os.path.abspath(former) != os.path.abspath(data)
+def is_other_data(previous: str, data: str) -> bool:
+    """Returns whether two names of data sets differ; "" is an unknown name."""
+    return bool(previous and data) and os.path.abspath(previous) != os.path.abspath(data)

@@ -1,0 +1,293 @@
+"""The keyword arguments of `lockstep.train`, `resume`, `val` and `export`, for editors and type checkers.
+
+This module is generated from the dataclasses in utils/config/settings.py by tests/helpers/settings_types.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class Hyperparameters(TypedDict, total=False):
+    lr0: float | None
+    """initial learning rate; null: the default of the optimizer"""
+    lr_factor: float
+    """factor on the learning rate, however it was chosen"""
+    lr_mult: float | None
+    """learning rate factor of loaded parameters; null: from --epochs and what --weights detect"""
+    lrf: float
+    """final learning rate as a fraction of lr0"""
+    momentum: float
+    """momentum of SGD and Muon, beta1 of Adam"""
+    weight_decay: float
+    """weight decay; biases and norms are not decayed"""
+    warmup_epochs: float
+    """length of the warm-up in epochs, at most a quarter of the run; may be fractional"""
+    warmup_momentum: float
+    """momentum at step 0"""
+    warmup_bias_lr: float
+    """learning rate of biases at step 0"""
+    bn_momentum: float
+    """weight of a batch in the running statistics of batch norm; more for short runs"""
+    clip_norm: float
+    """maximum norm of the gradients; 0: no clipping"""
+    ema_decay: float
+    """final decay of the weight EMA"""
+    ema_tau: float
+    """EMA ramp in steps: decay * (1 - exp(-step / tau))"""
+    box: float
+    """box loss gain"""
+    cls: float
+    """class loss gain"""
+    dfl: float
+    """distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1"""
+    obj: float
+    """objectness loss gain (anchor heads, YOLOX)"""
+    distill: float
+    """gain of the loss that compares with a teacher (--teacher, --keep-old)"""
+    one2one: float
+    """gain of the one-to-one loss (models with end2end)"""
+    anchor_t: float
+    """maximum width or height ratio between an anchor and its target"""
+    tal_topk: int
+    """candidates per target in task-aligned assignment"""
+    hsv_h: float
+    """hue jitter, +- fraction of the color circle"""
+    hsv_s: float
+    """saturation jitter, +- fraction"""
+    hsv_v: float
+    """value jitter, +- fraction"""
+    degrees: float
+    """rotation, +- degrees"""
+    translate: float
+    """translation, +- fraction of the canvas"""
+    scale: float
+    """scale jitter, +- fraction"""
+    shear: float
+    """shear, +- degrees"""
+    perspective: float
+    """perspective coefficients, +-"""
+    flipud: float
+    """probability of a vertical flip"""
+    fliplr: float
+    """probability of a horizontal flip"""
+    mosaic: float
+    """probability of a four-image mosaic"""
+    mosaic_block: int
+    """draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"""
+    mixup: float
+    """probability of blending two samples"""
+    close_mosaic: int | None
+    """disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"""
+    close_scale: int | None
+    """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
+    tile_visibility: float
+    """with tile in the data set's YAML: ignore objects if a tile shows less than this part"""
+    tile_backgrounds: float
+    """maximum number of tiles without objects per epoch, as a multiple of those with objects"""
+    albumentations: list[dict]
+    """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
+
+
+class RunSettings(TypedDict, total=False):
+    name: str
+    """name of this run"""
+    exist_ok: bool
+    """write into an existing run folder; detect and val remove what they wrote there before"""
+    offline: bool
+    """never download weights"""
+
+
+class DataSettings(RunSettings, total=False):
+    classes: list[str] | str
+    """use only these classes of the data set, by number or name; default: all, or the checkpoint's"""
+    single_cls: bool
+    """treat all classes as one"""
+    max_bad: float
+    """stop if more than this fraction of what is labeled cannot be used"""
+    cache_dir: str
+    """folder of index and disk caches; empty: ~/.cache/lockstep"""
+    device: str
+    """cpu, mps, 0 or 0,1; empty: the best available device"""
+    workers: int
+    """loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs"""
+    noplots: bool
+    """do not write plots"""
+    stage: str
+    """copy the data to this folder on each node's local disk first; may contain {node_rank}"""
+    spawn: int
+    """start this many processes on this machine without torchrun"""
+
+
+class TrainSettings(DataSettings, Hyperparameters, total=False):
+    fraction: float
+    """train on a random fraction of the training images, drawn with --seed"""
+    val_fraction: float
+    """without 'val': hold out this fraction of the training images; 0: none"""
+    model: str
+    """model name or YAML; empty: the model of --weights, or yolov8n"""
+    weights: str
+    """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
+    teacher: str
+    """trained, usually larger model whose outputs are targets in addition to the labels"""
+    keep_old: bool
+    """learn new classes without losing those of --weights, which the data set does not label"""
+    hyp: str
+    """scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"""
+    epochs: int
+    """number of epochs"""
+    time: float
+    """train for this many hours, for as many epochs as fit; 0: for --epochs"""
+    batch_size: int
+    """images per global batch; -1: as many as fit"""
+    imgsz: int
+    """size of square training images, pixels"""
+    rect: bool
+    """shuffled rectangular batches of images with similar aspect ratios"""
+    cache: Literal["none", "ram", "disk", "device"]
+    """keep decoded images, one copy per node; device: in GPU memory"""
+    render_on: Literal["host", "device"]
+    """where training images are augmented"""
+    image_weights: bool
+    """sample images of classes with low AP more often"""
+    repeat_factor: float
+    """repeat images of classes that occur in less than this fraction of the images; 0: off"""
+    cls_pw: float
+    """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
+    multi_scale: float
+    """vary the image size between steps by +- this fraction of --imgsz"""
+    quad: bool
+    """collate some groups of four images into one of twice the size"""
+    optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
+    """optimizer"""
+    cos_lr: bool
+    """decay the learning rate by a cosine instead of linearly"""
+    nominal_batch: int
+    """images whose gradients a step accumulates; 0: a batch"""
+    amp: Literal["auto", "off", "bf16", "fp16"]
+    """autocast type; auto: bf16 if supported"""
+    compile: bool
+    """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
+    sync_bn: int
+    """synchronize batch norm over all processes or groups of n; 0: off"""
+    zero: bool
+    """shard the optimizer state over the processes (ZeRO stage 1)"""
+    virtual_ranks: int
+    """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
+    pipeline: int
+    """2: split the model's layers between two processes, for images too large for one device"""
+    threads: int
+    """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
+    skip_zero_grads: bool
+    """skip weight updates where the gradient is exactly zero"""
+    freeze: list[int] | int
+    """layers to freeze: one number n freezes 0..n-1, several name layers"""
+    label_smoothing: float
+    """label smoothing of the classes"""
+    fitness: str
+    """metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"""
+    patience: int
+    """stop after this many epochs without a better --fitness; 0: never"""
+    save_period: int
+    """keep an additional checkpoint every n epochs; 0: never"""
+    save_minutes: float
+    """also save within an epoch every n minutes; 0: never"""
+    eval_ranks: int
+    """the last n processes only validate, while the others train; 0: all processes do both"""
+    val_every: int
+    """validate every n epochs and at the end; 0: at the end only"""
+    noautoanchor: bool
+    """never refit anchors"""
+    export: (
+        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]]
+        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]
+    )
+    """export best.pt to these formats at the end; tested before the first epoch"""
+    seed: int
+    """seed of all random numbers"""
+    deterministic: bool
+    """use deterministic kernels"""
+    tracker: list[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
+    """services that also receive settings, results and reports"""
+    project: str
+    """folder of runs"""
+
+
+class DetectionsSettings(RunSettings, total=False):
+    trust: bool
+    """open OpenVINO, TorchScript, .pt2 and ncnn files; they can run code"""
+    box_voting: bool
+    """let boxes suppressed by NMS refine the kept box and raise its score"""
+    nms: bool
+    """use the one-to-many head of NMS-free models, with NMS"""
+    max_det: int
+    """maximum number of detections per image"""
+    amp: Literal["auto", "off", "bf16", "fp16"]
+    """autocast type"""
+    tile: int | None
+    """cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"""
+    overlap: float | None
+    """overlap of neighboring tiles as a fraction of their size; default: 0.2"""
+    tile_full_image: bool
+    """also use the whole image, scaled to --imgsz"""
+
+
+class ValSettings(DetectionsSettings, DataSettings, total=False):
+    task: Literal["train", "val", "test"]
+    """split to evaluate"""
+    batch_size: int
+    """images per batch and process"""
+    imgsz: int
+    """longer image side, pixels; 0: the checkpoint's"""
+    rect: bool | None
+    """rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"""
+    conf_thres: float
+    """confidence threshold"""
+    iou_thres: float | None
+    """NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1"""
+    tta: bool
+    """test-time augmentation: add a flipped view and a flipped, enlarged one"""
+    save_json: bool
+    """write predictions.json in COCO format"""
+    project: str
+    """folder of runs"""
+
+
+class ExportSettings(TypedDict, total=False):
+    format: (
+        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]]
+        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]
+    )
+    """one or more file formats"""
+    imgsz: list[int] | int
+    """image size, or height and width, pixels; default: the checkpoint's"""
+    batch: int
+    """batch size of the exported model"""
+    dynamic: bool
+    """any batch, height and width instead of fixed ones"""
+    half: bool
+    """float16 weights and convolutions"""
+    int8: bool
+    """8-bit convolutions, calibrated on training images (onnx, openvino)"""
+    layout: Literal["raw", "end2end"]
+    """output: all boxes and scores, or at most 300 detections after NMS"""
+    nms: bool
+    """export the one-to-many head of NMS-free models, which needs NMS"""
+    iou_thres: float | None
+    """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
+    box_voting: bool
+    """box voting in the NMS of end2end, as in val.py"""
+    opset: int
+    """ONNX opset; torch's exporter writes no valid files below 18"""
+    data: str
+    """data set YAML to check and calibrate with; empty: the checkpoint's"""
+    check: bool
+    """compare the exported model with the checkpoint on validation images"""
+    check_images: int
+    """number of validation images to compare on"""
+    calibration_images: int
+    """number of training images for --int8"""
+    cache_dir: str
+    """folder of index caches; empty: ~/.cache/lockstep"""
+    offline: bool
+    """never download weights"""

@@ -1,0 +1,68 @@
+"""Writes lockstep/settings.py: the settings as types of keyword arguments, for editors and type checkers.
+
+python -m tests.helpers.settings_types > lockstep/settings.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from lockstep.keywords import NOT_KEYWORDS
+from utils.config.settings import Hyperparameters, TrainConfig
+
+INTRODUCTION = '''\
+"""The keyword arguments of `lockstep.train`, `resume`, `val` and `export`, for editors and type checkers.
+
+This module is generated from the dataclasses in utils/config/settings.py by tests/helpers/settings_types.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+'''
+
+
+def main() -> None:
+    print(module(), end="")
+
+
+def module() -> str:
+    """Returns the formatted source of the module."""
+    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "settings.py", "-"]
+    source = "\n".join([INTRODUCTION, *_classes()])
+    return subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def _classes() -> Iterator[str]:
+    """Yields the lines of a TypedDict for each class of settings that functions of the package take."""
+    bases = [base for config in NOT_KEYWORDS for base in reversed(config.__mro__[:-1])]
+    for config in dict.fromkeys([Hyperparameters, *bases]):
+        parents = [_type_name(base) for base in config.__bases__ if base is not object] or ["TypedDict"]
+        if config is TrainConfig:
+            parents.append("Hyperparameters")
+        yield f"\nclass {_type_name(config)}({', '.join(parents)}, total=False):"
+        for field in dataclasses.fields(config):
+            if field.name in config.__annotations__ and field.name not in NOT_KEYWORDS.get(config, ()):
+                yield f'    {field.name}: {_annotation(field)}\n    """{field.metadata["help"]}"""'
+
+
+def _type_name(config: type) -> str:
+    return config.__name__.strip("_").replace("Config", "Settings")
+
+
+def _annotation(field: dataclasses.Field) -> str:
+    """Returns the type of a keyword. Where a setting is a list, a keyword may also be a single element."""
+    annotation = str(field.type)
+    if "dict" in annotation:
+        return annotation
+    element = annotation.removeprefix("list[").removesuffix("]")
+    if choices := field.metadata["choices"]:
+        element = f"Literal{list(choices)}"
+    return f"list[{element}] | {element}" if annotation.startswith("list") else element
+
+
+if __name__ == "__main__":
+    main()
