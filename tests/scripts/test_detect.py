@@ -356,15 +356,15 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_log = detection.Output._log
+    true_add = detection.FrameLog.add
 
     def interrupt(self, *args):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        true_log(self, *args)
+        true_add(self, *args)
 
-    monkeypatch.setattr(detection.Output, "_log", interrupt)
+    monkeypatch.setattr(detection.FrameLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
