@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -501,7 +502,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", lambda *_: closed)
+    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
     with refused():
         run(weights, tmp_path / "in", tmp_path, "--save-txt")
     out = capsys.readouterr().out
