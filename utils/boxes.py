@@ -63,7 +63,9 @@ def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> A
     return _stack(x1, y1, x2, y2)
 
 
-def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
+def letterbox_to_original(
+    boxes_xyxy: ArrayT, gain_x: float | ArrayT, gain_y: float | ArrayT, pad_x: float | ArrayT, pad_y: float | ArrayT
+) -> ArrayT:
     """Converts canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
     return _stack(
         (boxes_xyxy[..., 0] - pad_x) / gain_x,

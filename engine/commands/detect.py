@@ -42,16 +42,17 @@ from utils.machine.packages import require_installed
 from utils.machine.threads import Ahead, map_ahead
 from utils.pixels import as_rgb8
 from utils.strings import counted, image_ids_of, listed
+from utils.structures import DetectionTable
 
-LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
+LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `LINE_EVERY_S`
 LINE_EVERY_S = 5.0
 
 
 def detect(config: DetectConfig) -> Path | None:
-    """Runs the detector over the source; returns the folder with the results, None if there are none to write.
+    """Runs the detector over the source. Returns the folder with the results, None if there are no files to write.
 
-    Of several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a UserError at
-    the end counts them.
+    Files that cannot be read, or whose results cannot be written, are logged and skipped if there are several; a
+    UserError at the end counts them.
     """
     check_run_dir(config.project, config.name, config.exist_ok)
     if config.track:
@@ -66,17 +67,19 @@ def detect(config: DetectConfig) -> Path | None:
         max_frames=config.max_frames,
         by_number=config.track is not None,
     )
-    results = _found_in(frames, ahead, predictor, config)
+    results = _detect_or_track(frames, ahead, predictor, config)
     first = next(results, None)
     if first is None:  # an unreadable source is refused before a folder is made
-        raise frames.error
+        raise frames.error or UserError(f"{config.source}: no frame can be read; name another source")
     window = Window() if config.view_img else None
     output = Output(_open_folder(config) if writes_files(config) else None, predictor.model.names, config, frames)
     drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
     written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
         for shown in written:
-            if window and shown and not window.show(shown.drawing, wait=not shown.frame.is_video):
+            if window is None or shown is None or shown.drawing is None:
+                continue
+            if not window.show(shown.drawing, wait=not shown.frame.is_video):
                 break
         else:
             if frames.error:
@@ -87,7 +90,6 @@ def detect(config: DetectConfig) -> Path | None:
         output.close()
         if window:
             window.close()
-    output.remove_empty_folder()
     output.summarise()
     failed = frames.failed
     if failed:
@@ -97,24 +99,24 @@ def detect(config: DetectConfig) -> Path | None:
     return output.run_dir
 
 
-def _found_in(
+def _detect_or_track(
     frames: SourceFrames, ahead: Ahead, predictor: Predictor, config: DetectConfig
 ) -> Generator[Detected, None, None]:
-    """What is found in each frame, or tracked with ``--track``."""
+    """Yields the detections in each frame; with ``--track``, those that belong to tracks."""
     if config.track is None:
         return predictor.detect_each(frames, ahead)
-    settings = predictor.settings.fitted(predictor.model)
+    settings = predictor.settings.resolve(predictor.model)
     tracks = ObjectTracks(config.track, settings.conf, vid_stride=config.vid_stride)
     return predictor.track_each(frames, ahead, tracks, settings)
 
 
 def writes_files(config: DetectConfig) -> bool:
-    """Whether the flags ask for any file: a run without needs no folder, and uses up no number."""
+    """Returns whether the flags ask for any file. A run without files needs no folder, and uses up no number."""
     return not config.nosave or config.save_txt or config.save_json or config.save_crop
 
 
 def _open_predictor(config: DetectConfig) -> Predictor:
-    """The predictor of the flags. Logs its threshold, and flags that do nothing."""
+    """Opens the predictor with the flags. Logs its threshold, and flags that do nothing."""
     configure_logging(True)
     model = open_weights(
         config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
@@ -132,7 +134,7 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         tiles=Tiles.from_config(config, model.tile) or False,
     )
     if config.conf_thres is None:
-        conf = predictor.settings.conf
+        conf = predictor.settings.resolve(model).conf
         if model.confidence is None:
             threshold = f"{conf:g}: {config.weights} does not store a better one"
         else:
@@ -140,14 +142,14 @@ def _open_predictor(config: DetectConfig) -> Predictor:
         get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
-    if not config.box_voting and predictor.settings.fitted(model).iou is None:
+    if not config.box_voting and predictor.settings.resolve(model).iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
     return predictor
 
 
 def _open_folder(config: DetectConfig) -> Path:
-    """The folder for the results. With ``--exist-ok``, what an earlier run has written there is removed, so that its
-    labels and images do not lie beside the new ones. Raises UserError if a file of the source is in it."""
+    """Creates the folder for the results. With ``--exist-ok``, it removes the files that an earlier run has written
+    there, so that they do not lie beside the new ones. Raises UserError if a file of the source is in the folder."""
     folder = increment_path(config.project, config.name, config.exist_ok)
     inside = folder.resolve()
     for path in source_files(config.source) if config.exist_ok else ():
@@ -158,99 +160,123 @@ def _open_folder(config: DetectConfig) -> Path:
         get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
-        text = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
-        get_logger().warning(text, folder, listed(others))
+        message = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        get_logger().warning(message, folder, listed(others))
     return folder
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Why one file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
+    """Returns why a file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
         return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
     if isinstance(error, MemoryError | cv2.error):
-        return f"{path}: cannot be detected in, drawn or written ({getattr(error, 'err', '') or error})"
+        return f"{path}: detection, drawing or writing failed ({getattr(error, 'err', '') or error})"
     raise error
 
 
 class Output:
-    """Logs each frame and its detections, and writes what the flags ask for into ``run_dir``. For the frames of videos,
-    STEM is STEM_FRAME:
+    """Draws, logs and writes frames and their detections.
 
-    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
-    - ``save_txt``: labels/STEM.txt, empty if nothing was found; ``save_conf`` adds the confidence as a sixth number;
-      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's, when closed;
-    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
-      ids are COCO's for a model of its classes, else the numbers of the classes;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
-
-    ``run_dir``: None if they ask for nothing.
+    Attributes:
+        seen: files that had frames.
     """
 
     def __init__(
         self, run_dir: Path | None, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames
     ) -> None:
-        self.run_dir, self._names, self._config = run_dir, names, config
+        """``run_dir``: folder of the results; None: no files are written."""
+        self.seen: set[str] = set()
+        self._names = names
+        self._config = config
         self._failed = frames.failed
-        self.seen: set[str] = set()  # files that had frames
-        self._counts: Counter[int] = Counter()  # detections by class
-        self._frames, self._milliseconds, self._logged_at, self._unit = 0, 0.0, 0.0, "image"
-        self._stem_of = UniqueStems()
-        self._videos = VideoFiles(run_dir) if run_dir else None
-        self._written = WrittenFiles(run_dir) if run_dir else None
-        self._track_stem_of = UniqueStems()
-        self._track_lines: dict[str, list[str]] = defaultdict(list)  # by stem
-        self._tracks: set[tuple[str, int]] = set()  # sequences and ids
-        self._labels: list[str] = []  # of all frames, with detections or without
-        self._rows: list[dict[str, Any]] = []  # of predictions.json
-        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
+        self._log = FrameLog(names, config)
+        self._files = None if run_dir is None else ResultFiles(run_dir, names, config)
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Folder of the results; None if there is none."""
+        return None if self._files is None else self._files.run_dir
 
     def draw(self, item: Detected) -> Detected:
-        """Draws and encodes; several threads may call it."""
+        """Draws and encodes the boxes of a frame. Several threads may call it."""
         is_unused = self._config.nosave and not self._config.view_img
-        if is_unused or isinstance(item.found, Exception):
+        if is_unused or isinstance(item.outcome, Exception):
             return item
         try:
-            found = item.found
+            table = item.outcome
             labels = None
             if not self._config.hide_labels:
-                scores = None if self._config.hide_conf else found.scores
-                labels = label_texts(self._names, found.classes, scores, item.tracks)
-            colors = class_colors(found.classes if item.tracks is None else item.tracks)
+                scores = None if self._config.hide_conf else table.scores
+                labels = label_texts(self._names, table.classes, scores, item.tracks)
+            colors = class_colors(table.classes if item.tracks is None else item.tracks)
             thickness = self._config.line_thickness
-            drawing = draw_boxes(as_rgb8(item.frame.image), found.boxes_xyxy_px, labels, colors, thickness=thickness)
+            drawing = draw_boxes(as_rgb8(item.frame.image), table.boxes_xyxy_px, labels, colors, thickness=thickness)
             if not self._config.nosave and not item.frame.is_video:
                 item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
             if not item.encoded or self._config.view_img:
                 item.drawing = drawing
         except Exception as error:
-            item.found = error
+            item.outcome = error
         return item
 
     def write(self, item: Detected) -> Detected | None:
-        """Logs and writes the next frame, and returns what is shown of it."""
+        """Logs and writes the next frame. Returns it, or None if its file has failed."""
         path = item.frame.path
         self.seen.add(path)
         if path in self._failed:  # a later frame of a video
             return None
         try:
-            if isinstance(item.found, Exception):
-                raise item.found
-            self._log(item)
-            if self.run_dir:
-                self._write(item, self.run_dir)
+            if isinstance(item.outcome, Exception):
+                raise item.outcome
+            self._log.add(item, item.outcome)
+            if self._files is not None:
+                self._files.add(item, item.outcome)
         except Exception as error:
             self._failed[path] = _reason(error, path)
             get_logger().warning("%s; skipped", self._failed[path])
             return None
         return item
 
-    def _log(self, item: Detected) -> None:
-        """A line per frame at first, then one every few seconds; with ``quiet``, none."""
+    def close(self) -> None:
+        """Finishes the files that hold several frames."""
+        if self._files is not None:
+            self._files.close()
+
+    def summarise(self) -> None:
+        """Logs the totals, and the folder of the results, which is removed if nothing was written, such as crops where
+        nothing was detected, so that its number is free again."""
+        self._log.summarise()
+        run_dir = self.run_dir
+        if run_dir is None:
+            return
+        if not self._config.exist_ok:
+            with contextlib.suppress(OSError):  # there are files in it
+                run_dir.rmdir()
+                self._files = None
+                return
+        get_logger().info("results are in %s", run_dir)
+
+
+class FrameLog:
+    """Logs frames and their detections, and counts them."""
+
+    def __init__(self, names: tuple[str, ...], config: DetectConfig) -> None:
+        self._names = names
+        self._config = config
+        self._counts: Counter[int] = Counter()  # detections by class
+        self._tracks: set[tuple[str, int]] = set()  # sequences and ids
+        self._frames = 0
+        self._milliseconds = 0.0
+        self._logged_at = 0.0
+        self._unit = "image"
+
+    def add(self, item: Detected, table: DetectionTable) -> None:
+        """Logs a line for each of the first frames, then one every few seconds; with ``quiet``, none."""
         frame = item.frame
         milliseconds = sum(item.speed.values())
-        counts = Counter(item.found.classes.tolist())
+        counts: Counter[int] = Counter(table.classes.tolist())
         self._counts += counts
         if item.tracks is not None:
             self._tracks.update((sequence_of(frame), track) for track in item.tracks.tolist())
@@ -268,60 +294,82 @@ class Output:
                 name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
-    def _write(self, item: Detected, run_dir: Path) -> None:
-        frame, found = item.frame, item.found
-        if Path(frame.path).resolve().parent == run_dir.resolve():
+    def summarise(self) -> None:
+        """Logs the totals."""
+        totals = describe_counts(self._counts, self._names)
+        if self._config.track:
+            totals += f" in {counted(len(self._tracks), 'track')}"
+        mean_ms = self._milliseconds / max(self._frames, 1)
+        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
+
+
+class ResultFiles:
+    """Writes the files that the flags ask for into ``run_dir``. For the frames of videos, STEM is STEM_FRAME:
+
+    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
+    - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
+      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's, when closed;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
+      ids are COCO's for a model of its classes, else the numbers of the classes;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
+        self.run_dir = run_dir
+        self._names = names
+        self._config = config
+        self._stem_of = UniqueStems()
+        self._videos = VideoFiles(run_dir)
+        self._written = WrittenFiles(run_dir)
+        self._track_stem_of = UniqueStems()
+        self._track_lines: dict[str, list[str]] = defaultdict(list)  # by stem
+        self._image_ids: list[str] = []  # of all frames, with detections or without
+        self._rows: list[dict[str, Any]] = []  # of predictions.json
+        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
+
+    def add(self, item: Detected, table: DetectionTable) -> None:
+        """Writes the files of a frame. Raises UserError for an image that lies in the folder of the results."""
+        config = self._config
+        frame = item.frame
+        if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
-        config, image, is_video = self._config, as_rgb8(frame.image), frame.is_video
-        stem = self._stem_of(frame.path, is_video=is_video)
-        label = f"{stem}_{frame.index:06d}" if is_video else stem
+        stem = self._stem_of(frame.path, is_video=frame.is_video)
+        frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
+        image = as_rgb8(frame.image)
         if config.save_txt and item.tracks is not None:
             track_stem = self._track_stem_of(sequence_of(frame), is_video=True)
-            self._track_lines[track_stem].append(mot_lines(found, item.tracks, frame.index))
+            self._track_lines[track_stem].append(mot_lines(table, item.tracks, frame.index))
         elif config.save_txt:
-            path = self._written.add(run_dir / "labels" / f"{label}.txt")
-            write_yolo_labels(path, image.shape[:2], found, scores=config.save_conf)
+            height, width = image.shape[:2]
+            path = self._written.add(self.run_dir / "labels" / f"{frame_stem}.txt")
+            write_yolo_labels(path, (height, width), table, scores=config.save_conf)
         if config.save_json:
-            self._labels.append(label)
-            number = frame.index if is_video else None
-            self._rows += coco_rows(found, self._names, self._category_ids, frame.path, label, number, item.tracks)
+            self._image_ids.append(frame_stem)
+            number = frame.index if frame.is_video else None
+            self._rows += coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, item.tracks)
         if config.save_crop:
-            names = [self._names[c] for c in found.classes]
-            write_crops(run_dir / "crops", label, image, found.boxes_xyxy_px, names, self._written.add)
-        if not config.nosave and is_video:
+            names = [self._names[c] for c in table.classes]
+            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, names, self._written.add)
+        if not config.nosave:
+            self._add_drawing(item, stem)
+
+    def _add_drawing(self, item: Detected, stem: str) -> None:
+        frame = item.frame
+        if not frame.is_video:
+            write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), item.encoded)
+        elif item.drawing is not None:
             self._written.add(self._videos.path_of(stem))
-            self._videos.add(stem, item.drawing, frame.fps / config.vid_stride)
-        elif not config.nosave:
-            write_whole(self._written.add(run_dir / (stem + written_suffix(frame.path))), item.encoded)
+            self._videos.add(stem, item.drawing, frame.fps / self._config.vid_stride)
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
-        if self.run_dir is None:
-            return
         self._videos.close()
         for stem, lines in self._track_lines.items():
             path = self._written.add(self.run_dir / "tracks" / f"{stem}.txt")
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(lines))
         if self._config.save_json:
-            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            ids = dict(zip(self._image_ids, image_ids_of(self._image_ids)))
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
             path = self._written.add(self.run_dir / "predictions.json")
             write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))
-
-    def summarise(self) -> None:
-        totals = describe_counts(self._counts, self._names)
-        if self._config.track:
-            totals += f" in {counted(len(self._tracks), 'track')}"
-        mean_ms = self._milliseconds / max(self._frames, 1)
-        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
-        if self.run_dir is not None:
-            get_logger().info("results are in %s", self.run_dir)
-
-    def remove_empty_folder(self) -> None:
-        """Removes the folder if nothing was written, such as crops where nothing was found: its number is free
-        again."""
-        if self.run_dir is not None and not self._config.exist_ok:
-            with contextlib.suppress(OSError):  # there are files in it
-                self.run_dir.rmdir()
-                self.run_dir = None

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DataSource
+from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from engine.eval_ranks.evaluators import POLL_S, common_facts
 from engine.eval_ranks.messages import post_message, read_message
@@ -36,17 +37,19 @@ from utils.structures import Detections, map_tensors
 _PICTURED = 8  # images of the preview
 
 
-def evaluate_for_others(config: TrainConfig, given: Collection[str]) -> NoReturn:
-    """The work of an evaluating process, until the run ends. It reports errors to rank 0 and succeeds in any case, as
-    launchers end all processes when one fails; a signal ends this process alone. ``given``: names of the settings on
-    the command line."""
+def evaluate_for_others(config: TrainConfig, explicit: Collection[str]) -> NoReturn:
+    """Runs an evaluating process until the run ends.
+
+    It reports errors to rank 0 and exits with success in any case, as launchers end all processes when one fails; a
+    signal ends this process alone. ``explicit``: names of the settings on the command line.
+    """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:
-        score = _Scorer(ctx, config, given, _wait_for(ctx.store, "setup"))
+        score = _Scorer(ctx, config, explicit, _wait_for(ctx.store, "setup"))
         ctx.store.set(f"ready/{ctx.rank}", "")
         for number in itertools.count(1):
             scores = score(_wait_for(ctx.store, f"weights/{number}"))
@@ -78,9 +81,11 @@ def _leave(store: dist.Store) -> NoReturn:
 
 
 def _wait_for(store: dist.Store, key: str) -> Any:
-    """The message, whenever it comes. Nobody waits in a collective, so no timeout of a group expires."""
-    while (message := read_message(store, key)) is None:
+    """Waits for a message and returns it. Nobody waits in a collective, so no timeout of a group expires."""
+    message = read_message(store, key)
+    while message is None:
         time.sleep(POLL_S)
+        message = read_message(store, key)
     return message
 
 
@@ -88,31 +93,28 @@ class _Scorer:
     """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
 
     def __init__(
-        self, ctx: DistributedContext, config: TrainConfig, given: Collection[str], setup: dict[str, Any]
+        self, ctx: DistributedContext, config: TrainConfig, explicit: Collection[str], setup: dict[str, Any]
     ) -> None:
-        config = replace(setup["config"], **{name: getattr(config, name) for name in MAY_DIFFER if name in given})
-        hyp = setup["hyp"]
+        """``setup``: the first message of rank 0. ``explicit``: names of the settings on this command line."""
+        own_settings = {name: getattr(config, name) for name in MAY_DIFFER if name in explicit}
+        config = replace(setup["config"], **own_settings)
         self._details = not config.noplots
         if ctx.device.type == setup["device"]:
             torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
         choose_kernels(config)
-        where = {"known_root": setup["data_root"], "stored_in": setup["stored_in"]}
-        spec = open_data(DataSource.of_training(config, **where), ctx)
-        spec = spec.hold_out(setup["val_images"]) if setup["val_images"] else spec
+        spec = _open_training_data(ctx, config, setup)
         self._model = rebuild_model(ctx, config, setup["names"], spec.pixels.channels, setup["model_spec"])
-        canvases = CanvasRule(config.imgsz, self._model.stride, self._model.head.squares)
-        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
-        for name, value in common_facts(self._loader.index).items():
-            if setup["facts"].get(name) != value:
-                raise UserError(f"{name} differs from that of the training processes")
         self._model.load_state_dict(setup["ema"])
-        weights = setup["class_weights"]
-        loss = self._model.head.build_loss(hyp, label_smoothing=config.label_smoothing, class_weights=weights)
-        self._criterion = loss.to(ctx.device)
+        canvases = CanvasRule(config.imgsz, self._model.stride, self._model.head.squares)
+        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=setup["hyp"])
+        _check_facts(self._loader.index, setup["facts"])
+        self._criterion = self._model.head.build_loss(
+            setup["hyp"], label_smoothing=config.label_smoothing, class_weights=setup["class_weights"]
+        ).to(ctx.device)
         self._evaluator = training_evaluator(ctx, self._model, self._criterion, self._loader)
 
     def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """The message with the scores, on rank 0."""
+        """Scores the weights in ``message``. Returns the message with the scores on rank 0, None elsewhere."""
         self._model.load_state_dict(message["ema"])
         evaluator = self._evaluator
         self._criterion.set_closing(message["closing"])
@@ -122,10 +124,31 @@ class _Scorer:
             batch, detections = evaluator.preview
             batch = map_tensors(replace(batch, images=batch.images[:_PICTURED]), _sent)
             preview = batch, Detections(*map(_sent, detections))
-        scored, shown = (evaluator.detections, evaluator.shown) if self._details else (None, None)
-        return result and {"result": result, "detections": scored, "shown": shown, "preview": preview}
+        if result is None:
+            return None
+        return {
+            "result": result,
+            "detections": evaluator.detections if self._details else None,
+            "shown": evaluator.shown if self._details else None,
+            "preview": preview,
+        }
+
+
+def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: dict[str, Any]) -> DatasetSpec:
+    source = DataSource.of_training(config, known_root=setup["data_root"], stored_in=setup["stored_in"])
+    spec = open_data(source, ctx)
+    if setup["val_images"]:
+        spec = spec.hold_out(setup["val_images"])
+    return spec
+
+
+def _check_facts(index: DatasetIndex, facts: dict[str, Any]) -> None:
+    """Raises UserError unless the data have the same facts as those of the training processes."""
+    for name, value in common_facts(index).items():
+        if facts.get(name) != value:
+            raise UserError(f"{name} differs from that of the training processes")
 
 
 def _sent(tensor: Tensor) -> Tensor:
-    """On the CPU, without the rest of the memory that it is a view of, which would be sent, too."""
+    """Copies a tensor to the CPU, as sending a view would send all of its memory."""
     return tensor.to("cpu", copy=True)

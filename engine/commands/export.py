@@ -1,4 +1,4 @@
-"""Implements export.py: a checkpoint to files of other runtimes, each checked against the checkpoint."""
+"""Implements export.py, which writes a checkpoint as files of other runtimes, each checked against it."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
             failed[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
     if failed:
-        first, error = next(iter(failed.items()))
+        first, reason = next(iter(failed.items()))
         only_checks_failed = all(isinstance(each, FailedCheck) for each in failed.values())
         error_type = FailedCheck if only_checks_failed else UserError
-        raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(error)})")
+        raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(reason)})")
     return files
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
+
+from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
@@ -12,10 +15,10 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.evaluator import Evaluator, stitchers_of
+from engine.evaluation.evaluator import Evaluator, Postprocess, stitchers_of
 from engine.evaluation.matching import match_detections
 from engine.hooks.plots import Subject, write_plots
-from engine.inference.model import InferenceModel, autocast_type
+from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.open_model import is_exported, open_model
 from models.detector import IMAGES_IN_CACHE
@@ -34,36 +37,46 @@ from utils.files.previous_run import is_other_data, listing_written, previous_da
 from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.program import write_result
-from utils.structures import EvalResult, GroundTruth
+from utils.structures import Detections, EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
-    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes a report."""
+    """Scores ``config.weights``. All processes of the run must call it; the main one prints and writes a report."""
     if ctx.is_main and not config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
     model, spec = open_model_and_data(config, ctx)
-    with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+    with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     result, evaluator, index = score(config, model, spec, ctx)
-    if result is not None:
-        canvases = canvases_of(config, model)
-        config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
-        folder = _open_folder(config)
-        with listing_written(folder):
-            _report(folder, config, ctx, result, evaluator, index, model.stride)
-            if config.save_json:
-                gt = with_coco_ids(evaluator.ground_truth, index, spec)
-                tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
-        get_logger().info("results are in %s", folder)
-        write_result(folder=str(folder))
+    if result is None or evaluator.detections is None:  # not the main process
+        return
+    canvases = canvases_of(config, model)
+    config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
+    subject = Subject(
+        title=f"Validation of {Path(config.weights).name}",
+        config=config,
+        hyp=None,
+        ctx=ctx,
+        imgsz=config.imgsz,
+        stride=model.stride,
+        indexes={config.task: index},
+    )
+    folder = _open_folder(config)
+    with listing_written(folder):
+        _write_report(folder, config, subject, result, evaluator)
+        if config.save_json:
+            gt = with_coco_ids(evaluator.ground_truth, index, spec)
+            tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
+    get_logger().info("results are in %s", folder)
+    write_result(folder=str(folder))
 
 
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
-    """``config.weights`` and the data to score them on. Every process of the run must call this.
+    """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
@@ -74,7 +87,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         path = fetch_weights(weights, ctx=ctx, offline=config.offline)
     if config.tta and is_exported(weights):
         raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
-    # The views' boxes of an object are left to NMS.
+    # With several views, an object has several boxes, which only NMS reduces to one.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
@@ -99,7 +112,7 @@ def check_size(config: ValConfig, model: InferenceModel) -> None:
 
 
 def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
-    """The canvases of the validation images."""
+    """Returns the rule for the canvases of the validation images."""
     imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
     return model.canvases(imgsz, rect=config.rect)
 
@@ -112,15 +125,17 @@ def score(
     *,
     index: DatasetIndex | None = None,
 ) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """The scores on rank 0, None elsewhere; the evaluator, with the detections; and the data. ``index``: of the split
-    ``config.task``, if it is open already."""
+    """Scores a model on the split ``config.task``. Every process of the run must call this.
+
+    Args:
+        index: of the split, if it is open already.
+
+    Returns the scores on rank 0, None elsewhere; the evaluator, with the detections; and the index of the split.
+    """
     canvases = canvases_of(config, model)
-    if tiles := Tiles.from_config(config, model.tile or spec.tile):
+    tiles = Tiles.from_config(config, model.tile or spec.tile)
+    if tiles is not None:
         tiles.check(model.stride, model.input_hw)
-    in_loader = tiles is not None and tiles.scaled  # as in training
-    loader = build_val_loader(
-        ctx, replace(config, imgsz=canvases.imgsz), spec, canvases, tile=tiles.size if in_loader else 0, index=index
-    )
     settings = ValidationSettings(
         conf_thres=config.conf_thres,
         iou_thres=config.iou_thres,
@@ -129,24 +144,19 @@ def score(
         classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
-    select = partial(select_for_validation, settings=settings)
-    scored, postprocess = model, select
-    if config.tta:
-        scored = TestTimeAugmentation(model.detector)
-    if tiles and not in_loader:
-        scored = TiledDetector(
-            scored,
-            select,
-            tiles=tiles,
-            view_input=ViewInput(
-                stride=model.stride,
-                imgsz=canvases.imgsz,
-                only_hw=model.input_hw,
-                batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
-            ),
-            selections=settings.selections(model.nms_iou),
-        )
-        postprocess = TiledDetector.stitch
+    scored: nn.Module = _with_tta(model) if config.tta else model
+    postprocess: Postprocess = partial(select_for_validation, settings=settings)
+    loader_tile = 0
+    if tiles is not None and tiles.scaled:  # the loader yields tiles, as in training
+        loader_tile = tiles.size
+    elif tiles is not None:
+        batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
+        view_input = ViewInput(stride=model.stride, imgsz=canvases.imgsz, only_hw=model.input_hw, batch=batch)
+        selections = settings.selections(model.nms_iou)
+        scored = TiledDetector(scored, postprocess, tiles=tiles, view_input=view_input, selections=selections)
+        postprocess = _stitch
+    sized = replace(config, imgsz=canvases.imgsz)
+    loader = build_val_loader(ctx, sized, spec, canvases, tile=loader_tile, index=index)
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
@@ -159,8 +169,20 @@ def score(
     return evaluator.run(scored, loader), evaluator, loader.index
 
 
+def _stitch(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
+    """Joins the detections in the views of a `TiledDetector`."""
+    return cast(TiledDetector, model).stitch(raw)  # `Evaluator` takes any module
+
+
+def _with_tta(model: InferenceModel) -> TestTimeAugmentation:
+    """Returns the model of a checkpoint with test-time augmentation."""
+    if not isinstance(model, CheckpointModel):
+        raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
+    return TestTimeAugmentation(model.detector)
+
+
 def _open_folder(config: ValConfig) -> Path:
-    """The folder for the results. With ``--exist-ok``, what an earlier validation has written there is removed."""
+    """Creates the folder for the results. With ``--exist-ok``, it removes the files of an earlier validation."""
     folder = increment_path(config.project, config.name, config.exist_ok)
     previous = previous_data(folder)
     if is_other_data(previous, config.data):
@@ -170,8 +192,8 @@ def _open_folder(config: ValConfig) -> Path:
 
 
 def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
-    """``gt`` with COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which
-    has ids of its own."""
+    """Sets COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which has its
+    own ids."""
     ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
     if ids is None:
         return gt
@@ -179,26 +201,20 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
     return replace(gt, category_ids=ids)
 
 
-def _report(
-    folder: Path,
-    config: ValConfig,
-    ctx: DistributedContext,
-    result: EvalResult,
-    evaluator: Evaluator,
-    index: DatasetIndex,
-    stride: int,
-) -> None:
+def _write_report(folder: Path, config: ValConfig, subject: Subject, result: EvalResult, evaluator: Evaluator) -> None:
     """Prints the tables and writes the files of ``folder``."""
-    log, gt, names = get_logger(), evaluator.ground_truth, index.names
+    if evaluator.detections is None:
+        raise ValueError("the evaluator has not scored anything")
+    gt = evaluator.ground_truth
+    names = subject.validated.names
     matches = match_detections(gt, evaluator.detections, len(names))
-    rows, sizes = tables.result_rows(result, gt, names), tables.size_rows(score_sizes(matches), names)
+    rows = tables.result_rows(result, gt, names)
+    sizes = tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
-        log.info("%s", line)
+        get_logger().info("%s", line)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
     if not config.noplots:
-        title = f"Validation of {Path(config.weights).name}"
-        subject = Subject(title, config, None, ctx, config.imgsz, stride, {config.task: index})
         write_plots(folder, subject, result, evaluator, errors)

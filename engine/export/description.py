@@ -1,4 +1,4 @@
-"""What an exported file says about itself: metadata from the checkpoint, the settings of the export, and its check."""
+"""Metadata of an exported file: from the checkpoint, the settings of the export, and its check."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from utils.strings import counted
 
 
 class Thresholds(NamedTuple):
-    """The confidence thresholds of a file; None: not known."""
+    """Confidence thresholds of a file; None: unknown."""
 
-    output: float | None  # of the output as it is, after NMS if it needs that
-    voting: float | None  # after NMS with box voting
+    output: float | None  # for the output as it is, after NMS if it needs that
+    voting: float | None  # for the output after NMS with box voting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ExportDetails:
 def describe_file(
     model: CheckpointModel, config: ExportConfig, spec: DatasetSpec | None, thresholds: Thresholds
 ) -> ExportMetadata:
-    """The metadata of a file before its check.
+    """Returns the metadata of a file before its check.
 
     Args:
         model: the checkpoint.
@@ -52,10 +52,11 @@ def describe_file(
     """
     detector = model.detector
     is_end2end = config.layout == "end2end"
+    height, width = config.imgsz
     return ExportMetadata(
         names=detector.names,
         stride=detector.stride,
-        imgsz_hw=tuple(config.imgsz),
+        imgsz_hw=(height, width),
         batch=config.batch,
         dynamic=config.dynamic,
         channels=model.pixels.channels,
@@ -79,7 +80,7 @@ def describe_file(
 
 
 def with_check(metadata: ExportMetadata, parity: Parity) -> ExportMetadata:
-    """``metadata`` of a file that has passed its check."""
+    """Adds the results of a passed check to ``metadata``."""
     results = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
     return replace(metadata, details=metadata.details | {"checked": "yes", "check": results})
 
@@ -100,7 +101,7 @@ def _details(model: CheckpointModel, config: ExportConfig) -> ExportDetails:
 
 
 def _best_ap(info: dict[str, Any]) -> float | None:
-    """The best AP in training; None if the checkpoint does not store it."""
+    """Returns the best AP in training; None if the checkpoint does not store it."""
     is_ap = str(info.get("config", {}).get("fitness", "AP")).upper() == "AP"
     best = info.get("progress", {}).get("best_fitness")
     return best if is_ap and isinstance(best, float) and 0 <= best <= 1 else None

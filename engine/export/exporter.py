@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
@@ -87,10 +88,12 @@ class Exporter:
         self._config = config
         self._data = data
         self._graphs = ModelGraphs(detector, config, self._calibration_batches)
-        self._reference = Reference(model, data.checked, config) if config.check else None
+        self._reference: Reference | None = None
+        if data is not None and data.checked is not None:
+            self._reference = Reference(model, data.checked, config)
 
     def export(self, name: str) -> Path:
-        """Writes the format ``name``. A file appears under its name when it is complete and has passed its check.
+        """Writes the format ``name``. The file gets its name when it is complete and has passed its check.
 
         Raises FailedCheck if it differs too much from the checkpoint: it is kept as NAME.failed.
         """
@@ -135,30 +138,36 @@ class Exporter:
 
     @cached_property
     def _thresholds(self) -> Thresholds:
-        """Those of the check if it has all validation images and a canvas of its own, else of training's validation."""
-        model = self._model
+        """Thresholds of the check if it has all validation images on the file's canvas, else those of training."""
         config = self._config
-        has_all_images = self._reference is not None and len(self._data.val) <= config.check_images
-        if has_all_images and not config.dynamic:
-            shown = self._reference.shown
-            output = shown.scored_confidence if config.layout == "end2end" else shown.plain_confidence
+        if self._reference is not None and self._checks_all_images() and not config.dynamic:
+            scores = self._reference.shown
+            output = scores.scored_confidence if config.layout == "end2end" else scores.plain_confidence
             if output is not None:
-                return Thresholds(output, shown.threshold)
-        return trained_thresholds(model, config)
+                return Thresholds(output, scores.threshold)
+        return trained_thresholds(self._model, config)
 
-    def _calibration_batches(self) -> Iterator[Any]:
+    def _checks_all_images(self) -> bool:
+        val = None if self._data is None else self._data.val
+        return val is not None and len(val) <= self._config.check_images
+
+    def _calibration_batches(self) -> Iterator[np.ndarray]:
+        if self._data is None or self._data.calibration is None:
+            raise ValueError("there are no calibration images")
         return calibration_images(self._data.calibration, self._config)
 
 
 def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
-    """The thresholds of training's validation."""
+    """Returns the thresholds of training's validation."""
     output = model.scored_confidence if config.box_voting else model.plain_confidence
     return Thresholds(model.confidence if output is None else output, model.confidence)
 
 
 def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
-    """The path of a file of the format ``name``. A program that reads one layout cannot read the other, so these differ
-    by name."""
+    """Returns the path of a file of the format ``name``.
+
+    It differs by layout, as a program that reads one layout cannot read the other.
+    """
     layout = "_end2end" if config.layout == "end2end" else ""
     precision = "_int8" if config.int8 else ""
     return weights.with_name(f"{weights.stem}{layout}{precision}{EXPORT_FORMATS[name].suffix}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
 from data.loading.shared_memory import new_pixels
@@ -121,44 +121,52 @@ class Parity:
 
 
 def spread(index: DatasetIndex, count: int) -> DatasetIndex:
-    """At most ``count`` of its images, evenly spread, in their order."""
+    """Selects at most ``count`` images, evenly spread, in their order."""
     chosen = np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)
     return index.take(np.unique(chosen))
 
 
 def calibration_images(index: DatasetIndex, config: ExportConfig) -> Iterator[np.ndarray]:
-    """Batches float32 (B, C, H, W) in [0, 1], letterboxed, each of ``config.batch`` images."""
+    """Yields letterboxed batches float32 (B, C, H, W) in [0, 1], each of ``config.batch`` images."""
     for batch in letterboxed(index, replace(config, dynamic=False), 1, config.batch):
         if len(batch.images) == config.batch:
             yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
 
 
 def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: int) -> Iterator[Batch]:
-    """Batches of ``size`` images on the canvases of an export. A dynamic model gets rectangles of several sizes,
-    even if its images are padded to squares elsewhere: the file takes any canvas, so this is checked."""
+    """Yields batches of ``size`` images on the canvases of an export.
+
+    A dynamic model gets rectangles of several sizes, even if its images are padded to squares elsewhere, since its file
+    must take any canvas.
+    """
     samples = LoadImagesAndLabels(index, imgsz=max(config.imgsz), reduces=False)
     height, width = config.imgsz
-    canvases = CanvasRule(samples.imgsz, stride, fixed_hw=None if config.dynamic else (height, width))
+    canvases = CanvasRule(max(config.imgsz), stride, fixed_hw=None if config.dynamic else (height, width))
     for request in samples.requests(size, canvases):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 
 
 class Reference:
-    """The checkpoint's detections in the images of a check, computed once for all formats."""
+    """The checkpoint's detections in the images of a check, computed once for all formats.
+
+    Attributes:
+        shown: scores with the thresholds on the canvases of the file.
+        table: detections that exported models are compared with.
+        result: scores of ``table``.
+    """
 
     def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
         """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
-        self._index, self._batches = index, list(letterboxed(index, config, model.stride, BATCH))
+        self._index = index
+        self._batches = list(letterboxed(index, config, model.stride, BATCH))
         self._truth = index.ground_truth()
         settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
 
-        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
             return select_for_validation(model, raw) | {SCORED: detections_to_score(model, raw, settings)}
 
-        evaluator = self._evaluator(model, postprocess)
-        self.shown = evaluator.run(model, self._batches)  # with the thresholds on the canvases of the file
-        self.table = evaluator.detections
+        self.shown, self.table = self._score(model, postprocess)
         self.result = score_detections(self._truth, self.table, model.num_classes)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
@@ -168,29 +176,31 @@ class Reference:
             )
 
     def compare(self, exported: InferenceModel, allowed: Tolerance, *, threshold: float | None = None) -> Parity:
-        """Runs an exported model on the same images. F1 is compared at ``threshold``, None: at the checkpoint's best
-        one. It is that of the detections that are scored, as AP."""
-        threshold = self.result.best_confidence if threshold is None else threshold
+        """Runs an exported model on the same images.
+
+        ``threshold``: confidence at which F1 of the scored detections is compared; None: the checkpoint's best one.
+        """
+        if threshold is None:
+            threshold = self.result.best_confidence
         settings = ValidationSettings(iou_thres=exported.nms_iou, box_voting=False)
 
-        def postprocess(model: InferenceModel, raw: list[Tensor]) -> dict[str, Detections]:
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
             return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
 
-        evaluator = self._evaluator(exported, postprocess)
-        result = evaluator.run(exported, self._batches)
-        table = evaluator.detections
-        image, box, score, missing = match_tables(self.table, table, allowed.min_iou)
+        result, table = self._score(exported, postprocess)
+        differences = match_tables(self.table, table, allowed.min_iou)
+        matched = len(differences.image)
         worst = np.zeros(len(self._index))
-        np.maximum.at(worst, image, box + score)
-        worst[missing] += 1
+        np.maximum.at(worst, differences.image, differences.box + differences.score)
+        worst[differences.missing] += 1
         return Parity(
             images=len(worst),
-            matched=len(image),
-            missing=len(missing),
-            box=float(box.max(initial=0)),
-            mean_box=float(box.sum() / max(len(image), 1)),
-            score=float(score.max(initial=0)),
-            mean_score=float(score.sum() / max(len(image), 1)),
+            matched=matched,
+            missing=len(differences.missing),
+            box=float(differences.box.max(initial=0)),
+            mean_box=float(differences.box.sum() / max(matched, 1)),
+            score=float(differences.score.max(initial=0)),
+            mean_score=float(differences.score.sum() / max(matched, 1)),
             ap=float(np.nan_to_num(result.ap)),
             ap_checkpoint=float(np.nan_to_num(self.result.ap)),
             f1=f1_at(result, threshold),
@@ -199,20 +209,29 @@ class Reference:
             worst_image=self._index.path(int(worst.argmax())),
         )
 
-    def _evaluator(self, model: InferenceModel, postprocess: Postprocess) -> Evaluator:
-        return Evaluator(
+    def _score(self, model: InferenceModel, postprocess: Postprocess) -> tuple[EvalResult, DetectionTable]:
+        """Runs a model on the images. Returns its scores and the detections that are scored."""
+        evaluator = Evaluator(
             ground_truth=self._truth,
             num_classes=model.num_classes,
             postprocess=postprocess,
             ctx=DistributedContext.single(torch.device("cpu")),
         )
+        result = evaluator.run(model, self._batches)
+        if result is None or evaluator.detections is None:
+            raise RuntimeError("a single process has no scores")
+        return result, evaluator.detections
 
 
 @torch.no_grad()
 def largest_difference(model: InferenceModel, exported: InferenceModel, images: Tensor) -> tuple[float, float]:
-    """The largest difference of a coordinate, as a fraction of the longer side of ``images`` (B, 3, H, W), and of a
-    score, over all boxes of two models that return them in the same order; nan if one has nan."""
-    (boxes, scores), (other_boxes, other_scores) = (m.decode(m(images)) for m in (model, exported))
+    """Compares the boxes of two models that return them in the same order.
+
+    Returns the largest difference of a coordinate, as a fraction of the longer side of ``images`` (B, 3, H, W), and of
+    a score; nan if one has nan.
+    """
+    boxes, scores = model.decode(model(images))
+    other_boxes, other_scores = exported.decode(exported(images))
     box = (boxes - other_boxes).abs().max().item() / max(images.shape[2:])
     return box, (scores - other_scores).abs().max().item()
 
@@ -261,6 +280,6 @@ def match_tables(first: DetectionTable, second: DetectionTable, min_iou: float) 
 
 
 def f1_at(result: EvalResult, threshold: float) -> float:
-    """The mean F1 of the classes that have objects, at a confidence."""
-    at = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
-    return float(np.nan_to_num(nanmean(result.curve_f1[:, at])))
+    """Returns the mean F1 of the classes that have objects, at a confidence threshold."""
+    column = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
+    return float(np.nan_to_num(nanmean(result.curve_f1[:, column])))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.formats.int8 import activation_ranges, quantize
-from engine.formats.layouts import make_layout
+from engine.formats.layouts import ExportModule, make_layout
 from engine.formats.runtimes import quiet
 from models.detector import Detector
 from utils.config.settings import ExportConfig
@@ -24,19 +24,25 @@ if TYPE_CHECKING:
 INPUT, OUTPUT = "images", "output0"
 
 
+class HasDetector(Protocol):
+    """A module around a detector."""
+
+    detector: Detector
+
+
 @dataclass
 class ModelGraphs:
-    """A detector as the graphs that `ModelFormat.build` starts from. Those that several formats need are built once.
+    """Builds the graphs that `ModelFormat.build` starts from, and keeps those that several formats need.
 
     ``calibration``: returns batches of training images, see `activation_ranges`; only ``config.int8`` needs it.
     """
 
     detector: Detector  # not fused
-    config: ExportConfig  # of `resolve_options`
+    config: ExportConfig  # from `resolve_options`
     calibration: Callable[[], Iterable[np.ndarray]] | None = None
 
-    def module(self, *, half: bool) -> nn.Module:
-        """The detector, fused, with one input and one output; with ``half`` its layers compute in float16."""
+    def module(self, *, half: bool) -> ExportModule:
+        """Returns the detector, fused, with one input and one output; with ``half`` its layers compute in float16."""
         config = self.config
         fused = self.detector.fuse(one_to_one=not config.nms)
         return make_layout(fused, config.layout, half=half, nms_iou=config.iou_thres, box_voting=config.box_voting)
@@ -54,17 +60,21 @@ class ModelGraphs:
 
     @cached_property
     def _activation_ranges(self) -> dict[str, tuple[float, float]]:
+        if self.calibration is None:
+            raise ValueError("8-bit graphs need calibration images")
         return activation_ranges(self.float_onnx, self.calibration())
 
 
-def example_images(module: nn.Module, config: ExportConfig) -> Tensor:
-    """A batch that the ``detector`` of ``module`` takes."""
-    # torch.export takes a side of one cell, or a batch of one, for a constant.
-    return torch.zeros(max(config.batch, 2 if config.dynamic else 1), module.detector.channels, *config.imgsz)
+def example_images(module: HasDetector, config: ExportConfig) -> Tensor:
+    """Makes a batch for tracing ``module``."""
+    batch = config.batch
+    if config.dynamic:
+        batch = max(batch, 2)  # torch.export takes a side of one cell, or a batch of one, for a constant
+    return torch.zeros(max(batch, 1), module.detector.channels, *config.imgsz)
 
 
-def dynamic_shapes(module: nn.Module, config: ExportConfig) -> tuple[dict[int, object]] | None:
-    """Any batch, height and width, in whole strides, for `torch.export`; None for fixed ones."""
+def dynamic_shapes(module: ExportModule, config: ExportConfig) -> tuple[dict[int, object]] | None:
+    """Returns shapes for `torch.export` with any batch, height and width in whole strides; None for fixed ones."""
     if not config.dynamic:
         return None
     dim = torch.export.Dim
@@ -72,9 +82,8 @@ def dynamic_shapes(module: nn.Module, config: ExportConfig) -> tuple[dict[int, o
     return ({0: dim("batch"), 2: stride * dim("height"), 3: stride * dim("width")},)
 
 
-def build_onnx(module: nn.Module, config: ExportConfig) -> ModelProto:
-    """The ONNX graph of a module of `engine.formats.layouts`. Raises UserError for an opset that torch does not
-    write."""
+def build_onnx(module: ExportModule, config: ExportConfig) -> ModelProto:
+    """Builds the ONNX graph of a module. Raises UserError for an opset that torch does not write."""
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -86,7 +95,9 @@ def build_onnx(module: nn.Module, config: ExportConfig) -> ModelProto:
             dynamic_shapes=dynamic_shapes(module, config),
             verbose=False,
         )
-        proto = program.model_proto
+    if program is None:
+        raise RuntimeError("torch.onnx.export with dynamo=True returned no program")
+    proto = program.model_proto
     written_opset = proto.opset_import[0].version
     if written_opset != config.opset:
         raise UserError(f"--opset {config.opset}: torch wrote opset {written_opset} instead; use that")

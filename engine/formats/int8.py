@@ -16,11 +16,11 @@ from engine.formats.runtimes import import_onnxruntime, quiet
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-SILU_IS_ZERO = -10.0  # what a SiLU makes of lower values is between -0.0005 and 0: no steps are spent on them
+SILU_IS_ZERO = -10.0  # a SiLU maps lower values to between -0.0005 and 0, so no steps are spent on them
 
 
 def last_convolutions(proto: ModelProto) -> list[str]:
-    """Names of the convolutions that no other one follows: the output layers of the head."""
+    """Lists the names of the convolutions that no other one follows: the output layers of the head."""
     after: set[str] = set()  # tensors on the way from a convolution's output to the end, walked backwards
     last = []
     for node in reversed(proto.graph.node):
@@ -33,8 +33,8 @@ def last_convolutions(proto: ModelProto) -> list[str]:
 
 
 def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outputs: bool) -> ModelProto:
-    """A copy whose convolutions compute with 8-bit integers, except the head's output layers: these, the decoding of
-    boxes and everything else stay as they are.
+    """Returns a copy whose convolutions, except the head's output layers, compute with 8-bit integers. Other layers do
+    not change.
 
     ``ranges``: see `activation_ranges`. ``outputs``: round the results of the convolutions to 8 bits too. ONNX Runtime
     computes with integers only then; OpenVINO does in any case.
@@ -75,7 +75,7 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
 
 def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """The range (low <= 0 <= high) of each tensor that `quantize` rounds, from batches float32 (B, 3, H, W).
+    """Measures the range (low <= 0 <= high) of each tensor that `quantize` rounds, on batches float32 (B, 3, H, W).
 
     ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
     values that are cut off, and some from coarse steps.
@@ -105,16 +105,18 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
             lows[name].append(float(values.min()))
             highs[name].append(float(values.max()))
     activated = silu_inputs(proto)
-    ranges = {}
+    ranges: dict[str, tuple[float, float]] = {}
     for name in names:
         low = min(0.0, *lows[name])
-        high = max(0.0, (np.mean(highs[name]) + max(highs[name])) / 2)
-        ranges[name] = (max(low, SILU_IS_ZERO) if name in activated else low, high if high > low else 1.0)
+        high = max(0.0, (float(np.mean(highs[name])) + max(highs[name])) / 2)
+        if name in activated:
+            low = max(low, SILU_IS_ZERO)
+        ranges[name] = (low, high if high > low else 1.0)
     return ranges
 
 
 def silu_inputs(proto: ModelProto) -> set[str]:
-    """Tensors that only a SiLU, x * sigmoid(x), reads."""
+    """Finds the tensors that only a SiLU, x * sigmoid(x), reads."""
     readers: dict[str, list[NodeProto]] = {}
     for node in proto.graph.node:
         for name in node.input:

@@ -20,11 +20,11 @@ END2END_ROWS = 300  # rows of the end2end layout, by convention
 END2END_MIN_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
-MAX_COORDINATE = 1e30  # coordinate
+MAX_COORDINATE = 1e30
 
 
-class _Export(nn.Module):
-    """A fused detector from images float32 (B, C, H, W) in [0, 1] to one output.
+class ExportModule(nn.Module):
+    """A fused detector that maps images float32 (B, C, H, W) in [0, 1] to one output.
 
     With ``half`` the layers compute in float16; input, decoding and output are float32.
     """
@@ -32,16 +32,18 @@ class _Export(nn.Module):
     def __init__(self, detector: Detector, half: bool, nms_iou: float | None, box_voting: bool) -> None:
         super().__init__()
         self.detector = detector.half() if half else detector
-        self.half_layers, self.nms_iou, self.box_voting = half, nms_iou, box_voting
+        self.half_layers = half
+        self.nms_iou = nms_iou
+        self.box_voting = box_voting
 
     def boxes_and_scores(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes (B, N, 4), xyxy pixels, and scores (B, N, C)."""
+        """Computes boxes (B, N, 4), xyxy pixels, and scores (B, N, C)."""
         if self.half_layers:
             images = images.half()
         return self.detector.decode([level.float() for level in self.detector(images)])
 
 
-class Raw(_Export):
+class Raw(ExportModule):
     """float32 (B, 4 + C, N): cx, cy, w, h in pixels, then the scores of the classes."""
 
     def forward(self, images: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class Raw(_Export):
         return torch.cat((xyxy_to_cxcywh(boxes).transpose(1, 2), scores.transpose(1, 2)), 1)
 
 
-class EndToEnd(_Export):
+class EndToEnd(ExportModule):
     """float32 (B, 300, 6): x1, y1, x2, y2, score, class, by descending score, zeros after the last detection.
 
     NMS compares the `CANDIDATES` best pairs of an image. Greedy suppression is repeated for all of them at once
@@ -80,8 +82,8 @@ class EndToEnd(_Export):
 
 
 def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``count`` (box, class) pairs of each image with the highest scores, best first: boxes (B, count, 4), scores
-    and classes as float (B, count, 1). Zeros fill up if there are fewer.
+    """Returns the ``count`` (box, class) pairs of each image with the highest scores, best first, padded with zeros:
+    boxes (B, count, 4), scores and classes as float (B, count, 1).
 
     The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
     """
@@ -97,8 +99,8 @@ def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tenso
 
 
 def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
-    """Which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates bool (B,
-    K)."""
+    """Returns which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates
+    bool (B, K)."""
     coordinates = boxes.permute(2, 0, 1)
     overlap = overlaps(coordinates, coordinates, iou_thres)  # (B, K, K)
     same_class = (classes[:, :, None] == classes[:, None]).float()
@@ -131,7 +133,8 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
 
 def make_layout(
     detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
-) -> nn.Module:
-    """The module to export, in eval mode, of a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of the NMS
-    inside end2end; None: the detections need no NMS."""
-    return {"raw": Raw, "end2end": EndToEnd}[layout](detector, half, nms_iou, box_voting).eval()
+) -> ExportModule:
+    """Returns the module to export, in eval mode, for a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of
+    the NMS inside end2end; None: the detections need no NMS."""
+    layouts: dict[str, type[ExportModule]] = {"raw": Raw, "end2end": EndToEnd}
+    return layouts[layout](detector, half, nms_iou, box_voting).eval()

@@ -23,13 +23,13 @@ LAYOUTS = ("raw", "end2end")
 _TEXTS = ("description", "date", "author", "version", "license")
 # Fields of `ExportMetadata`.
 _OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
-MOST_CLASSES = 100_000
-MOST_SIDE = 2**16  # pixels
-Side = Annotated[int, Bounds(1, MOST_SIDE)]
+MAX_CLASSES = 100_000
+MAX_SIDE = 2**16  # pixels
+Side = Annotated[int, Bounds(1, MAX_SIDE)]
 
 
 def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
-    """How samples of ``pixels`` become the input of a model."""
+    """Describes how samples of ``pixels`` become the input of a model."""
     largest = (1 << pixels.bits) - 1
     colors = {1: "gray", 3: "RGB"}.get(pixels.channels, f"{pixels.channels} channels")
     pad_value = round(GRAY * largest / 255)
@@ -73,28 +73,29 @@ class ExportMetadata:
     @property
     def input_shape(self) -> tuple[int | None, ...]:
         """B, C, H, W; None: any."""
-        is_any, c = self.dynamic or self.imgsz_hw is None, self.channels
-        return (None, c, None, None) if is_any else (self.batch, c, *self.imgsz_hw)
+        if self.dynamic or self.imgsz_hw is None:
+            return (None, self.channels, None, None)
+        return (self.batch, self.channels, *self.imgsz_hw)
 
-    def as_text(self) -> dict[str, str]:
+    def as_strings(self) -> dict[str, str]:
         """Returns the entries for formats that hold text: values that readers of YOLO exports know as Python literals,
         and those of this program as JSON."""
         known = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
         known["imgsz"] = self._imgsz
         known["names"] = self._numbered_names
         known["args"] = {"dynamic": self.dynamic}
-        text = {key: str(value) for key, value in known.items()}
-        text[KEY] = json.dumps(self._own_entries(), ensure_ascii=False)
-        return text
+        strings = {key: str(value) for key, value in known.items()}
+        strings[KEY] = json.dumps(self._own_entries(), ensure_ascii=False)
+        return strings
 
     def as_data(self) -> dict[str, Any]:
         """Returns the entries for formats that hold data, where readers expect some that are not text."""
         data = {"stride": self.stride, "batch": self.batch, "imgsz": self._imgsz, "names": self._numbered_names}
-        return self.as_text() | data
+        return self.as_strings() | data
 
     def _own_entries(self) -> dict[str, Any]:
-        """The content of the key `KEY`."""
-        entries = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
+        """Returns the content of the key `KEY`."""
+        entries: dict[str, Any] = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
         for key in _OWN:
             entries[key] = getattr(self, key)
         entries["preprocessing"] = preprocessing(PixelFormat(self.channels, self.bits))
@@ -110,12 +111,14 @@ class ExportMetadata:
 
 
 def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
-    """The inverse of `ExportMetadata.as_text`, also of files that others wrote: missing keys are allowed, no code in
-    them is run. Raises UserError for values that no export has."""
+    """Reads the entries of `ExportMetadata.as_strings`, also in files that others wrote: keys may be missing, and no
+    code in them is run. Raises UserError for values that no export has."""
     task = text.get("task", "detect")
     if task != "detect":
         raise UserError(f"the model's task is '{str(task)[:60]}', not detection")
-    args, stride, sides = (_literal(text, key) for key in ("args", "stride", "imgsz"))
+    args = _literal(text, "args")
+    stride = _literal(text, "stride")
+    sides = _literal(text, "imgsz")
     values = {key: _literal(text, key) for key in ("channels", "batch")}
     values |= {"stride": stride[-1] if isinstance(stride, list | tuple) and stride else stride}  # of the coarsest level
     values |= {key: str(text[key]) for key in _TEXTS if key in text}
@@ -129,7 +132,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
 
 
 def _own(text: str) -> dict[str, Any]:
-    """The fields that only this program stores."""
+    """Reads the fields that only this program stores."""
     where = f"damaged metadata: {KEY}"
     try:
         own = json.loads(text)
@@ -145,7 +148,7 @@ def _own(text: str) -> dict[str, Any]:
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:
-    """The value of a key: a Python literal as text, or plain data of a YAML; None if it is missing."""
+    """Returns the value of a key: a Python literal as text, or plain data of a YAML; None if it is missing."""
     value = text.get(key)
     if not isinstance(value, str):
         return value
@@ -162,6 +165,6 @@ def _names(value: Any) -> tuple[str, ...] | None:
         keys = {str(key): name for key, name in value.items()}
         numbers = [str(number) for number in range(len(keys))]
         value = [keys[number] for number in numbers] if set(keys) == set(numbers) else None
-    if not isinstance(value, list | tuple) or len(value) > MOST_CLASSES:
+    if not isinstance(value, list | tuple) or len(value) > MAX_CLASSES:
         raise UserError("damaged metadata ('names' does not number the classes from 0)")
     return tuple(one_line(str(name)) for name in value)

@@ -69,6 +69,8 @@ class NcnnGraph:
 
 
 class NcnnFormat(ModelFormat):
+    """Files of ncnn."""
+
     def build(self, graphs: ModelGraphs) -> NcnnGraph:
         """Raises UserError for a model that pnnx cannot convert."""
         pnnx = require_package("pnnx", "--format ncnn", "use another format")
@@ -105,7 +107,9 @@ class NcnnFormat(ModelFormat):
         if device.type != "cpu":
             log_cpu_only(path, device)
         metadata = read_metadata_file(param.parent) or {}
-        _, channels, height, width = parse_metadata(metadata).input_shape
+        parsed = parse_metadata(metadata)
+        channels = parsed.channels
+        _, _, height, width = parsed.input_shape
         trial_hw = DEFAULT_HW if height is None or width is None else (height, width)
         check_input_size(path, (1, channels, *trial_hw))
         _try_opening(path, param, weights, (channels, *trial_hw))

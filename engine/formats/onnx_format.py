@@ -42,7 +42,7 @@ class OnnxFormat(ModelFormat):
 
     def write(self, graph: ModelProto, path: Path, metadata: ExportMetadata) -> None:
         del graph.metadata_props[:]
-        for key, value in metadata.as_text().items():
+        for key, value in metadata.as_strings().items():
             graph.metadata_props.add(key=key, value=value)
         graph.producer_name = "lockstep"
         graph.producer_version = metadata.version

@@ -97,13 +97,13 @@ class OpenVinoFormat(ModelFormat):
 
 
 def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
-    """What Intel's Model API and DL Streamer read instead of a configuration file. They know the layout raw as YOLOv8
-    and end2end as YOLOv10."""
+    """Returns the entries that Intel's Model API and DL Streamer read instead of a configuration file. They know the
+    layout raw as YOLOv8 and end2end as YOLOv10."""
     steps = preprocessing(PixelFormat(metadata.channels, metadata.bits))
     confidence = DEFAULT_CONFIDENCE if metadata.confidence is None else metadata.confidence
     iou = NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou
     return {
-        "model_type": {"raw": "YOLOv8", "end2end": "yolo_v10"}[metadata.layout],
+        "model_type": "yolo_v10" if metadata.layout == "end2end" else "YOLOv8",
         "labels": " ".join(name.replace(" ", "_") for name in metadata.names or ()),
         "confidence_threshold": f"{confidence:.4g}",
         "iou_threshold": f"{iou:.4g}",

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from engine.formats.graphs import ModelGraphs, dynamic_shapes, example_images
+from engine.formats.layouts import ExportModule
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat, Session
 from engine.formats.runtimes import errors_of_runtime, quiet
@@ -48,6 +49,8 @@ class _TorchFormat(ModelFormat):
 
 
 class TorchScriptFormat(_TorchFormat):
+    """TorchScript."""
+
     def build(self, graphs: ModelGraphs) -> torch.jit.ScriptModule:
         return trace(graphs.module(half=graphs.config.half), graphs.config)
 
@@ -64,6 +67,8 @@ class TorchScriptFormat(_TorchFormat):
 
 
 class Pt2Format(_TorchFormat):
+    """Programs of `torch.export`."""
+
     def build(self, graphs: ModelGraphs) -> ExportedProgram:
         config = graphs.config
         module = graphs.module(half=config.half)
@@ -88,8 +93,8 @@ class Pt2Format(_TorchFormat):
         return program.module()
 
 
-def trace(module: nn.Module, config: ExportConfig) -> torch.jit.ScriptModule:
-    """The TorchScript program of a module of `engine.formats.layouts`."""
+def trace(module: ExportModule, config: ExportConfig) -> torch.jit.ScriptModule:
+    """Traces a module to a TorchScript program."""
     with quiet(), torch.no_grad():
         traced = torch.jit.trace(module, example_images(module, config), check_trace=False)
         return torch.jit.freeze(traced)
@@ -99,7 +104,7 @@ def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
     """Puts the tensors that a traced ``graph`` makes on ``device``: tracing wrote the device of the export into it as
     text, which ``map_location`` leaves alone (pytorch#31141)."""
     torch._C._jit_pass_inline(graph)
-    for node in graph.findAllNodes("prim::Constant", recurse=True):
+    for node in graph.findAllNodes("prim::Constant", recurse=True):  # type: ignore[attr-defined]  # missing in torch's stubs
         if node.output().type().kind() == "DeviceObjType" and node.hasAttribute("value"):
             node.s_("value", str(device))
 

@@ -1,4 +1,4 @@
-"""What detect.py and results write: videos, YOLO labels, crops and rows of COCO JSON under unique names; a window."""
+"""Output of detect.py and of results: videos, YOLO labels, crops and rows of COCO JSON under unique names; a window."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives
 
 
 def written_suffix(path: str) -> str:
-    """The suffix of an image's drawing: its own, or .jpg for formats that cannot be written."""
+    """Returns the suffix of an image's drawing: the image's own, or .jpg for formats that cannot be written."""
     suffix = Path(url_path(path) if "://" in path else path).suffix
     return suffix if suffix.lower() in WRITABLE else ".jpg"
 
 
 class VideoFiles:
+    """Writes frames to mp4 files, one file at a time."""
+
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = Path(run_dir)
         self._video: cv2.VideoWriter | None = None
@@ -42,6 +44,7 @@ class VideoFiles:
         self._size = (0, 0)
 
     def path_of(self, stem: str) -> Path:
+        """Returns the path of a video."""
         return self.run_dir / f"{stem}.mp4"
 
     def add(self, stem: str, image: np.ndarray, fps: float) -> Path:
@@ -54,29 +57,36 @@ class VideoFiles:
         if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + image.nbytes:
             self.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if self._video is None or path != self._video_path:
-            self._open(path, image.shape[:2], fps)
+        video = self._video
+        if video is None or path != self._video_path:
+            height, width = image.shape[:2]
+            video = self._open(path, (height, width), fps)
         if image.shape[1::-1] != self._size:
             image = cv2.resize(image, self._size, interpolation=cv2.INTER_AREA)
-        self._video.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+        video.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
         return path
 
     def close(self) -> None:
-        """Finishes the open video, which cannot be played before."""
+        """Finishes the open video. It cannot be played before."""
         if self._video is not None:
             self._video.release()
             self._video = None
 
-    def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
+    def _open(self, path: Path, hw: tuple[int, int], fps: float) -> cv2.VideoWriter:
         self.close()
-        self._size, self._video_path = (hw[1], hw[0]), path
+        height, width = hw
+        self._size = (width, height)
+        self._video_path = path
         # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
         fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
-        self._video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, self._size)
-        if not self._video.isOpened():
-            self._video = None
-            what = f"mp4 videos of {hw[1]}x{hw[0]} pixels"
-            raise UserError(f"{path}: this OpenCV cannot write {what}; use --nosave with --save-txt or --save-json")
+        video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, self._size)
+        if not video.isOpened():
+            raise UserError(
+                f"{path}: this OpenCV cannot write mp4 videos of {width}x{height} pixels; use --nosave with --save-txt "
+                "or --save-json"
+            )
+        self._video = video
+        return video
 
 
 class Window:
@@ -96,7 +106,7 @@ class Window:
             ) from None
 
     def show(self, image: np.ndarray, *, wait: bool) -> bool:
-        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. False if the key is q or Esc."""
+        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. Returns False if the key is q or Esc."""
         cv2.imshow(self.NAME, image[..., ::-1])
         return cv2.waitKey(0 if wait else 1) & 0xFF not in (ord("q"), 27)
 
@@ -105,16 +115,20 @@ class Window:
 
 
 class UniqueStems:
-    """A file stem for each source: the source's own, with a number where two sources share one, or where an image has
-    the name of a video's frame (STEM_000123)."""
+    """Assigns a file stem to each source.
+
+    It is the source's own, with a number where two sources share one, or where an image has the name of a video's frame
+    (STEM_000123).
+    """
 
     def __init__(self) -> None:
-        self._stems: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._stems: dict[str, str] = {}  # by source
+        self._taken: set[str] = set()  # folded, as the two below
         self._videos: set[str] = set()  # stems of videos
-        self._videos_of_frames: set[str] = set()  # STEM of images that are called STEM_000123
+        self._frame_prefixes: set[str] = set()  # STEM of images that are called STEM_000123
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
+        """Returns the stem of ``source``, always the same one."""
         if source not in self._stems:
             base = safe_name(_base_of(source, is_video=is_video))
             for number in itertools.count(1):
@@ -125,11 +139,11 @@ class UniqueStems:
         return self._stems[source]
 
     def _take(self, stem: str, *, is_video: bool) -> bool:
-        """Takes a stem unless its file names may be those of another source."""
+        """Takes a stem unless another source may have the same file names. Returns whether it did."""
         key = stem.casefold()  # some file systems ignore case
         frame = _FRAME.fullmatch(key)
         if is_video:
-            is_free = key not in self._videos_of_frames
+            is_free = key not in self._frame_prefixes
         else:
             is_free = frame is None or frame[1] not in self._videos
         if key in self._taken or not is_free:
@@ -138,7 +152,7 @@ class UniqueStems:
         if is_video:
             self._videos.add(key)
         elif frame is not None:
-            self._videos_of_frames.add(frame[1])
+            self._frame_prefixes.add(frame[1])
         return True
 
 
@@ -148,13 +162,14 @@ def _base_of(source: str, *, is_video: bool) -> str:
     if "://" not in source:
         return Path(source).stem
     name = Path(url_path(source)).stem
-    is_file = name and not is_video
-    return (name if is_file else source.split("://", 1)[1])[:100]
+    if not name or is_video:
+        name = source.split("://", 1)[1]
+    return name[:100]
 
 
-def safe_name(text: str) -> str:
-    """``text`` as a file name, without separators, control characters and characters that some systems forbid."""
-    return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
+def safe_name(name: str) -> str:
+    """Makes a file name of ``name``, without separators, control characters and characters that some systems forbid."""
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", name).strip(". ") or "_"
 
 
 def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -183,43 +198,56 @@ def write_crops(
         write_image(path, crop)
 
 
-def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
-    """A line per detection: class, cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+def write_yolo_labels(path: Path, image_hw: tuple[int, int], table: DetectionTable, *, scores: bool = False) -> None:
+    """Writes a line per detection: class, cx cy w h as fractions of the image's size, and with ``scores`` the score."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
-    columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
+    height, width = image_hw
+    boxes = scale_boxes(xyxy_to_cxcywh(table.boxes_xyxy_px), 1 / width, 1 / height)
+    columns = [table.classes[:, None], boxes]
+    template = "%d" + f" %.{FRACTION_DIGITS}f" * 4
+    if scores:
+        columns.append(table.scores[:, None])
+        template += " %.6f"
     rows = np.concatenate(columns, 1)
-    form = "%d" + f" %.{FRACTION_DIGITS}f" * 4 + " %.6f" * scores + "\n"
-    write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
+    write_whole(path, "".join(template % tuple(row) + "\n" for row in rows.tolist()))
 
 
-def mot_lines(found: DetectionTable, tracks: np.ndarray, frame: int) -> str:
+def mot_lines(table: DetectionTable, tracks: np.ndarray, frame: int) -> str:
     """Returns the detections of a frame as lines of a MOT Challenge file: frame, id, left, top, width, height, score
     and three times -1. ``tracks``: ids (N,). ``frame``: from 0 here, from 1 there."""
     numbers = np.full(len(tracks), frame + 1)
-    boxes = xyxy_to_xywh(found.boxes_xyxy_px)
-    rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, found.scores[:, None]], 1)
-    form = "{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{:.3f},{:.6f},-1,-1,-1\n"
-    return "".join(form.format(*row) for row in rows.tolist())
+    boxes = xyxy_to_xywh(table.boxes_xyxy_px)
+    rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, table.scores[:, None]], 1)
+    template = "{:.0f},{:.0f},{:.3f},{:.3f},{:.3f},{:.3f},{:.6f},-1,-1,-1\n"
+    return "".join(template.format(*row) for row in rows.tolist())
 
 
 def coco_rows(
-    found: DetectionTable,
+    table: DetectionTable,
     names: Sequence[str],
     ids: Sequence[int],
     source: str,
-    label: str,
+    image_id: str,
     frame: int | None,
     tracks: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The detections of an image or of a frame as rows of predictions.json, which have ``label`` as the image's id and
-    ``ids``, by class, as those of the categories; ``tracks``: ids (N,) of tracks, which the rows have as track_id."""
-    boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
-    common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
+    """Converts the detections of an image or frame to rows of predictions.json.
+
+    Args:
+        names, ids: names and category ids by class.
+        source: path of the image or video.
+        frame: number of the frame; None: an image.
+        tracks: ids (N,) of tracks, which become track_id.
+    """
+    boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), 3).tolist()
+    common: dict[str, Any] = {"image_id": image_id, "file": source}
+    if frame is not None:
+        common["frame"] = frame
     rows = [
         {**common, "category_id": ids[c], "category": names[c], "bbox": box, "score": round(score, 6)}
-        for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
+        for c, box, score in zip(table.classes.tolist(), boxes, table.scores.tolist())
     ]
-    for row, track in zip(rows, () if tracks is None else tracks.tolist()):
-        row["track_id"] = track
+    if tracks is not None:
+        for row, track in zip(rows, tracks.tolist()):
+            row["track_id"] = track
     return rows

@@ -1,4 +1,4 @@
-"""Exported files, by export.py or another program, as models for inference."""
+"""Models for inference from files that export.py or another program has exported."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
 def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
-    """The model of an exported file or folder; arguments and errors as of `open_model`."""
+    """Opens an exported file or folder; arguments and errors as in `open_model`."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
     name = format_of(path)
+    if name is None:
+        raise UserError(f"{path}: is not an exported model")
     with errors_of(path):
         if EXPORT_FORMATS[name].runs_code and not trust:
             raise UserError(
@@ -66,7 +68,7 @@ class ExportedModel(InferenceModel):
         self._reopen = reopen
         self._run = session.run
         self.path = path
-        self.format = format_of(path)
+        self.format = format_of(path) or "unknown"
         self.device = device
         self.info = asdict(metadata)
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
@@ -79,11 +81,12 @@ class ExportedModel(InferenceModel):
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
         check_input_size(path, (self.batch or 1, metadata.channels, *shape))
-        self._layout, self.names = _recognize(self._probe(shape), metadata, path)
+        self._layout, self.names = _layout_and_names(self._probe(shape), metadata, path)
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
             self.nms_iou = FOREIGN_IOU
-        self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
+        self.votes = metadata.box_voting
+        self.validation_iou = metadata.validation_iou or FOREIGN_IOU
         self.squares = metadata.squares
         self.plain_confidence = metadata.confidence
         self.confidence = metadata.confidence if metadata.voting_confidence is None else metadata.voting_confidence
@@ -92,7 +95,7 @@ class ExportedModel(InferenceModel):
         return self._reopen, ()
 
     def _probe(self, shape: tuple[int, int]) -> tuple[int, ...]:
-        """The shape of the output for one gray image."""
+        """Returns the shape of the output for a batch of gray images."""
         stride = self.stride
         height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
         try:
@@ -106,12 +109,15 @@ class ExportedModel(InferenceModel):
             raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        hw = tuple(images.shape[2:])
-        if self.input_hw not in (None, hw):
-            takes, got = ("x".join(map(str, sides)) for sides in (self.input_hw, hw))
-            raise UserError(f"{self.path}: takes inputs of {takes} pixels (height x width), not {got}")
+        height, width = images.shape[2:]
+        if self.input_hw is not None and self.input_hw != (height, width):
+            expected_height, expected_width = self.input_hw
+            raise UserError(
+                f"{self.path}: takes inputs of {expected_height}x{expected_width} pixels (height x width), not "
+                f"{height}x{width}"
+            )
         images = images.float()
-        if self.batch in (None, len(images)):
+        if self.batch is None or self.batch == len(images):
             return [self._run_batch(images)]
         padding = images.new_zeros((-len(images) % self.batch, *images.shape[1:]))
         outputs = [self._run_batch(part) for part in torch.cat((images, padding)).split(self.batch)]
@@ -141,9 +147,9 @@ class ExportedModel(InferenceModel):
         return cxcywh_to_xyxy(boxes), scores.contiguous()
 
 
-def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:
-    """How to decode an output of this shape, "columns", "objectness" or "rows", and the class names. Raises UserError
-    for a shape that no detector's output has."""
+def _layout_and_names(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:
+    """Infers the layout of an output of this shape, "columns", "objectness" or "rows", and the class names. Raises
+    UserError for a shape that no detector's output has."""
     if len(shape) != 3:
         raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
     _, rows, width = shape
@@ -159,7 +165,7 @@ def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> 
 
 
 def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
-    """The layout of an output (B, rows, width)."""
+    """Infers the layout of an output (B, rows, width)."""
     if metadata.is_ours:
         return "columns" if metadata.layout == "raw" else "rows"
     count = None if metadata.names is None else len(metadata.names)
@@ -170,8 +176,8 @@ def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
 
 
 def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
-    """Numbers as class names for an output (B, rows, width) of a file that has none. Raises UserError if the output
-    does not tell how many there are."""
+    """Makes class names, numbers, for an output (B, rows, width) of a file that has none. Raises UserError if the
+    output does not show how many classes there are."""
     if layout == "rows":
         raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
     count = rows - 4 if layout == "columns" else width - 5

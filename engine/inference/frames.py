@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,9 @@ from utils.pixels import RGB8, PixelFormat
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
-UNKNOWN_FPS = 25.0
+DEFAULT_FPS = 25.0  # for videos and streams that state no rate
 STREAM_TIMEOUT_S = 30.0
-EARLY_END = 0.95  # fraction of the frames; containers only estimate their number
+MIN_READ_FRACTION = 0.95  # of the frames that a container states, which is an estimate; fewer: the video is damaged
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Frame:
 
     path: str  # file, URL without user and password, or number of a webcam
     image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
-    index: int = 0  # in its video or stream; of an image: among those of its folder in the source
-    fps: float = 0.0  # of the video or stream
+    index: int = 0  # position in the video or stream, or of an image among those of its folder in the source
+    fps: float = 0.0  # frame rate of the video or stream
     is_video: bool = False
-    total: int | None = 1  # frames of the video, None if unknown
+    total: int | None = 1  # number of frames of the video, None if unknown
     is_live: bool = False  # the newest frame of a webcam or stream
 
 
@@ -72,18 +72,21 @@ class FileProblem:
         get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
 
 
+Items = Generator[Frame | FileProblem, None, None]
+
+
 class SourceOptions(NamedTuple):
-    """How `open_source` reads a source."""
+    """Options of `open_source`."""
 
     vid_stride: int = 1  # read every n-th frame of videos and streams
-    max_frames: int = 0  # of each video or stream; 0: all
-    threads: int = 1  # that decode image files; a video is decoded in one
-    ahead: Callable[[], int] = lambda: 0  # the most frames of files that are decoded in advance
-    pixels: PixelFormat = RGB8  # of the frames
+    max_frames: int = 0  # frames to read of each video or stream; 0: all
+    threads: int = 1  # threads that decode image files; a video is decoded in one
+    ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
+    pixels: PixelFormat = RGB8  # format of the frames
     by_number: bool = False  # frame2.jpg comes before frame10.jpg; else files of folders and globs come by name
 
 
-def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
+def open_source(source: str, **settings: Any) -> Items:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
     Args:
@@ -94,7 +97,8 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
     Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
     which is skipped if the source has others.
     """
-    source, options = str(source), SourceOptions(**settings)
+    source = str(source)
+    options = SourceOptions(**settings)
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
         return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
     if _is_stream(source):
@@ -107,13 +111,17 @@ def open_source(source: str, **settings: Any) -> Iterator[Frame | FileProblem]:
 
 
 def check_source(source: str) -> None:
-    """Raises UserError for files that `open_source` refuses for any pixels. Webcams and streams are not opened."""
+    """Raises UserError for files that `open_source` refuses for any pixel format. Opens no webcams and streams."""
     source_files(source)
 
 
 def source_files(source: str) -> list[Path]:
-    """The files that `open_source` reads, for any pixels; none of a webcam or a stream. Raises UserError."""
-    return [] if _is_stream(source) else _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})[0]
+    """Lists the files that `open_source` reads, for any pixel format; none of a webcam or a stream. Raises
+    UserError."""
+    if _is_stream(source):
+        return []
+    files, _ = _list_files(source, IMAGE_SUFFIXES | {ARRAY_SUFFIX})
+    return files
 
 
 def _is_stream(source: str) -> bool:
@@ -126,14 +134,14 @@ def _is_webcam(source: str) -> bool:
 
 
 def _names_image(url: str, suffixes: frozenset[str]) -> bool:
-    """Whether an address is that of an image: by its suffix, whatever follows it (``?size=large``), or without one, by
-    what the server says. OpenCV would take it for a video of one frame."""
+    """Returns whether an address is that of an image: by its suffix, whatever follows it (``?size=large``), or without
+    a suffix by the server's content type. OpenCV would take it for a video of one frame."""
     suffix = os.path.splitext(url_path(url))[1].lower()
     if suffix:
         return suffix in suffixes
     with contextlib.suppress(*NETWORK_ERRORS, ValueError), open_url(url) as response:
         return response.headers.get_content_maintype() == "image"
-    return False  # OpenCV says what is wrong
+    return False  # if it is neither, OpenCV reports it
 
 
 def _by_number(path: Path) -> list[tuple[str, int]]:
@@ -145,69 +153,94 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
 def _list_files(
     source: str, image_suffixes: frozenset[str], order: Callable[[Path], Any] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """The images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes them.
-    ``order``: key by which those of folders and globs are sorted; None: by name."""
+    """Lists the images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes
+    them. ``order``: key by which those of folders and globs are sorted; None: by name. Raises UserError."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
-    path, suffixes = Path(os.path.expanduser(source)), image_suffixes | VIDEO_SUFFIXES
+    path = Path(os.path.expanduser(source))
+    suffixes = image_suffixes | VIDEO_SUFFIXES
     if path.is_file():
-        return _read_list(path, suffixes) if path.suffix.lower() == ".txt" else [_checked(path, source, suffixes)], []
+        if path.suffix.lower() == ".txt":
+            return _read_list(path, suffixes), []
+        _check_suffix(path, source, suffixes)
+        return [path], []
     if path.is_dir():
-        found = path.iterdir()
-        nothing = f"no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
+        files, unread = _select_files(path.iterdir(), suffixes, order)
+        reason = f"no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
     elif any(sign in source for sign in "*?["):
-        found, nothing = _matches(path), "the pattern matches no image or video"
+        files, unread = _select_files(_matches(path), suffixes, order)
+        reason = "the pattern matches no image or video"
     else:
         expected = "a source is an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source}: no such file or folder; {expected}")
-    files, unread = [], []
-    for path in sorted((path for path in found if not path.is_dir()), key=order):
+    if not files:
+        if unread:
+            reason += f"; {unread_summary(unread)}"
+        raise UserError(f"{source}: {reason}")
+    return files, unread
+
+
+def _select_files(
+    paths: Iterable[Path], suffixes: frozenset[str], order: Callable[[Path], Any] | None
+) -> tuple[list[Path], list[str]]:
+    """Selects the files with one of ``suffixes``, sorted; and other images, as `unread_summary` takes them."""
+    files: list[Path] = []
+    unread: list[str] = []
+    for path in sorted((path for path in paths if not path.is_dir()), key=order):
         if path.suffix.lower() in suffixes:
             files.append(path)  # a broken link is reported later, like any file that cannot be read
-        elif what := unread_image(path):
-            unread.append(f"{path}: {what}")
-    if not files:
-        raise UserError(f"{source}: {nothing}" + (f"; {unread_summary(unread)}" if unread else ""))
+            continue
+        reason = unread_image(path)
+        if reason:
+            unread.append(f"{path}: {reason}")
     return files, unread
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """The files that a glob matches. Brackets may be those of names, as in ``videos [2024]/*.mp4``: the first folders
-    that exist as written are no pattern, and if nothing matches, no bracket is."""
+    """Lists the files that a glob matches.
+
+    Brackets may belong to names, as in ``videos [2024]/*.mp4``: leading folders that exist as written are taken
+    literally, and so are all brackets if nothing matches.
+    """
     folder = next(path for path in pattern.parents if path.is_dir())
-    rest = str(pattern.relative_to(folder))
-    for each in (rest, rest.replace("[", "[[]")):
-        if found := glob.glob(os.path.join(glob.escape(str(folder)), each), recursive=True):
-            return list(map(Path, found))
+    relative = str(pattern.relative_to(folder))
+    for candidate in (relative, relative.replace("[", "[[]")):
+        matches = glob.glob(os.path.join(glob.escape(str(folder)), candidate), recursive=True)
+        if matches:
+            return [Path(match) for match in matches]
     return []
 
 
 def _read_list(path: Path, suffixes: frozenset[str]) -> list[Path]:
+    """Reads a .txt list of files. Raises UserError, with the line."""
     files: dict[Path, None] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        if name := line.strip():
+        name = line.strip()
+        if name:
             file = path.parent / os.path.expanduser(name)
             if not file.is_file():
                 raise UserError(f"{path}:{number}: {name}: no such file")
-            files[_checked(file, f"{path}:{number}: {name}", suffixes)] = None
+            _check_suffix(file, f"{path}:{number}: {name}", suffixes)
+            files[file] = None
     if not files:
         raise UserError(f"{path}: the list names no file")
     return list(files)
 
 
-def _checked(path: Path, named: str, suffixes: frozenset[str]) -> Path:
-    """``path``. Raises UserError, which begins with ``named``, unless it has one of the ``suffixes``."""
+def _check_suffix(path: Path, location: str, suffixes: frozenset[str]) -> None:
+    """Raises UserError, which begins with ``location``, unless ``path`` has one of the ``suffixes``."""
     if path.suffix.lower() not in suffixes:
-        what = f"'{path.suffix}' is not the suffix of an image or a video"
-        raise UserError(f"{named}: {unread_image(path) or what}")
-    return path
+        reason = unread_image(path) or f"'{path.suffix}' is not the suffix of an image or a video"
+        raise UserError(f"{location}: {reason}")
 
 
-def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Iterator[Frame | FileProblem]:
-    usable, read = 0, partial(_read_image, pixels=options.pixels)
+def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Items:
+    """Yields the frames of files, and their problems."""
+    usable = 0
+    read = partial(_read_image, pixels=options.pixels)
     numbered = list(zip(files, _numbers_in_folders(files)))
-    for path, found in zip(files, map_ahead(read, numbered, threads=options.threads, ahead=options.ahead)):
-        for item in _read_video(path, options) if found is None else found:
+    for path, content in zip(files, map_ahead(read, numbered, threads=options.threads, ahead=options.ahead)):
+        for item in _read_video(path, options) if content is None else content:
             if isinstance(item, Frame):
                 usable += 1
             elif item.is_skipped and len(files) == 1:
@@ -232,23 +265,25 @@ def _read_image(file: tuple[Path, int], pixels: PixelFormat) -> list[Frame | Fil
     path, number = file
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
-    found: list[Frame | FileProblem] = []
+    content: list[Frame | FileProblem] = []
     try:
-        found.append(Frame(str(path), read_image(path, _noting_damage(found), pixels), number))
+        content.append(Frame(str(path), read_image(path, _noting_damage(content), pixels), number))
     except UserError as error:
-        found.append(FileProblem(str(path), str(error), True))
-    return found
+        content.append(FileProblem(str(path), str(error), True))
+    return content
 
 
 def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
+    """Makes a callback that appends warnings of the decoder to ``problems``."""
+
     def on_warning(name: str, warning: str) -> None:
         problems.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
 
     return on_warning
 
 
-def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Iterator[Frame | FileProblem]:
-    """The image in ``content``, which was read from ``url``."""
+def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Items:
+    """Yields the image in ``content``, which was read from ``url``."""
     name = without_login(url)
     problems: list[Frame | FileProblem] = []
     image = decode_image(content, read_header(content, name), name, on_warning=_noting_damage(problems), pixels=pixels)
@@ -257,6 +292,7 @@ def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Iterator[Frame
 
 
 def _read_video(path: Path, options: SourceOptions) -> Iterator[Frame | FileProblem]:
+    """Opens a video. Returns its frames, or the problem why it cannot be read."""
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
@@ -283,14 +319,15 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     is_webcam = _is_webcam(source)
     capture = _open_capture(int(source) if is_webcam else source)
     if not capture.isOpened():
-        what = f"webcam {source}: not found, or in use" if is_webcam else f"{without_login(source)}: cannot be opened"
-        raise UserError(what)
+        if is_webcam:
+            raise UserError(f"webcam {source}: not found, or in use")
+        raise UserError(f"{without_login(source)}: cannot be opened")
     return capture
 
 
 def _fps(capture: cv2.VideoCapture) -> float:
     fps = capture.get(cv2.CAP_PROP_FPS)
-    return fps if 0 < fps <= 1000 else UNKNOWN_FPS
+    return fps if 0 < fps <= 1000 else DEFAULT_FPS
 
 
 def _length(capture: cv2.VideoCapture) -> int | None:
@@ -298,10 +335,12 @@ def _length(capture: cv2.VideoCapture) -> int | None:
     return int(count) if 0 < count < math.inf else None
 
 
-def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> Iterator[Frame | FileProblem]:
+def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> Items:
     """Yields every n-th frame; the others are not decoded. A video that ends early is a problem."""
-    fps, total = _fps(capture), _length(capture)
-    index = taken = 0
+    fps = _fps(capture)
+    total = _length(capture)
+    index = 0
+    taken = 0
     try:
         while capture.grab():
             if index % options.vid_stride == 0:
@@ -315,11 +354,11 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) 
             index += 1
     finally:
         capture.release()
-    if total is not None and index < EARLY_END * total:
+    if total is not None and index < MIN_READ_FRACTION * total:
         yield FileProblem(path, f"{path}: ends after {index} of {total} frames (damaged?)", False)
 
 
-def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> Iterator[Frame | FileProblem]:
+def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> Items:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True
@@ -329,21 +368,27 @@ def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOption
         if is_empty:
             raise UserError(f"{source}: no frame can be read; download the video and give its path")
         return
-    fps, taken, due = _fps(capture), 0, 0
+    fps = _fps(capture)
+    taken = 0
+    due = 0  # index of the next frame to yield
     with contextlib.closing(newest_frames(capture, source)) as frames:
         for index, frame in frames:
             if index >= due:
                 yield Frame(source, to_format(frame, source, options.pixels), index, fps, True, None, is_live=True)
-                taken, due = taken + 1, index + options.vid_stride
+                taken += 1
+                due = index + options.vid_stride
                 if taken == options.max_frames:
                     return
     if not taken:
         raise UserError(f"{source}: ended before its first frame")
 
 
-def newest_frames(capture: cv2.VideoCapture, source: str) -> Iterator[tuple[int, np.ndarray]]:
-    """The numbers, from 0, and BGR images of the frames of a live stream; those that a slow reader cannot take are
-    skipped. Releases ``capture``. Raises UserError if none comes for `STREAM_TIMEOUT_S`."""
+def newest_frames(capture: cv2.VideoCapture, source: str) -> Generator[tuple[int, np.ndarray], None, None]:
+    """Yields the numbers, from 0, and BGR images of the frames of a live stream. A slow reader gets the newest frame,
+    and skips those before it. Releases ``capture`` at the end.
+
+    Raises UserError if no frame comes for `STREAM_TIMEOUT_S`.
+    """
     waiting: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()
     is_closed = threading.Event()
 

@@ -1,10 +1,10 @@
-"""Images as a program has them (paths, arrays, PIL images, tensors) to arrays of the pixels that a model takes."""
+"""Converts a program's images (paths, arrays, PIL images, tensors) to arrays in the pixel format of a model."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -29,7 +29,8 @@ _ORIENTATION_TAG = 0x0112
 
 
 def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[Frame]:
-    """The images of ``source`` in order, as ``pixels``; those that are not files are named image0.jpg, image1.jpg, ...
+    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named image0.jpg,
+    image1.jpg, ...
 
     - A path is the path of an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
@@ -44,29 +45,31 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
     """
     if color is not None and color not in COLORS:
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
-    found: list[Frame] = []
+    frames: list[Frame] = []
     for item in source if isinstance(source, list | tuple) else [source]:
-        name = f"image{len(found)}.jpg"
+        name = f"image{len(frames)}.jpg"
         pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
         if isinstance(item, str | os.PathLike):
             path = os.fspath(item)
-            found.append(Frame(path, _read(path, pixels)))
+            frames.append(Frame(path, _read(path, pixels)))
         elif isinstance(item, np.ndarray):
-            found.append(Frame(name, _from_array(item, name, color, pixels)))
+            frames.append(Frame(name, _from_array(item, name, color, pixels)))
         elif isinstance(item, Tensor):
-            for array in _arrays_of(item, name, pixels):
-                name = f"image{len(found)}.jpg"
-                found.append(Frame(name, _from_array(array, name, "rgb", pixels)))
+            for array in _from_tensor(item, name, pixels):
+                name = f"image{len(frames)}.jpg"
+                frames.append(Frame(name, _from_array(array, name, "rgb", pixels)))
         elif pillow is not None and isinstance(item, pillow.Image):
             name = str(getattr(item, "filename", "")) or name
-            found.append(Frame(name, _from_pillow(item, name, pixels)))
+            frames.append(Frame(name, _from_pillow(item, name, pixels)))
         else:
             kinds = "a path, numpy array, PIL image, torch tensor or a list"
             raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
-    return found
+    return frames
 
 
-def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> Iterator[Frame]:
+def as_frames(
+    images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8
+) -> Generator[Frame, None, None]:
     """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
     number = 0
     for item in images:
@@ -77,7 +80,7 @@ def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat
 
 
 def check_many(images: object) -> None:
-    """Raises UserError for what is no iterable of images, such as one image."""
+    """Raises UserError for anything but an iterable of images, such as one image."""
     pillow = sys.modules.get("PIL.Image")
     is_one = isinstance(images, np.ndarray | Tensor) and images.ndim < 4
     is_one = is_one or (pillow is not None and isinstance(images, pillow.Image))
@@ -128,10 +131,11 @@ def _from_pillow(image: Image, name: str, pixels: PixelFormat) -> np.ndarray:
     return with_channels(np.ascontiguousarray(orient(array, orientation)))
 
 
-def _arrays_of(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:
-    """A tensor of images as uint8 or uint16 (B, H, W, channels)."""
+def _from_tensor(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:
+    """Converts a tensor of images to uint8 or uint16 (B, H, W, channels)."""
     images = tensor.detach()
-    images = images[None] if images.ndim == 3 else images
+    if images.ndim == 3:
+        images = images[None]
     if images.ndim != 4 or images.shape[1] not in (1, 3, 4, pixels.channels):
         raise UserError(f"{name}: a tensor of shape {tuple(tensor.shape)}; expected (3, H, W) or (B, 3, H, W)")
     if images.is_floating_point():

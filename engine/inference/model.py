@@ -24,41 +24,40 @@ from utils.pixels import PixelFormat
 class InferenceModel(nn.Module):
     """A detector for inference. Several threads may call one model."""
 
-    path: Path  # of its file or folder
+    path: Path  # file or folder
     format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
-    names: tuple[str, ...]  # of the classes
-    pixels: PixelFormat  # of the images
+    names: tuple[str, ...]  # class names
+    pixels: PixelFormat  # format of the images
     stride: int  # canvas sides must be multiples of it
     imgsz: int  # longer side of the canvas that the model is meant for, pixels
     input_hw: tuple[int, int] | None  # the only canvas that the model takes, pixels; None: any multiple of ``stride``
-    batch: int | None  # the number of images that the file takes at once; None: any. `forward` takes any number
-    nms_iou: float | None  # the IoU threshold of NMS in validation; None if the detections need no NMS
+    batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
+    nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
-    votes: bool  # box voting is inside, so that it cannot be left out
+    votes: bool  # box voting is part of the file and cannot be switched off
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
-    # Thresholds of detection with the best F1 in validation, with box voting and without; None if unknown.
-    confidence: float | None
-    plain_confidence: float | None
+    confidence: float | None  # threshold with the best F1 in validation with box voting; None: unknown
+    plain_confidence: float | None  # the same without box voting
     info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
-    device: torch.device  # where images are expected and outputs are
+    device: torch.device  # device of inputs and outputs
 
     def stored(self, key: str) -> Any:
         """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
         file; None if it stored nothing, or an empty or false value."""
-        for part in (self.info, self.info.get("config", {}), self.info.get("details", {})):
-            if part.get(key):
-                return part[key]
+        for entries in (self.info, self.info.get("config", {}), self.info.get("details", {})):
+            if entries.get(key):
+                return entries[key]
         return None
 
     def stored_words(self, key: str) -> list[str]:
-        """As `stored`, for a list of words."""
+        """Returns a list of words as `stored`, without anything else in it."""
         words = self.stored(key)
         return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
     @property
     def tile(self) -> int:
-        """The side of the tiles on which the model was trained, pixels; 0: whole images."""
+        """Side of the tiles on which the model was trained, pixels; 0: whole images."""
         value = self.stored("tile")
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
 
@@ -67,13 +66,15 @@ class InferenceModel(nn.Module):
         return len(self.names)
 
     def canvases(self, imgsz: int, *, rect: bool | None = None) -> CanvasRule:
-        """The canvases of images whose longer side is scaled to ``imgsz`` pixels. ``rect``: rectangles, or squares;
-        None: as the model's head was trained."""
+        """Returns the rule for canvases of images whose longer side is scaled to ``imgsz`` pixels.
+
+        ``rect``: rectangles, or squares; None: as the model's head was trained.
+        """
         is_square = self.squares if rect is None else not rect
         return CanvasRule(imgsz, self.stride, is_square, self.input_hw)
 
     def threshold(self, *, box_voting: bool) -> float:
-        """The confidence threshold of detection with or without box voting, unless the user sets another one."""
+        """Returns the default confidence threshold of detection, with or without box voting."""
         best = self.confidence
         if not box_voting and self.plain_confidence is not None:
             best = self.plain_confidence
@@ -81,27 +82,31 @@ class InferenceModel(nn.Module):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What tells the model from others: the detector's spec, or the metadata of an exported file."""
+        """Identity of the model: the detector's spec, or the metadata of an exported file."""
         return self.info
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float32 (B, C, H, W) in [0, 1], RGB or of other `pixels`, to raw outputs, which `decode` takes."""
+        """Computes raw outputs, which `decode` takes, from images float32 (B, C, H, W) in [0, 1], RGB or of other
+        `pixels`."""
         raise NotImplementedError
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        """Decodes raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         raise NotImplementedError
 
 
 def _confidence_of(progress: dict[str, Any], name: str) -> float | None:
-    """A threshold in a checkpoint's progress; None if it is not known."""
+    """Reads a threshold from a checkpoint's progress; None if it is unknown."""
     value = progress.get(name)
     return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
-    """The autocast type of ``model`` for ``--amp``; None: its own type. float16 on a CPU is float32, which is logged.
-    Raises UserError for a type that an exported file does not take."""
+    """Returns the autocast type of ``model`` for ``--amp``; None: no autocast.
+
+    float16 on a CPU is replaced by float32 with a warning. Raises UserError for a type that an exported file does not
+    take.
+    """
     if model.format != "checkpoint":
         if amp in ("bf16", "fp16"):
             raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; leave it out")
@@ -118,7 +123,7 @@ class CheckpointModel(InferenceModel):
     def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
         """``detector``: fused, see `Detector.fuse`."""
         super().__init__()
-        self.detector = detector.to(device, memory_format=torch.channels_last)
+        self.detector = detector.to(device).to(memory_format=torch.channels_last)
         self.path = path
         self.format = "checkpoint"
         self.device = device
@@ -128,7 +133,8 @@ class CheckpointModel(InferenceModel):
         self.imgsz = info["imgsz"]
         with errors_of(path):
             self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
-        self.input_hw = self.batch = None
+        self.input_hw = None
+        self.batch = None
         self.nms_iou = detector.nms_iou
         self.validation_iou = detector.head.validation_iou
         self.votes = False

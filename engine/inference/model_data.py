@@ -25,7 +25,8 @@ def open_for_model(
     so that the names need not be the model's. ``instead``: how to do without a data set, for messages. Raises UserError
     if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
-    classes, stored = source.classes, model.stored_words("classes")
+    classes = source.classes
+    stored = model.stored_words("classes")
     if not source.data:
         data, root = find_location(model.info.get("data", {}), folder_of(model.path))
         source = replace(source, data=data, known_root=root, stored_in=str(model.path))
@@ -57,12 +58,15 @@ def open_for_model(
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
     """Raises UserError for images of other channels than the model takes."""
     if model.pixels.channels != spec.pixels.channels:
-        takes, has = counted(model.pixels.channels, "channel"), spec.pixels.channels
-        raise UserError(f"{model.path}: takes images of {takes}, those of {spec.source} have {has}; name other data")
+        expected = counted(model.pixels.channels, "channel")
+        raise UserError(
+            f"{model.path}: takes images of {expected}, those of {spec.source} have {spec.pixels.channels}; name other "
+            "data"
+        )
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
-    """The numbers in the model of the classes of ``spec`` that are used; None: those of all its classes."""
+    """Returns the model's numbers of the classes of ``spec`` that are used; None: all its classes."""
     names = class_names(spec, single_cls=False)
     if not spec.classes or not set(names).issubset(model.names):
         return None
@@ -73,10 +77,15 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     """Raises UserError unless the model's classes are the data set's, in the same order, or the model has all of the
     data set's that are used and more."""
     used = class_names(spec, single_cls=False)
-    if spec.classes and (missing := [name for name in used if name not in names]):
-        raise UserError(f"{weights}: has no class {missing[0]}, only {', '.join(names)}; choose others with --classes")
-    if what := "" if spec.classes else class_difference(names, used):
+    if spec.classes:
+        missing = [name for name in used if name not in names]
+        if missing:
+            known = ", ".join(names)
+            raise UserError(f"{weights}: has no class {missing[0]}, only {known}; choose others with --classes")
+        return
+    difference = class_difference(names, used)
+    if difference:
         raise UserError(
-            f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
-            "(val.py: or score common --classes, or all classes as one with --single-cls)"
+            f"{weights} and {spec.source} do not have the same classes ({difference}); name its own data set with "
+            "--data (val.py: or score common --classes, or all classes as one with --single-cls)"
         )

@@ -1,4 +1,4 @@
-"""The identities of objects across the frames of a video, a stream or a folder of images.
+"""Identities of objects across the frames of a video, a stream or a folder of images.
 
 The package trackers (Roboflow, Apache-2.0) associates the detections of a frame with tracks.
 """
@@ -20,23 +20,22 @@ from utils.machine.packages import require_package
 from utils.pixels import as_rgb8
 from utils.structures import DetectionTable
 
-# Detections above it continue a track, although they are not shown on their own (the value of the ByteTrack paper).
+# Detections above it continue a track, although they cannot begin one (the value of the ByteTrack paper).
 LOW_CONFIDENCE = 0.1
-_WITHOUT_LOW_CONFIDENCE = ("ocsort", "sort")  # which associate all detections alike
-IMAGES_PER_SECOND = 30.0  # of folders of images, whose rate is unknown
+_WITHOUT_LOW_CONFIDENCE = ("ocsort", "sort")  # trackers that associate all detections alike
+IMAGES_PER_SECOND = 30.0  # assumed for folders of images
 Tracker: TypeAlias = Any  # of the package trackers: its method update(sv.Detections) sets tracker_id
 TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRACKERS, or a function that makes one
 
 
 class ObjectTracks:
-    """Gives detections the ids of their tracks, frame after frame.
+    """Assigns track ids to detections, frame after frame.
 
-    Each video, each stream and the images of each folder are a sequence with a tracker of its own; the ids of each
-    begin with 1.
+    Each video, each stream and the images of each folder are a sequence with its own tracker and ids from 1 on.
     """
 
     def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
-        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: as of the frames.
+        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: as of `open_source`.
 
         Raises UserError for an unknown name, and without the package.
         """
@@ -96,23 +95,20 @@ def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
     """
     import trackers
 
+    begins = {"track_activation_threshold": threshold}
+    comes_first = {"high_conf_det_threshold": threshold}
     match name:
         case "bytetrack":
-            kind = trackers.ByteTrackTracker
-            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+            return trackers.ByteTrackTracker(frame_rate=frame_rate, **begins, **comes_first)
         case "botsort":
-            kind = trackers.BoTSORTTracker
-            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+            return trackers.BoTSORTTracker(frame_rate=frame_rate, **begins, **comes_first)
         case "cbiou":
-            kind = trackers.CBIoUTracker
-            thresholds = ("track_activation_threshold", "high_conf_det_threshold")
+            return trackers.CBIoUTracker(frame_rate=frame_rate, **begins, **comes_first)
         case "ocsort":
-            kind = trackers.OCSORTTracker
-            thresholds = ("high_conf_det_threshold",)
+            return trackers.OCSORTTracker(frame_rate=frame_rate, **comes_first)
         case "sort":
-            kind = trackers.SORTTracker
-            thresholds = ("track_activation_threshold",)
-    return kind(frame_rate=frame_rate, **dict.fromkeys(thresholds, threshold))
+            return trackers.SORTTracker(frame_rate=frame_rate, **begins)
+    raise ValueError(f"unknown tracker {name!r}")
 
 
 def sequence_of(frame: Frame) -> str:

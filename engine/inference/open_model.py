@@ -14,12 +14,12 @@ from utils.errors import UserError
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether a path is an exported file or folder, by its name, and not a checkpoint."""
+    """Returns whether a path is an exported file or folder, by its name, and not a checkpoint."""
     return format_of(path) is not None
 
 
 def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
-    """A model for inference on ``device``.
+    """Opens a model for inference on ``device``.
 
     Args:
         path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
-from engine.inference.settings import Canvases, DetectionSettings, Pipeline
+from engine.inference.settings import Canvases, DetectionSettings, Pipeline, ResolvedSettings
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.distributed.context import DistributedContext
@@ -32,15 +32,21 @@ from utils.strings import counted
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
-THREADS = 4  # with a GPU: for reading, and as many for drawing
+MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing
 
 
 class SourceFrames:
-    """The frames of `open_source`, whose problems are logged when they are read. ``failed``: why a file is not used, or
-    its later frames are not. ``error``: what has ended the source, to be raised after the results of its frames."""
+    """Yields the frames of `open_source`, and logs problems as they come up.
 
-    def __init__(self, items: Iterator[Frame | FileProblem]) -> None:
-        self._items, self.failed, self.error = items, dict[str, str](), None
+    Attributes:
+        failed: reasons by file why it, or its later frames, are not used.
+        error: the exception that has ended the source, to be raised after the results of its frames; None: none.
+    """
+
+    def __init__(self, items: Generator[Frame | FileProblem, None, None] | Generator[Frame, None, None]) -> None:
+        self._items = items
+        self.failed: dict[str, str] = {}
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Frame]:
         try:
@@ -58,12 +64,12 @@ class SourceFrames:
 
 @dataclass
 class Detected:
-    """What is found in a frame."""
+    """The detections in a frame, or the error that prevented them."""
 
     frame: Frame
-    found: DetectionTable | Exception
+    outcome: DetectionTable | Exception
     speed: dict[str, float]  # milliseconds by stage
-    tracks: np.ndarray | None = None  # int64 (N,), ids of the tracks of ``found``; None: objects are not tracked
+    tracks: np.ndarray | None = None  # int64 (N,), ids of the detections' tracks; None: objects are not tracked
     drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes
     encoded: bytes = b""  # the drawing as an image file
 
@@ -74,7 +80,7 @@ class Predictor:
     ``settings`` may be replaced between calls. ``names`` has the class names by number.
     """
 
-    __slots__ = ("color", "device", "model", "names", "pipeline", "settings")  # others cannot be set
+    __slots__ = ("color", "device", "model", "names", "pipeline", "settings")  # setting other attributes is an error
     task = "detect"
 
     def __init__(
@@ -87,11 +93,13 @@ class Predictor:
         **settings: Any,
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
-        self.model, self.device, self.color = model, model.device, color
+        self.model = model
+        self.device = model.device
+        self.color = color
         self.names = dict(enumerate(model.names))
-        given = DetectionSettings().changed(settings)
-        fitted = given.fitted(model)
-        self.settings = replace(given, imgsz=fitted.imgsz, conf=fitted.conf)
+        chosen = DetectionSettings().changed(settings)
+        resolved = chosen.resolve(model)
+        self.settings = replace(chosen, imgsz=resolved.imgsz, conf=resolved.conf)
         if tiles is True:
             tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
         if amp not in AMP_TYPES:
@@ -99,8 +107,8 @@ class Predictor:
         self.pipeline = Pipeline(model, autocast_type(model, amp), tiles or None)
 
     def __repr__(self) -> str:
-        fitted = self.settings.fitted(self.model)
-        settings = f"imgsz={fitted.imgsz}, conf={fitted.conf:.3g}, device={str(self.device)!r}"
+        resolved = self.settings.resolve(self.model)
+        settings = f"imgsz={resolved.imgsz}, conf={resolved.conf:.3g}, device={str(self.device)!r}"
         return f"Predictor({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
 
     def __getattr__(self, name: str) -> Any:
@@ -123,26 +131,26 @@ class Predictor:
         device: str | int | torch.device | None = None,
         **settings: Any,
     ) -> list[Results]:
-        """A result for each image, in order; a single image gives a list of one.
+        """Detects in images. Returns a result for each, in order; a single image gives a list of one.
 
-        A batch gives the detections that its images give one by one, up to rounding. Raises UserError for an image that
-        cannot be used, or a setting that does not fit.
+        Up to rounding, detections do not depend on the batch. Raises UserError for an image that cannot be used, or a
+        setting that does not fit.
 
         Args:
             source: an image or a list of them, see `as_images`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
-            batch_size: the most images at once; 0: 16, but 1 on a CPU.
+            batch_size: maximum number of images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
         if device is not None:
             self.check_device(device)
-        fitted = self._settings_of_call(settings)
+        resolved = self._settings_of_call(settings)
         images = as_images(source, color or self.color, self.model.pixels)
-        prepared = self.pipeline.prepare([image.image for image in images], fitted, batch_size)
-        tables, speeds = self.pipeline.detect(prepared, fitted)
-        results = ResultList(self._result(*parts) for parts in zip(images, tables, speeds))
+        prepared = self.pipeline.prepare([image.image for image in images], resolved, batch_size)
+        detected = self.pipeline.detect(prepared, resolved)
+        results = ResultList(self._result(image, table, speed) for image, (table, speed) in zip(images, detected))
         if verbose:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
@@ -153,28 +161,30 @@ class Predictor:
         if parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
 
-    def _settings_of_call(self, keywords: dict[str, Any]) -> DetectionSettings:
-        """The predictor's settings with those of a call. If the call turns box voting on or off, and nobody has chosen
-        a threshold, it is the one for that."""
+    def _settings_of_call(self, keywords: dict[str, Any]) -> ResolvedSettings:
+        """Returns the predictor's settings with those of a call.
+
+        If the call turns box voting on or off, and nobody has chosen a threshold, the threshold changes accordingly.
+        """
         settings = self.settings.changed(keywords)
         default = self.model.threshold(box_voting=self.settings.box_voting)
         if keywords.get("conf") is None and self.settings.conf == default:
             settings = replace(settings, conf=None)
-        return settings.fitted(self.model)
+        return settings.resolve(self.model)
 
     def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
-        """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
-        webcam number or the URL of a stream, as for detect.py.
+        """Yields a result for each image of ``source``: an image, folder, glob, video, .txt list of files, webcam
+        number or the URL of a stream, as for detect.py.
 
-        Images and videos are read ahead and processed in batches; of a live stream, the newest frame is. An unreadable
-        file is skipped with a warning if there are several. Raises UserError for an unreadable source.
+        Images and videos are read ahead and processed in batches; of a live stream, only the newest frame is processed.
+        An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         ahead = Ahead(self.pipeline.images_at_once())
         frames = self.read(str(source), ahead, vid_stride=vid_stride)
-        with contextlib.closing(self.detect_each(frames, ahead)) as found:
-            yield from self._results(found)
+        with contextlib.closing(self.detect_each(frames, ahead)) as detected:
+            yield from self._results(detected)
         if frames.error:
             raise frames.error
 
@@ -187,8 +197,8 @@ class Predictor:
         color: Color | None = None,
         **settings: Any,
     ) -> Iterator[Results]:
-        """A result for each frame of ``source``, in order, with the detections that belong to tracks; ``boxes.id`` has
-        the ids of these.
+        """Yields a result for each frame of ``source``, in order, with the detections that belong to tracks, whose ids
+        are in ``boxes.id``.
 
         Args:
             source: as of `stream`, or an iterable of images, each as in a call, which are processed one by one.
@@ -202,8 +212,8 @@ class Predictor:
         """
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
-        fitted = self._settings_of_call(settings)
-        tracks = ObjectTracks(tracker, fitted.conf, vid_stride=vid_stride)
+        resolved = self._settings_of_call(settings)
+        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
         ahead = Ahead(self.pipeline.images_at_once())
         if isinstance(source, str | os.PathLike | int):
             check_sequence(str(source))
@@ -211,95 +221,109 @@ class Predictor:
         else:
             check_many(source)
             frames = SourceFrames(as_frames(source, color or self.color, self.model.pixels))
-        with contextlib.closing(self.track_each(frames, ahead, tracks, fitted)) as found:
-            yield from self._results(found)
+        with contextlib.closing(self.track_each(frames, ahead, tracks, resolved)) as detected:
+            yield from self._results(detected)
         if frames.error:
             raise frames.error
 
-    def _results(self, found: Iterable[Detected]) -> Iterator[Results]:
-        for item in found:
-            if isinstance(item.found, Exception):
-                raise item.found
-            yield self._result(item.frame, item.found, item.speed, item.tracks)
+    def _results(self, detected: Iterable[Detected]) -> Iterator[Results]:
+        for item in detected:
+            if isinstance(item.outcome, Exception):
+                raise item.outcome
+            yield self._result(item.frame, item.outcome, item.speed, item.tracks)
 
     def read(self, source: str, ahead: Ahead, **options: Any) -> SourceFrames:
-        """The frames of a source, as the model takes them. ``options``: of `open_source`."""
+        """Opens a source. Its frames have the model's pixel format. ``options``: see `open_source`."""
         return SourceFrames(open_source(source, threads=self.threads, ahead=ahead, pixels=self.model.pixels, **options))
 
     def track_each(
-        self, frames: Iterable[Frame], ahead: Ahead, tracks: ObjectTracks, settings: DetectionSettings
-    ) -> Iterator[Detected]:
-        """What `detect_each` finds and ``tracks`` keeps. ``settings``: as by `DetectionSettings.fitted`."""
+        self, frames: Iterable[Frame], ahead: Ahead, tracks: ObjectTracks, settings: ResolvedSettings
+    ) -> Generator[Detected, None, None]:
+        """Yields the detections of `detect_each` that belong to ``tracks``."""
         needed = replace(settings, conf=tracks.lowest_confidence)
         with contextlib.closing(self.detect_each(frames, ahead, needed)) as detected:
             for item in detected:
-                if not isinstance(item.found, Exception):
-                    item.found, item.tracks = tracks.update(item.frame, item.found)
+                if not isinstance(item.outcome, Exception):
+                    item.outcome, item.tracks = tracks.update(item.frame, item.outcome)
                 yield item
 
     def detect_each(
-        self, frames: Iterable[Frame], ahead: Ahead, settings: DetectionSettings | None = None
-    ) -> Iterator[Detected]:
-        """What is found in each of ``frames``, in order. ``settings``: as by `DetectionSettings.fitted`; None: the
-        predictor's.
+        self, frames: Iterable[Frame], ahead: Ahead, settings: ResolvedSettings | None = None
+    ) -> Generator[Detected, None, None]:
+        """Yields the detections in each of ``frames``, in order. ``settings``: None: the predictor's.
 
         A batch has at most ``ahead()`` frames; ``ahead`` learns the size of each. While the model runs, the next batch
         is read and letterboxed in another thread, but not of a live stream, whose frames are processed one by one.
         """
-        settings, is_live = settings or self.settings.fitted(self.model), False
-
-        def batches() -> Iterator[list[Frame]]:
-            nonlocal is_live
-            batch: list[Frame] = []
-            for frame in frames:
-                batch.append(frame)
-                is_live = frame.is_live
-                ahead.add(frame.image.nbytes)
-                if is_live or len(batch) >= ahead():
-                    yield batch
-                    batch = []
-            if batch:
-                yield batch
+        resolved = self.settings.resolve(self.model) if settings is None else settings
+        batches = _Batches(frames, ahead)
 
         def prepare(batch: list[Frame]) -> tuple[list[Frame], list[Canvases] | None]:
             try:
-                return batch, list(self.pipeline.prepare([frame.image for frame in batch], settings))
-            except Exception:  # is raised again for the frames that it is about
+                return batch, list(self.pipeline.prepare([frame.image for frame in batch], resolved))
+            except Exception:  # `_detect` raises it again for the frame that causes it
                 return batch, None
 
-        prepared = map_ahead(prepare, batches(), threads=1, ahead=lambda: 0 if is_live else min(ahead(), 1))
-        with contextlib.closing(prepared):
+        with contextlib.closing(map_ahead(prepare, batches, threads=1, ahead=batches.prefetch)) as prepared:
             for batch, canvases in prepared:
-                yield from self._detect(batch, settings, canvases)
+                yield from self._detect(batch, resolved, canvases)
 
     def _detect(
-        self, frames: Sequence[Frame], settings: DetectionSettings, canvases: list[Canvases] | None = None
+        self, frames: Sequence[Frame], settings: ResolvedSettings, canvases: list[Canvases] | None = None
     ) -> list[Detected]:
-        """If a batch fails, its frames are processed one by one, so that an error is that of one frame."""
+        """Detects in a batch. If it fails, its frames are processed one by one, so that each error is that of one
+        frame."""
         try:
             prepared = canvases or self.pipeline.prepare([frame.image for frame in frames], settings)
-            tables, speeds = self.pipeline.detect(prepared, settings)
+            detected = self.pipeline.detect(prepared, settings)
         except Exception as error:
             if len(frames) == 1:
                 return [Detected(frames[0], error, {})]
-            return [detected for frame in frames for detected in self._detect([frame], settings)]
-        return list(map(Detected, frames, tables, speeds))
+            return [item for frame in frames for item in self._detect([frame], settings)]
+        return [Detected(frame, table, speed) for frame, (table, speed) in zip(frames, detected)]
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
-        """The detections in each of ``images``, uint8 (H, W, 3) RGB or of the model's pixels, highest score first."""
-        settings = self.settings.fitted(self.model)
-        return self.pipeline.detect(self.pipeline.prepare(images, settings), settings)[0]
+        """Detects in each of ``images``, uint8 (H, W, 3) RGB or in the model's pixel format. Returns detections,
+        highest score first."""
+        settings = self.settings.resolve(self.model)
+        return [table for table, _ in self.pipeline.detect(self.pipeline.prepare(images, settings), settings)]
 
     @property
     def threads(self) -> int:
-        """Threads for reading and drawing: one on a CPU, whose cores the model uses."""
-        return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
+        """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
+        return 1 if self.device.type == "cpu" else min(available_cores(), MAX_THREADS)
 
     def _result(
         self, frame: Frame, table: DetectionTable, speed: dict[str, float], tracks: np.ndarray | None = None
     ) -> Results:
-        boxes = boxes_of(table, frame.image.shape[:2], tracks)
+        height, width = frame.image.shape[:2]
+        boxes = boxes_of(table, (height, width), tracks)
         return Results(as_rgb8(frame.image), frame.path, self.names, boxes, speed)
+
+
+class _Batches:
+    """Groups frames to batches of at most ``ahead()`` frames; each frame of a live stream is a batch."""
+
+    def __init__(self, frames: Iterable[Frame], ahead: Ahead) -> None:
+        self._frames = frames
+        self._ahead = ahead
+        self._is_live = False  # whether the newest frame is of a live stream
+
+    def __iter__(self) -> Iterator[list[Frame]]:
+        batch: list[Frame] = []
+        for frame in self._frames:
+            batch.append(frame)
+            self._is_live = frame.is_live
+            self._ahead.add(frame.image.nbytes)
+            if self._is_live or len(batch) >= self._ahead():
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def prefetch(self) -> int:
+        """Returns how many batches may be prepared while the model runs."""
+        return 0 if self._is_live else min(self._ahead(), 1)
 
 
 def load(
@@ -332,15 +356,15 @@ def load(
 def open_weights(
     path: str | os.PathLike[str], *, device: str | int | torch.device = "", offline: bool = False, **options: bool
 ) -> InferenceModel:
-    """The model of a file or of public weights, which are downloaded unless ``offline``. ``options``: of `open_model`;
-    see `load`."""
+    """Opens a file, or public weights, which are downloaded unless ``offline``. ``options``: see `open_model`."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")
+    path = os.fspath(path)
     if not Path(path).exists() and not is_exported(path):
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
-        path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
+        path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
     return open_model(path, device=devices[0], **options)

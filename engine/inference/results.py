@@ -34,8 +34,8 @@ TRACKED_COLUMNS = 7  # x1, y1, x2, y2, id of the track, confidence, class
 
 
 def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
-    """The error for an attribute that does not exist, with what to write instead if other programs have it.
-    ``kind``: as of `python_hint`."""
+    """Makes the error for a missing attribute, with the replacement if other programs have the attribute. ``kind``: see
+    `python_hint`."""
     hint = "" if name.startswith("_") else python_hint(kind, name)
     return AttributeError(f"{owner} has no attribute {name!r}" + (f": {hint}" if hint else ""), name=name)
 
@@ -48,7 +48,8 @@ class Boxes:
         """``data``: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class; of tracked objects (N, 7) or (7,): the id
         of the track before the confidence. ``orig_shape``: height and width of the image."""
         self.data = data[None] if data.ndim == 1 else data
-        self.orig_shape = tuple(orig_shape)
+        height, width = orig_shape
+        self.orig_shape = (height, width)
         if self.data.ndim != 2 or self.data.shape[1] not in (COLUMNS, TRACKED_COLUMNS):
             raise ValueError(
                 f"rows of {COLUMNS} or {TRACKED_COLUMNS} numbers are expected, got the shape {tuple(data.shape)}"
@@ -66,19 +67,21 @@ class Boxes:
     @property
     def xywh(self) -> Tensor | np.ndarray:
         """Center, width and height (N, 4)."""
-        return xyxy_to_cxcywh(self.xyxy)
+        return _to_centers(self.xyxy)
 
     @property
     def xyxyn(self) -> Tensor | np.ndarray:
+        """Corners (N, 4), normalized."""
         return self._normalized(self.xyxy)
 
     @property
     def xywhn(self) -> Tensor | np.ndarray:
+        """Center, width and height (N, 4), normalized."""
         return self._normalized(self.xywh)
 
     @property
     def conf(self) -> Tensor | np.ndarray:
-        """(N,)"""
+        """Confidences (N,)."""
         return self.data[:, -2]
 
     @property
@@ -97,11 +100,17 @@ class Boxes:
         return self.data[:, 4] if self.is_track else None
 
     def cpu(self) -> Boxes:
-        """Itself: detections are on the CPU."""
+        """Returns itself: detections are on the CPU."""
         return self
 
     def numpy(self) -> Boxes:
-        return self if isinstance(self.data, np.ndarray) else Boxes(self.data.numpy(), self.orig_shape)
+        """Returns the boxes with ``data`` as an array."""
+        return Boxes(self.array, self.orig_shape)
+
+    @property
+    def array(self) -> np.ndarray:
+        """``data`` as an array."""
+        return self.data if isinstance(self.data, np.ndarray) else self.data.numpy()
 
     def __len__(self) -> int:
         return len(self.data)
@@ -117,7 +126,15 @@ class Boxes:
 
     def _normalized(self, boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
         height, width = self.orig_shape
+        if isinstance(boxes, np.ndarray):
+            return scale_boxes(boxes, 1 / width, 1 / height)
         return scale_boxes(boxes, 1 / width, 1 / height)
+
+
+def _to_centers(boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    if isinstance(boxes, np.ndarray):
+        return xyxy_to_cxcywh(boxes)
+    return xyxy_to_cxcywh(boxes)
 
 
 class Results:
@@ -132,20 +149,25 @@ class Results:
     def __init__(
         self, image: np.ndarray, path: str, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]
     ) -> None:
-        self.image, self.path, self.names, self.boxes = image, path, dict(names), boxes
-        self.orig_shape: tuple[int, int] = image.shape[:2]
+        self.image = image
+        self.path = path
+        self.names = dict(names)
+        self.boxes = boxes
+        height, width = image.shape[:2]
+        self.orig_shape = (height, width)
         self.speed = dict(speed)
 
     @cached_property
     def orig_img(self) -> np.ndarray:
-        """uint8 (H, W, 3) BGR."""
+        """The image, uint8 (H, W, 3) BGR."""
         return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
 
     def cpu(self) -> Results:
-        """Itself: detections are on the CPU."""
+        """Returns itself: detections are on the CPU."""
         return self
 
     def numpy(self) -> Results:
+        """Returns the result with its boxes as an array."""
         return self._with(self.boxes.numpy())
 
     def __len__(self) -> int:
@@ -165,19 +187,22 @@ class Results:
         raise attribute_error("result", "a result", name)
 
     def verbose(self) -> str:
-        """What was found, as ``2 persons, 1 bus``."""
+        """Returns the number of detections by class, as ``person 2, bus 1``."""
         return describe_counts(Counter(self._classes()), self.names)
 
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
-        """The image with its boxes: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence; ``line_width``:
-        pixels, None: by image size."""
-        boxes, classes, tracks = self.boxes.numpy(), self._classes(), self._tracks()
-        texts = label_texts(self.names, classes, boxes.conf if conf else None, tracks) if labels else None
+        """Draws the boxes into a copy of the image: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence;
+        ``line_width``: pixels, None: by image size."""
+        classes = self._classes()
+        tracks = self._tracks()
+        texts = None
+        if labels:
+            texts = label_texts(self.names, classes, self.boxes.array[:, -2] if conf else None, tracks)
         colors = class_colors(np.array(classes if tracks is None else tracks))
-        return draw_boxes(self.image, boxes.xyxy, texts, colors, thickness=line_width or 0)
+        return draw_boxes(self.image, self.boxes.array[:, :4], texts, colors, thickness=line_width or 0)
 
     def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
-        """As `drawn`, but BGR, as OpenCV shows and writes images."""
+        """Returns the image of `drawn` as BGR, as OpenCV shows and writes images."""
         return cv2.cvtColor(self.drawn(conf=conf, line_width=line_width, labels=labels), cv2.COLOR_RGB2BGR)
 
     def save(self, filename: str | Path | None = None) -> str:
@@ -197,63 +222,70 @@ class Results:
         window.close()
 
     def _repr_png_(self) -> bytes:
-        """What notebooks show."""
+        """Returns the picture that notebooks show."""
         return cv2.imencode(".png", self.plot())[1].tobytes()
 
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Writes YOLO rows (class, cx, cy, w, h normalized, confidence with ``save_conf``), replacing the file."""
-        boxes = self.boxes.numpy()
-        found = DetectionTable(
-            image_index=np.zeros(len(boxes), np.int64),
-            boxes_xyxy_px=boxes.xyxy.astype(np.float64),
-            scores=boxes.conf.astype(np.float64),
-            classes=boxes.cls.astype(np.int64),
-        )
-        write_yolo_labels(Path(txt_file), self.orig_shape, found, scores=save_conf)
+        write_yolo_labels(Path(txt_file), self.orig_shape, self._table(), scores=save_conf)
         return str(txt_file)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
         """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
         names = [self.names[c] for c in self._classes()]
-        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.numpy().xyxy, names)
+        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], names)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
-        """A record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id`` if
-        objects were tracked."""
-        boxes = self.boxes.numpy()
-        corners = np.round((boxes.xyxyn if normalize else boxes.xyxy).astype(np.float64), decimals).tolist()
-        scores = np.round(boxes.conf.astype(np.float64), decimals).tolist()
-        records = [
+        """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``
+        if objects were tracked."""
+        boxes = self.boxes.array[:, :4]
+        if normalize:
+            height, width = self.orig_shape
+            boxes = scale_boxes(boxes, 1 / width, 1 / height)
+        corners = np.round(boxes.astype(np.float64), decimals).tolist()
+        scores = np.round(self._table().scores, decimals).tolist()
+        records: list[dict[str, Any]] = [
             {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
             for c, score, box in zip(self._classes(), scores, corners)
         ]
-        for record, track in zip(records, self._tracks() or ()):
-            record["track_id"] = track
+        tracks = self._tracks()
+        if tracks is not None:
+            for record, track in zip(records, tracks):
+                record["track_id"] = track
         return records
 
     def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
-        """Returns `summary` as a table of pandas. Raises UserError without pandas."""
+        """Converts `summary` to a table of pandas. Raises UserError without pandas."""
         pandas = require_package("pandas", "to_df()", "use summary(), a list of records")
         columns = [*SUMMARY_COLUMNS, "track_id"] if self.boxes.is_track else SUMMARY_COLUMNS
         return pandas.DataFrame(self.summary(normalize, decimals), columns=columns)
 
     def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
-        """`summary` as JSON text."""
+        """Converts `summary` to JSON."""
         return json.dumps(self.summary(normalize, decimals), ensure_ascii=False, indent=2)
 
     def _classes(self) -> list[int]:
-        return self.boxes.numpy().cls.astype(int).tolist()
+        return self.boxes.array[:, -1].astype(int).tolist()
+
+    def _table(self) -> DetectionTable:
+        boxes = self.boxes.array
+        return DetectionTable(
+            image_index=np.zeros(len(boxes), np.int64),
+            boxes_xyxy_px=boxes[:, :4].astype(np.float64),
+            scores=boxes[:, -2].astype(np.float64),
+            classes=boxes[:, -1].astype(np.int64),
+        )
 
     def _tracks(self) -> list[int] | None:
-        """The ids of tracks; None if objects were not tracked."""
-        return self.boxes.numpy().id.astype(int).tolist() if self.boxes.is_track else None
+        """Returns the ids of tracks; None if objects were not tracked."""
+        return self.boxes.array[:, 4].astype(int).tolist() if self.boxes.is_track else None
 
     def _with(self, boxes: Boxes) -> Results:
         return Results(self.image, self.path, self.names, boxes, self.speed)
 
 
 class ResultList(list):
-    """The results of some images. YOLOv5's results of several images are one object: its attributes are named."""
+    """Results of several images. In YOLOv5 they are one object, so an error names the replacement of its attributes."""
 
     def __getattr__(self, name: str) -> Any:
         """Called for names that are not there."""
@@ -264,7 +296,7 @@ class ResultList(list):
 
 
 def boxes_of(table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:
-    """The detections of one image as float32 on the CPU. ``tracks``: ids (N,) of their tracks."""
+    """Converts the detections of one image to float32 on the CPU. ``tracks``: ids (N,) of their tracks."""
     ids = [] if tracks is None else [tracks[:, None]]
     columns = [table.boxes_xyxy_px, *ids, table.scores[:, None], table.classes[:, None]]
     return Boxes(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
@@ -276,8 +308,8 @@ def label_texts(
     scores: Iterable[float] | None,
     tracks: Iterable[int] | None = None,
 ) -> list[str]:
-    """The texts next to boxes, as ``#3 person 0.85``; ``scores`` None: without confidences; ``tracks`` None: without
-    ids."""
+    """Makes the texts next to boxes, as ``#3 person 0.85``; ``scores`` None: without confidences; ``tracks`` None:
+    without ids."""
     texts = [names[c] for c in classes]
     if tracks is not None:
         texts = [f"#{track} {text}" for track, text in zip(tracks, texts)]
@@ -287,5 +319,5 @@ def label_texts(
 
 
 def describe_counts(counts: Mapping[int, int], names: Mapping[int, str] | Sequence[str]) -> str:
-    """Detections by class, as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
+    """Lists detections by class, as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
     return ", ".join(f"{names[c]} {count:,}" for c, count in sorted(counts.items())) or "nothing found"

@@ -37,12 +37,12 @@ def _setting(name: str) -> property:
 
     def read(model: Yolov5Model) -> Any:
         value = getattr(model.settings, name)
-        return getattr(model.settings.fitted(model.model), name) if name == "iou" else value
+        return getattr(model.settings.resolve(model.model), name) if name == "iou" else value
 
     def write(model: Yolov5Model, value: Any) -> None:
         settings = replace(model.settings, **{name: value})
-        fitted = settings.fitted(model.model)
-        model.settings = replace(settings, conf=fitted.conf)
+        resolved = settings.resolve(model.model)
+        model.settings = replace(settings, conf=resolved.conf)
 
     return property(read, write)
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -356,15 +357,15 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_log = detection.Output._log
+    true_add = detection.FrameLog.add
 
     def interrupt(self, *args):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        true_log(self, *args)
+        true_add(self, *args)
 
-    monkeypatch.setattr(detection.Output, "_log", interrupt)
+    monkeypatch.setattr(detection.FrameLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
@@ -501,7 +502,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", lambda *_: closed)
+    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
     with refused():
         run(weights, tmp_path / "in", tmp_path, "--save-txt")
     out = capsys.readouterr().out

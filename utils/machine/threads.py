@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
 from pathlib import Path
@@ -41,7 +41,7 @@ class Ahead:
 
 def map_ahead(
     function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: Callable[[], int] | None = None
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
     If ``function`` raises an exception, it is raised in place of the result.

@@ -354,7 +354,7 @@ def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monke
         camera.gate.release()
     assert seen[0] == 0
     assert all(b - a >= 2 for a, b in itertools.pairwise(seen))
-    assert frame.fps == frame_reading.UNKNOWN_FPS
+    assert frame.fps == frame_reading.DEFAULT_FPS
     assert frame.total is None
     assert camera.released
 

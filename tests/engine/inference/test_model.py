@@ -125,13 +125,13 @@ def test_classes_without_names_are_numbered():
 
 
 def test_metadata_reads_back():
-    assert parse_metadata(OURS.as_text()) == OURS
+    assert parse_metadata(OURS.as_strings()) == OURS
     known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
     known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
-    assert parse_metadata(known.as_text()) == known
+    assert parse_metadata(known.as_strings()) == known
     voting = replace(known, box_voting=True)
-    assert parse_metadata(voting.as_text()) == voting
-    older = known.as_text()
+    assert parse_metadata(voting.as_strings()) == voting
+    older = known.as_strings()
     older["lockstep"] = json.dumps({k: v for k, v in json.loads(older["lockstep"]).items() if k != "box_voting"})
     assert parse_metadata(older) == known
 

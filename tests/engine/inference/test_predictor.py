@@ -151,7 +151,7 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
     assert predictor.settings.conf == 0.5
     assert load(tmp_path / "a.pt", device="cpu", box_voting=False).settings.conf == 0.25
     used = []
-    predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or ([], [])
+    predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or []
     for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
         predictor(picture(), **keywords)
     predictor.settings = replace(predictor.settings, conf=0.125)
