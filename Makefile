@@ -10,7 +10,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 EXTRAS := export search convert tiff
 UV := .venv-uv/bin/uv
-UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --no-annotate --quiet
+UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --group clients --no-annotate --quiet
 
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE

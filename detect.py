@@ -37,10 +37,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_weights(config.weights)
     from engine.commands.detect import detect  # imports torch, once the flags and files are known to be valid
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # of `docker stop` and closed terminals: files are finished
-        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    _exit_in_order_on_signals()
     detect(config)
+
+
+def _exit_in_order_on_signals() -> None:
+    """Makes SIGTERM (`docker stop`) and SIGHUP (a closed terminal) raise SystemExit, so that open files are finished.
+
+    A signal that is ignored, as SIGHUP is under nohup, stays so.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 if __name__ == "__main__":

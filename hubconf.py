@@ -25,13 +25,14 @@ _PACKAGES = ("utils", "data", "models", "engine")
 
 
 def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
-    """Returns the model of a checkpoint or exported file. Arguments: as of `engine.inference.yolov5.load`."""
+    """Returns the model of a checkpoint or exported file. Takes the arguments of `engine.inference.yolov5.load`."""
     from engine.inference.yolov5 import load
 
     return load(path, *arguments, **settings)
 
 
 def _names() -> list[str]:
+    """Lists the names of the public weights."""
     from models.weights.download import CATALOG
     from utils.config.yaml_files import load_yaml
 
@@ -39,7 +40,7 @@ def _names() -> list[str]:
 
 
 def __getattr__(name: str) -> typing.Callable[..., Yolov5Model]:
-    """The public weights are entry points too: `torch.hub.load(folder, "yolov8n", source="local")`."""
+    """Makes the public weights entry points: `torch.hub.load(folder, "yolov8n", source="local")`."""
     if not name.startswith("_") and name in _names():
         return functools.partial(custom, name)
     raise AttributeError(f"hubconf.py has no {name!r}")

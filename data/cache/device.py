@@ -1,4 +1,4 @@
-"""``--cache device``: all decoded source images of a split in device memory, at all levels of their pyramids."""
+"""``--cache device``: holds all decoded source images of a split in device memory, at all pyramid levels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from utils.logger import get_logger
 from utils.machine.resources import available_memory
 from utils.strings import counted, format_bytes
 
-MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
+MAX_FRACTION = 0.7  # largest fraction of the device's free memory for the cache; training needs the rest
 BROADCAST_BYTES = 2**28
 
 
 def open_device_cache(
     index: DatasetIndex, layout: PyramidLayout, ctx: DistributedContext, decoding: Decoding
 ) -> Tensor:
-    """Returns the source images of ``index`` as (P, C) on ``ctx.device``, in the given layout.
+    """Returns the source images of ``index`` as (P, C) on ``ctx.device``, arranged by ``layout``.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
     processes of its node. Raises UserError: there is not enough memory, or an image cannot be decoded.
@@ -62,16 +62,16 @@ def _check_memory(ctx: DistributedContext, num_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How the processes of a node divide the images."""
+    """The division of the images among the processes of a node."""
 
-    shards: dict[int, range]  # images that a process decodes, by its rank in the run
-    group: dist.ProcessGroup | None  # that receives them; None: the default group
+    shards: dict[int, range]  # images that each process decodes, by its rank in the run
+    group: dist.ProcessGroup | None  # group to broadcast in; None: the default group
 
     @staticmethod
     def of(ctx: DistributedContext, images: int) -> _Sharing:
         ranks: tuple[int, ...] = (ctx.rank,)
         group = None
-        if ctx.is_distributed and ctx.local_world_size < ctx.world_size:  # several nodes use one group each
+        if ctx.is_distributed and ctx.local_world_size < ctx.world_size:  # each of several nodes has its own group
             node = node_group(ctx)
             ranks = node.ranks
             group = node.handle
@@ -97,7 +97,7 @@ def _decode_shard(
 
     failure: UserError | None = None
     try:
-        for _ in decoding.each(decode, sharing.shards[ctx.rank], "caching images (device)"):
+        for _ in decoding.map(decode, sharing.shards[ctx.rank], "caching images (device)"):
             pass
     except UserError as error:
         failure = error

@@ -1,13 +1,13 @@
-"""``--cache disk``: decoded source images in one LMDB file per node, mapped read-only by all ranks and workers.
+"""``--cache disk``: holds decoded source images in one LMDB file per node, mapped read-only by all ranks and workers.
 
 Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
-is read only after it is complete, and then never written again. On several nodes, each image can be decoded once in the
-whole run (`data.source.staging.file_exchange`).
+is read only after it is complete, and is never written again afterwards. On several nodes, each image can be decoded
+once in the whole run (`data.source.staging.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
-a complete file is used only if it still has the size and the modification time that it had then, which are stored in a
-second file: one that was cut, copied or written to since is made again. Each image has a checksum, verified when it is
-first read: bits of pixels that flip on the disk are found. Bits of LMDB's own pages (a thousandth of the file) are not.
+a second file records the size and the modification time of the complete file. If either has changed, because the file
+was truncated, copied or written to, the cache is created again. Each image has a checksum, verified on the first read,
+which detects bits of pixels that flip on the disk, but not bits of LMDB's own pages (a thousandth of the file).
 """
 
 from __future__ import annotations
@@ -49,26 +49,29 @@ if TYPE_CHECKING:
 _SUFFIX = ".lmdb"
 _COMPLETE_SUFFIX = ".complete"
 _LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
-_KEY = struct.Struct(">Q")  # an image's number
-_BATCH_BYTES = 64 << 20
-_PAGE = 4096  # bytes; an image's value starts with a header of 16 bytes and takes whole pages
+_KEY = struct.Struct(">Q")  # number of an image
+_BATCH_BYTES = 64 << 20  # pixels committed at once
+_PAGE_BYTES = 4096  # an image's value takes whole pages, with a header of 16 bytes
 _CRC = struct.Struct("<I")  # CRC-32, after the pixels
 
 
 class DiskCache:
-    """Source images by number, from a complete file. A process that unpickles it maps the file when it first reads;
-    forked ones share the mapping."""
+    """Source images by number, from a complete file.
+
+    A process that unpickles the cache maps the file at its first read; forked processes share the mapping.
+    """
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), at once: a later run may remove it."""
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), at once, as a later run may remove the file."""
         self.path = path
-        self.source_hw, self.pixels = source_hw, pixels
+        self.source_hw = source_hw
+        self.pixels = pixels
         self._inode = os.stat(path).st_ino
         self._is_verified = np.zeros(len(source_hw), bool)
         _environment(path, self._inode)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """(h, w, C), read-only; a copy that outlives the mapping."""
+        """Returns a read-only copy of an image, (h, w, C), which outlives the mapping. Raises UserError for damage."""
         import lmdb
 
         shape = (*self.source_hw[index], self.pixels.channels)
@@ -87,7 +90,7 @@ class DiskCache:
 
 @functools.cache
 def _environment(path: Path, inode: int) -> lmdb.Environment:
-    """The file, mapped once per process, read-only and without LMDB's locks."""
+    """Maps the file once per process, read-only and without LMDB's locks."""
     import lmdb
 
     try:
@@ -104,25 +107,30 @@ def open_disk_cache(
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
 ) -> DiskCache:
-    """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it. Call it under
-    `torch_distributed_zero_first`.
+    """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it.
+
+    Call it under `torch_distributed_zero_first`.
 
     Args:
         imgsz: longer side of the source images, pixels.
-        ctx: None: this process is alone. Required with ``leaders``.
+        ctx: None if this process is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the caches
-            of all nodes. None: each node decodes all images.
+            of all nodes; None if each node decodes all images.
 
     Raises UserError: there is not enough disk space, or an image cannot be decoded.
     """
-    folder, source_hw = cache_folder(cache_dir), reduced_sizes(index.image_hw, imgsz)
+    folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    whole = "" if decoding.reduces else "-whole"
-    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{whole}{_SUFFIX}")
+    source_hw = reduced_sizes(index.image_hw, imgsz)
+    decoded_whole = "" if decoding.reduces else "-whole"
+    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{decoded_whole}{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         remove_older(folder, index)
         writer = _Writer(path, index, source_hw, decoding)
-        if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
+        is_filled = False
+        if ctx is not None and leaders is not None and leaders.group_size > 1:
+            is_filled = writer.fill_with_other_nodes(ctx, leaders)
+        if not is_filled:
             writer.fill()
     return DiskCache(path, source_hw, index.pixels)
 
@@ -143,7 +151,7 @@ class _Writer:
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
         if _is_complete(self.path):
-            return  # before the lock, which a read-only folder cannot have
+            return  # without taking the lock, which a read-only folder cannot have
         with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
             if len(missing):
@@ -152,10 +160,14 @@ class _Writer:
             self._mark_complete()
 
     def fill_with_other_nodes(self, ctx: DistributedContext, leaders: Subgroup) -> bool:
-        """Decodes a part of the images on each node. Returns False on all nodes, with nothing done, if their data sets
-        differ or another run is filling a file on one of them."""
+        """Decodes a shard of the images on each node.
+
+        Returns False on all nodes, having done nothing, if their data sets differ or another run is filling a file on
+        one of them.
+        """
         import torch.distributed as dist
 
+        assert leaders.handle is not None, "a group of several nodes has a process group"
         names = [f"node {n}" for n in range(leaders.group_size)]
         title = f"disk_cache/{leaders.handle.group_name}"
         with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier, self.lock:
@@ -164,7 +176,8 @@ class _Writer:
             barrier.wait_all()
             states: list = [None] * leaders.group_size
             dist.all_gather_object(states, (self.path.name, is_locked, np.packbits(local)), group=leaders.handle)
-            if len({name for name, _, _ in states}) > 1 or not all(locked for _, locked, _ in states):
+            have_same_data = len({name for name, _, _ in states}) == 1
+            if not have_same_data or not all(locked for _, locked, _ in states):
                 return False
             stored = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for _, _, bits in states])
             images = exchange_items(
@@ -172,7 +185,7 @@ class _Writer:
             )
             missing = (image for image in images if not local[image[0]])
             if local.all():
-                for _ in missing:  # sends what others lack
+                for _ in missing:  # iterating sends the images that other nodes lack
                     pass
             else:
                 self._store(missing, int((~local).sum()))
@@ -182,25 +195,26 @@ class _Writer:
 
     def _decode(self, i: int) -> memoryview:
         image = self.decoding.read(self.index, i, self.source_hw)
-        return memoryview(np.ascontiguousarray(image).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
+        """Writes ``count`` images, number and pixels, in batches. Raises UserError if the file cannot be written."""
         import lmdb
 
-        get_logger().info(
-            "--cache disk: %d of %d images, %s in all, into %s",
-            count, len(self.index), format_bytes(int(self.sizes.sum())), self.path,
-        )  # fmt: skip
-        shown = progress(images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress)
+        total = format_bytes(int(self.sizes.sum()))
+        get_logger().info("--cache disk: %d of %d images, %s in all, into %s", count, len(self.index), total, self.path)
+        images = progress(images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress)
         try:
             with contextlib.closing(self._open()) as environment:
-                transaction, written = environment.begin(write=True), 0
-                for i, pixels in shown:
+                transaction = environment.begin(write=True)
+                uncommitted = 0
+                for i, pixels in images:
                     transaction.put(_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels)))))
-                    written += len(pixels)
-                    if written >= _BATCH_BYTES:
+                    uncommitted += len(pixels)
+                    if uncommitted >= _BATCH_BYTES:
                         transaction.commit()
-                        transaction, written = environment.begin(write=True), 0
+                        transaction = environment.begin(write=True)
+                        uncommitted = 0
                 transaction.commit()
         except lmdb.Error as error:
             remedy = "choose another --cache-dir or --cache none"
@@ -211,8 +225,10 @@ class _Writer:
         import lmdb
 
         # Every image takes whole pages, and the tree takes less than 1 % more.
-        size = int((-(-(self.sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
-        present, folder = self.path.stat().st_size if self.path.exists() else 0, self.path.parent
+        page_counts = -(-(self.sizes + 16) // _PAGE_BYTES)
+        size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
+        present = self.path.stat().st_size if self.path.exists() else 0
+        folder = self.path.parent
         remedy = "choose another --cache-dir or --cache none"
         check_space(size - present, folder, shutil.disk_usage(folder).free, "--cache disk", remedy)
         return lmdb.open(
@@ -220,7 +236,7 @@ class _Writer:
         )
 
     def _mark_complete(self) -> None:
-        """Stores size and time of the file, which must hold all images."""
+        """Records size and time of the file, which must hold all images."""
         if not _is_complete(self.path):
             write_whole(self.path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(self.path)).encode())
 
@@ -239,8 +255,10 @@ def _is_complete(path: Path) -> bool:
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which images are in the file, bool (count,). A file that is damaged, or has changed since it was complete, is
-    removed."""
+    """Returns which images are in the file, bool (count,).
+
+    Removes a file that is damaged, or has changed since it was complete.
+    """
     import lmdb
 
     if _is_complete(path):

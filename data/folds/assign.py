@@ -24,7 +24,7 @@ from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed
 
-MOST_MOVES = 1000  # of groups, to even out the folds
+MAX_MOVES = 1000  # of groups, to even out the folds
 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:
@@ -146,7 +146,7 @@ def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
     totals = np.zeros((folds, relative.shape[1]))
     np.add.at(totals, fold_of, relative)
     rows = np.arange(len(counts))
-    for _ in range(MOST_MOVES):
+    for _ in range(MAX_MOVES):
         towards = relative @ totals.T  # (G, K)
         change = towards - towards[rows, fold_of][:, None] + own[:, None]  # half of it
         change[rows, fold_of] = 0.0

@@ -16,14 +16,14 @@ from utils.distributed.context import DistributedContext, broadcast_object, torc
 from utils.errors import UserError
 from utils.logger import get_logger
 
-MOST_FOLDS = 20  # of which `validation_images` takes some
+MAX_FOLDS = 20  # of which `validation_images` takes some
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
-    """The names of about this ``fraction`` of the images: some of up to `MOST_FOLDS` folds, so that near-duplicates and
+    """The names of about this ``fraction`` of the images: some of up to `MAX_FOLDS` folds, so that near-duplicates and
     copies stay together, and every class is divided. Raises UserError if all images are in one group."""
     group = groups_of(index, "", near_duplicates=True)
-    most = min(int(group.max()) + 1, MOST_FOLDS)
+    most = min(int(group.max()) + 1, MAX_FOLDS)
     if most < 2:
         raise UserError(f"--val-fraction: the {len(index)} training images are near-duplicates of each other")
     part = max(Fraction(fraction).limit_denominator(most), Fraction(1, most))

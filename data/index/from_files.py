@@ -25,7 +25,7 @@ from utils.files.paths import path_of, relative_name
 from utils.pixels import RGB8
 from utils.strings import counted
 
-_MOST_FOLDERS = 1000  # that are searched for label files if there are none where they are expected
+_MAX_FOLDERS = 1000  # that are searched for label files if there are none where they are expected
 # What to do with files that are not where labels are read: with the images' stems (True), and others.
 _ELSEWHERE = {
     (".txt", True): "{remedy}",
@@ -101,7 +101,7 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
     if spec.root in image.parents:
         above = dict.fromkeys((image.parent.parent, spec.root))
         folders += [*above, *(path for folder in above for path in sorted(folder.glob("[!.]*/")))]
-        folders += (Path(visit.path) for visit in itertools.islice(walk(spec.root), _MOST_FOLDERS))
+        folders += (Path(visit.path) for visit in itertools.islice(walk(spec.root), _MAX_FOLDERS))
     for folder in folders if spec.splits[split].annotations is None else ():
         files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
         for (suffix, of_images), advice in _ELSEWHERE.items():

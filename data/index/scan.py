@@ -48,7 +48,7 @@ from utils.machine.threads import map_ahead
 from utils.strings import FlatStrings, counted
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
-_MOST_EMPTY = 0.5  # of the labeled images may have no object before a line asks whether that is meant
+_MAX_EMPTY_FRACTION = 0.5  # of the labeled images may have no object before a line asks whether that is meant
 # Kinds of findings about labels that are used as corrected, as a line says.
 _CORRECTIONS = {
     kinds.REVERSED: "boxes with corners in the wrong order, or negative sides, which are used",
@@ -258,7 +258,7 @@ def _notes(found: list[Finding], images: list[ScannedImage]) -> list[str]:
             notes.append(f"{what}: {len(alike):,}, first {alike[0].where}: {alike[0].text}")
     labeled = [image.num_labeled for image in images if image.num_labeled is not None]
     empty = labeled.count(0)
-    if any(labeled) and empty > _MOST_EMPTY * len(labeled):
+    if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
         notes.append(
             f"{empty:,} of {counted(len(labeled), 'labeled image')} have no object: an empty label file, or no "
             "annotation; if that is not meant, write the labels again"

@@ -1,4 +1,4 @@
-"""Rows of labels, as all parsers return them, the checks of their boxes, and signs that they mean something else.
+"""Checks rows of labels, as all parsers return them, and detects rows that seem to mean something else.
 
 A parser (`data.labels.yolo`, `voc`, `coco`) turns a file into rows and reports rows that are not boxes. Geometry is
 checked here, for a whole split at once, so a data set has the same boxes in any format.
@@ -17,21 +17,28 @@ from utils.strings import counted
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
 PARSER_VERSION = 5
 
+LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, line, shape
+
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
-CENTERS, TOP_LEFT, CORNERS = "cx cy w h", "x y w h", "x1 y1 x2 y2"  # what the four numbers of a box mean
+# What the four numbers of a box mean.
+CENTERS = "cx cy w h"
+TOP_LEFT = "x y w h"
+CORNERS = "x1 y1 x2 y2"
 # The four numbers of a box times this matrix are its corners x1, y1, x2, y2.
 _CORNERS_OF = {
     CENTERS: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [-0.5, 0, 0.5, 0], [0, -0.5, 0, 0.5]]),
     TOP_LEFT: np.array([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1.0]]),
     CORNERS: np.eye(4),
 }
-_SLACK = 0.01  # of the image's size, by which boxes may exceed it
-_MOST_REVERSED = 1 / 3  # of the boxes; if more corners are reversed, they may be no corners
-_LEAST_PIXELS = 16  # of an image's shorter side, from which on a box within its first pixel is no box in pixels
-_LEAST_MISFITS, _LEAST_SHARE = 5, 0.02  # boxes that do not fit, from which on other readings are tried
-_FAR = 0.1  # of a side: boxes that exceed their image by more
-_MOST_BEYOND = 0.5  # of the boxes: if more do, they are no objects that the border cuts off
-_MOST_LEFT = 0.05  # of these, that do not fit the other reading either
+_SLACK = 0.01  # fraction of the image's size by which a box may exceed it and still fit
+_MAX_REVERSED_FRACTION = 1 / 3  # if more boxes have reversed corners, the numbers may not be corners at all
+_MIN_FRACTION_CHECK_SIDE_PX = 16  # in images with a shorter side than this, a box of one pixel may be a box in pixels
+# Other notations are tried if at least this many boxes, and this fraction of them, do not fit into their images.
+_MIN_MISFITS = 5
+_MIN_MISFIT_FRACTION = 0.02
+_FAR = 0.1  # a box that exceeds its image by more than this fraction of a side is far outside
+_MAX_BEYOND_FRACTION = 0.5  # if more boxes are far outside, they are not objects that the border cuts off
+_MAX_UNEXPLAINED_FRACTION = 0.05  # another notation explains the misfits if it leaves at most this fraction of them
 
 
 class RowProblem(NamedTuple):
@@ -41,28 +48,32 @@ class RowProblem(NamedTuple):
     kind: str
     text: str
     class_id: int = -1  # of a box whose geometry is the problem, or that YOLO txt gives an unknown class
-    xyxy: tuple[float, ...] = ()  # its corners as labeled: in pixels, or in the fractions of `RawLabels`; empty: none
+    xyxy: tuple[float, ...] = ()  # its corners as labeled, in the units of the label file; empty: none
 
 
 class RawLabels(NamedTuple):
-    """Labels of one image, before their geometry is checked."""
+    """Holds the labels of one image, before their geometry is checked."""
 
-    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line, shape): numbers, in file order
+    rows: list[LabelRow]  # in file order
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
-    named_image: str = ""  # the image that the file says it is of
+    named_image: str = ""  # the image that the label file itself names
 
-    def add(self, parsed: tuple | RowProblem) -> None:
-        (self.problems if isinstance(parsed, RowProblem) else self.rows).append(parsed)
+    def add(self, parsed: LabelRow | RowProblem) -> None:
+        """Adds a row, or the reason why it is not a box."""
+        if isinstance(parsed, RowProblem):
+            self.problems.append(parsed)
+        else:
+            self.rows.append(parsed)
 
 
 def shape_of(points: Sequence[float]) -> int:
-    """A number for the shape of a polygon, exact as float64 and never that of a box."""
+    """Returns a number that identifies the shape of a polygon: exact as float64, and never 0, the number of a box."""
     return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1
 
 
 def is_plain_number_text(text: str) -> bool:
-    """False for numbers such as 1_0 or with digits of other scripts, which only Python's float accepts."""
+    """Returns False for numbers such as 1_0 or with digits of other scripts, which only Python's float accepts."""
     return text.isascii() and "_" not in text
 
 
@@ -76,8 +87,8 @@ IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE, SHAPE = range(10)
 NUM_COLUMNS = 10
 
 
-def row_table(image: int, rows: list[tuple]) -> np.ndarray:
-    """float64 (R, 10): the rows of an image."""
+def row_table(image: int, rows: list[LabelRow]) -> np.ndarray:
+    """Returns the rows of an image as float64 (R, 10)."""
     return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
 
 
@@ -89,7 +100,7 @@ class CleanBoxes(NamedTuple):
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
-    line: np.ndarray  # int32 (M,) where the label file has it: of `LabelSource.where`
+    line: np.ndarray  # int32 (M,) line in the label file, as `LabelSource.where` takes it
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the image: scored, but not trained on
 
 
@@ -106,15 +117,18 @@ def clean_rows(
         is_misread: the numbers seem to mean something else (`other_notation`, `beyond_images`): boxes that do not fit
             are left out, which else are put in order and clipped.
 
-    Returns the remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
+    Returns:
+        The remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
     """
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T
-    labeled, area = table[:, X1 : Y2 + 1], table[:, AREA]
+    labeled = table[:, X1 : Y2 + 1]
+    area = table[:, AREA]
     if normalized:
-        labeled, area = labeled * np.stack([width, height, width, height], 1), area * width * height
+        labeled = labeled * np.stack([width, height, width, height], 1)
+        area = area * width * height
     is_reversed = (labeled[:, 2:] < labeled[:, :2]).any(1)
     corners = labeled if is_misread else _in_order(labeled)
     area = area if is_misread else np.where(is_reversed, np.abs(area), area)
@@ -137,11 +151,19 @@ def clean_rows(
     # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
     tolerance = 0.01 + 1e-5 * np.maximum(height, width)
     clipped = kept & (np.abs(inside - corners).max(1, initial=0) > tolerance)
-    masks = {NO_AREA: ~has_area, OUTSIDE: outside, FRACTIONS: fractions, DUPLICATE: repeated}
-    masks |= {CLIPPED: clipped & ~repeated, REVERSED: kept & is_reversed}
+    masks = {
+        NO_AREA: ~has_area,
+        OUTSIDE: outside,
+        FRACTIONS: fractions,
+        DUPLICATE: repeated,
+        CLIPPED: clipped & ~repeated,
+        REVERSED: kept & is_reversed,
+    }
     findings = _findings(table, labeled, image_hw, masks)
 
-    table, area, inside_size = table[kept], area[kept], inside_size[kept]
+    table = table[kept]
+    area = area[kept]
+    inside_size = inside_size[kept]
     # The area of a clipped object is reduced by the same factor as its box.
     area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
     area = np.where(np.isfinite(area), area, inside_size.prod(1))
@@ -158,14 +180,14 @@ def clean_rows(
 
 
 def _in_order(corners: np.ndarray) -> np.ndarray:
-    """Corners with x1 <= x2 and y1 <= y2."""
+    """Exchanges corners where necessary, so that x1 <= x2 and y1 <= y2."""
     return np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], 1)
 
 
 def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
-    """Which boxes in pixels are given as fractions of the image: those within the first pixel of a larger image, if all
-    boxes are, or one of these does not have whole numbers."""
-    in_pixel = (corners >= 0).all(1) & (corners <= 1).all(1) & (shorter_side >= _LEAST_PIXELS)
+    """Returns which boxes, expected in pixels, are fractions of the image, bool (R,): those within the first pixel of
+    an image, provided that all boxes are, or that one of them has a number that is not whole."""
+    in_pixel = (corners >= 0).all(1) & (corners <= 1).all(1) & (shorter_side >= _MIN_FRACTION_CHECK_SIDE_PX)
     is_whole = (corners == corners.round()).all(1)
     return in_pixel & (in_pixel.all() or (in_pixel & ~is_whole).any())
 
@@ -173,7 +195,9 @@ def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
 def _findings(
     table: np.ndarray, corners: np.ndarray, image_hw: np.ndarray, masks: dict[str, np.ndarray]
 ) -> list[tuple[int, RowProblem]]:
-    findings, in_order = [], _in_order(corners)
+    """Returns a problem for each row that one of ``masks``, bool (R,) by kind, marks, with the number of its image."""
+    findings = []
+    in_order = _in_order(corners)
     for kind, mask in masks.items():
         for row in np.flatnonzero(mask):
             image = int(table[row, IMAGE])
@@ -187,47 +211,57 @@ def _findings(
                 CLIPPED: f"corners {box} px exceed the image, {width}x{height}; clipped to it",
                 REVERSED: f"corners {box} px are in the wrong order; taken in order",
             }[kind]
-            line, class_id = int(table[row, LINE]), int(table[row, CLASS])
-            findings.append((image, RowProblem(line, kind, text, class_id, tuple(in_order[row].tolist()))))
+            problem = RowProblem(
+                line=int(table[row, LINE]),
+                kind=kind,
+                text=text,
+                class_id=int(table[row, CLASS]),
+                xyxy=tuple(in_order[row].tolist()),
+            )
+            findings.append((image, problem))
     return findings
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
-    """A message about boxes that seem to have another notation than ``notation``, or ""; the rest as `clean_rows`."""
+    """Returns a message if the boxes seem to have another notation than ``notation``, else "". The other arguments are
+    those of `clean_rows`."""
     corners = table[:, X1 : Y2 + 1]
     size = np.ones((len(table), 4)) if normalized else np.tile(image_hw[table[:, IMAGE].astype(np.int64), ::-1], 2)
-    if normalized:  # an area of its own is that of a polygon, which has no other notation
+    if normalized:  # a row whose area is not that of its box is a polygon, which has no other notation
         is_box = np.isclose((corners[:, 2:] - corners[:, :2]).prod(1), table[:, AREA], rtol=1e-6, atol=1e-12)
-        corners, size = corners[is_box], size[is_box]
+        corners = corners[is_box]
+        size = size[is_box]
     numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])
     misfits = {name: int((~_fits(numbers @ matrix, size)).sum()) for name, matrix in _CORNERS_OF.items()}
-    mine = misfits.pop(notation)
+    own_misfits = misfits.pop(notation)
     is_reversed = (corners[:, 2:] < corners[:, :2]).any(1)
-    if is_reversed.sum() <= _MOST_REVERSED * len(corners):  # `clean_rows` puts them in order
-        mine = int((~_fits(_in_order(corners), size)).sum())
-    if mine < max(_LEAST_MISFITS, _LEAST_SHARE * len(numbers)):
+    if is_reversed.sum() <= _MAX_REVERSED_FRACTION * len(corners):  # `clean_rows` puts them in order
+        own_misfits = int((~_fits(_in_order(corners), size)).sum())
+    if own_misfits < max(_MIN_MISFITS, _MIN_MISFIT_FRACTION * len(numbers)):
         return ""
     best = min(misfits.values())
-    if best > _MOST_LEFT * mine:
+    if best > _MAX_UNEXPLAINED_FRACTION * own_misfits:
         return ""
     others = " or ".join(name for name, count in misfits.items() if count == best)
     return (
-        f"{mine:,} of {counted(len(numbers), 'box')} do not fit into their images as {notation}, but "
+        f"{own_misfits:,} of {counted(len(numbers), 'box')} do not fit into their images as {notation}, but "
         f"{f'all but {best:,}' if best else 'all'} do as {others}: convert them to {notation}"
     )
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def beyond_images(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) -> str:
-    """A message about labels that seem to be for other images or sizes, or ""; arguments as of `clean_rows`. Boxes that
-    are wholly outside of their images tell enough by themselves."""
+    """Returns a message if the labels seem to be for other images or sizes, else ""; arguments as for `clean_rows`.
+
+    Boxes that are wholly outside their images do not count: they are findings of their own.
+    """
     corners = _in_order(table[:, X1 : Y2 + 1])
     size = np.ones((len(table), 4)) if normalized else np.tile(image_hw[table[:, IMAGE].astype(np.int64), ::-1], 2)
     exceeds = ((corners < -_FAR * size) | (corners > (1 + _FAR) * size)).any(1)
     overlaps = ((corners[:, 2:] > 0) & (corners[:, :2] < size[:, :2])).all(1)
     beyond = int((exceeds & overlaps).sum())
-    if beyond < max(_LEAST_MISFITS, _MOST_BEYOND * len(table)):
+    if beyond < max(_MIN_MISFITS, _MAX_BEYOND_FRACTION * len(table)):
         return ""
     return (
         f"{beyond:,} of {counted(len(table), 'box')} exceed their images by more than {_FAR:.0%} of a side: are the "
@@ -236,13 +270,15 @@ def beyond_images(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) 
 
 
 def _fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
-    inside = (corners > -_SLACK * size) & (corners < (1 + _SLACK) * size)
-    return inside.all(1) & (corners[:, 2:] > corners[:, :2]).all(1)
+    """Returns which boxes lie within ``size``, float64 (R, 4), and have their corners in order: bool (R,)."""
+    is_inside = (corners > -_SLACK * size) & (corners < (1 + _SLACK) * size)
+    is_in_order = corners[:, 2:] > corners[:, :2]
+    return np.asarray(is_inside.all(1) & is_in_order.all(1))
 
 
 def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) -> str:
-    """A message about class ids of YOLO txt that seem to start at 1, or "". ``unknown``: the ids that are not among the
-    classes; ``classes``: (R,), all others."""
+    """Returns a message if the class ids of YOLO txt seem to start at 1, else "". ``unknown``: the ids that are not
+    among the classes; ``classes``: (R,), all others."""
     if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
         return ""
     return (
@@ -253,11 +289,13 @@ def ids_from_1(unknown: Sequence[int], classes: np.ndarray, num_classes: int) ->
 
 
 def too_dark(largest: int, bits: int) -> str:
-    """A message about 16-bit images with fewer bits than they are read as, or "". ``largest``: value; 0: no images."""
-    expected, found = 16 if bits == 8 else bits, largest.bit_length()
-    if not largest or found > expected - 2:
+    """Returns a message if 16-bit images use fewer bits than they are read with, else "". ``largest``: the largest
+    pixel value; 0 if there are no such images."""
+    expected_bits = 16 if bits == 8 else bits
+    used_bits = largest.bit_length()
+    if not largest or used_bits > expected_bits - 2:
         return ""
     return (
-        f"no value of the 16-bit images is above {largest:,}, of {(1 << expected) - 1:,} possible: they are read as "
-        f"nearly black; write 'bits: {max(found, 9)}' in the data set's YAML if that is what the camera has"
+        f"no value of the 16-bit images is above {largest:,}, of {(1 << expected_bits) - 1:,} possible: they are read "
+        f"as nearly black; write 'bits: {max(used_bits, 9)}' in the data set's YAML if that is what the camera has"
     )

@@ -1,4 +1,4 @@
-"""COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name."""
+"""Reads COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from data.labels.clean import TOP_LEFT, RawLabels, RowProblem, shape_of
+from data.labels.clean import TOP_LEFT, LabelRow, RawLabels, RowProblem, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelSource
 from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
@@ -21,35 +21,43 @@ from utils.logger import get_logger
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
-_NUMBERS_OF_BOX = 8  # of a polygon that has the corners of a box
-_COMPARED = 6  # numbers at both ends of a polygon
+_NUMBERS_OF_BOX = 8  # length of a polygon that has the corners of a box
+_COMPARED = 6  # numbers at both ends of a polygon that tell it from others
+Id = TypeVar("Id", bound=int | str)
 
 
-class Ids:
-    """The ids of some entries, by which annotations refer to them. An integer, a whole float and the text of one number
-    are the same id where only one entry has that number."""
+class Ids(Generic[Id]):
+    """Looks up the ids by which annotations refer to images or categories. An integer, a whole float and the text of
+    one number are the same id if only one entry has that number."""
 
-    def __init__(self, ids: Iterable[int | str], owner: str) -> None:
+    def __init__(self, ids: Iterable[Id], owner: str) -> None:
         """``owner``: "the images'", for messages."""
-        self._ids, self._owner = frozenset(ids), owner
-        self._of_number: dict[int, list[int | str]] | None = None
+        self._ids = frozenset(ids)
+        self._owner = owner
+        self._ids_by_number: dict[int, list[Id]] | None = None
 
-    def find(self, value: Any) -> int | str | None:
-        """The id of the entry that ``value``, of a JSON, refers to; None if there is none, or several fit."""
+    def find(self, value: Any) -> Id | None:
+        """Returns the id that ``value``, from a JSON file, refers to; None if there is none, or several fit."""
         if type(value) in (int, str) and value in self._ids:
             return value
         number = _whole_number(value)
         if number is None:
             return None
-        if self._of_number is None:
-            self._of_number = {}
-            for each in self._ids:
-                self._of_number.setdefault(_whole_number(each), []).append(each)
-        fits = self._of_number.get(number, [])
+        fits = self._by_number(number)
         return fits[0] if len(fits) == 1 else None
 
-    def why_not(self, value: Any) -> str:
-        """Why ``value`` refers to no entry, in words that follow the key."""
+    def _by_number(self, number: int) -> list[Id]:
+        """Returns the ids that are this number, or its text."""
+        if self._ids_by_number is None:
+            self._ids_by_number = {}
+            for each in self._ids:
+                each_number = _whole_number(each)
+                if each_number is not None:
+                    self._ids_by_number.setdefault(each_number, []).append(each)
+        return self._ids_by_number.get(number, [])
+
+    def mismatch(self, value: Any) -> str:
+        """Returns why ``value`` refers to no entry, in words that follow the key."""
         shown = _shown(value)
         if not self._ids:
             return f"{shown} is of an empty list: {self._owner} ids are missing"
@@ -59,13 +67,14 @@ class Ids:
             return f"{shown} is text; {self._owner} ids are numbers"
         if isinstance(value, int | float) and are_text:
             return f"{shown} is a number; {self._owner} ids are text"
-        if len((self._of_number or {}).get(_whole_number(value), [])) > 1:
+        number = _whole_number(value)
+        if number is not None and len(self._by_number(number)) > 1:
             return f"{shown} fits several of {self._owner} ids"
         return f"{shown} is not among {self._owner} ids"
 
 
 def _whole_number(value: Any) -> int | None:
-    """The number that ``value`` is, or is the text of; None if it is none, or not whole."""
+    """Returns the whole number that ``value`` is, or is the text of; None for other values."""
     if type(value) is int:
         return value
     if type(value) is float:
@@ -76,7 +85,7 @@ def _whole_number(value: Any) -> int | None:
 
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
-    """With ``names`` None every object is of class 0. Raises UserError if the file is not a COCO JSON."""
+    """Reads a COCO JSON. With ``names`` None every object is of class 0. Raises UserError for another kind of file."""
     data = load_json(path, _EXPECTED)
     if not isinstance(data, dict):
         raise UserError(f"{path}: not {_EXPECTED}")
@@ -98,7 +107,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
             continue
         image_id = image_ids.find(annotation.get("image_id"))
         if image_id is None:
-            strays.append((position, _why_not(annotation, "image_id", image_ids)))
+            strays.append((position, _mismatch(annotation, "image_id", image_ids)))
             continue
         category_id = category_ids.find(annotation.get("category_id"))
         if category_id is not None:
@@ -111,7 +120,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
 
 
 def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]:
-    """The entries of images, without labels, by id. Raises UserError that names the entry."""
+    """Returns the entries of images by id, without labels. Raises UserError that names the entry."""
     entry_of: dict[int | str, ImageEntry] = {}
     position_of: dict[int | str, int] = {}
     for position, image in enumerate(images):
@@ -133,13 +142,13 @@ def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]
     return entry_of
 
 
-def _why_not(annotation: dict, key: str, ids: Ids) -> str:
-    """Why ``key`` of an annotation names none of the entries with ``ids``."""
-    return f"{key} {ids.why_not(annotation[key])}" if key in annotation else f"has no {key}"
+def _mismatch(annotation: dict, key: str, ids: Ids) -> str:
+    """Returns why ``key`` of an annotation is none of ``ids``."""
+    return f"{key} {ids.mismatch(annotation[key])}" if key in annotation else f"has no {key}"
 
 
 def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
-    """The names of categories by id. Raises UserError that names the entry."""
+    """Returns the names of categories by id. Raises UserError that names the entry."""
     name_of: dict[int, str] = {}
     for position, category in enumerate(categories):
         where = f"{path}: categories[{position}]"
@@ -160,12 +169,12 @@ def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is written in JSON, for messages."""
+    """Returns a value as JSON writes it, for messages."""
     return one_line(json.dumps(value, ensure_ascii=False))[:100]
 
 
 def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The names of the first COCO JSON's categories, by id. Raises UserError.
+    """Returns the names of the first COCO JSON's categories, ordered by id. Raises UserError.
 
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
@@ -175,8 +184,8 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
         others = [c for c in categories if c is not root]
         is_root = all(c.get("supercategory") == root["name"] for c in others)
         if is_root and not any(_has_boxes(root, path) for path in dict.fromkeys(paths) if path.is_file()):
-            text = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
-            get_logger().info(text, paths[0], root["name"])
+            message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
+            get_logger().info(message, paths[0], root["name"])
             categories = others
             break
     id_of: dict[str, int] = {}
@@ -189,15 +198,15 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _has_boxes(category: dict, path: Path) -> bool:
-    """Whether an annotation of a file has this category, whose id may differ from file to file."""
+    """Returns whether an annotation of a file has this category, whose id may differ from file to file."""
     text = read_json(path, _EXPECTED)
-    kind = category["name"], category.get("supercategory")
+    kind = (category["name"], category.get("supercategory"))
     ids = [c["id"] for c in _categories(text, path) if (c["name"], c.get("supercategory")) == kind]
     return any(re.search(rf'"category_id"\s*:\s*"?{re.escape(str(i))}\b', text) for i in ids)
 
 
 def _categories(text: str, path: Path) -> list[dict]:
-    """The categories in the text of a COCO JSON, by id. Raises UserError."""
+    """Returns the categories in the text of a COCO JSON, ordered by id. Raises UserError."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
@@ -207,21 +216,21 @@ def _categories(text: str, path: Path) -> list[dict]:
         if all(isinstance(c, dict) and {"id", "name"} <= c.keys() for c in categories):
             _checked_categories(categories, path)
             return sorted(categories, key=lambda c: c["id"])
-        # else another key of this name, such as in "info"
+        # Otherwise this is another key of the same name, such as one in "info".
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
 def _category_ids(
     category_name: dict[int, str], names: tuple[str, ...] | None, used: Set[int], path: Path
 ) -> tuple[int, ...]:
-    """The id of each class. ``used``: the ids that annotations have. Raises UserError if two categories of one name
-    have annotations: pycocotools would score them as two classes."""
+    """Returns the category id of each class. ``used``: the ids that annotations have. Raises UserError if two
+    categories of one name have annotations: pycocotools would score them as two classes."""
     if names is None:
         return (min(category_name, default=0),)
     id_of: dict[str, int] = {}
     for i, name in sorted(category_name.items()):  # Roboflow's root, first, may be called like a class
         previous = id_of.get(name)
-        if name in names and previous in used and i in used:
+        if previous is not None and name in names and previous in used and i in used:
             raise _same_name(name, previous, i, path)
         if previous not in used:
             id_of[name] = i
@@ -245,12 +254,17 @@ def _parse_annotation(
     annotation: dict,
     position: int,
     category_id: int | None,
-    category_ids: Ids,
+    category_ids: Ids[int],
     class_of: dict[int, int | str] | None,
     names: tuple[str, ...],
-) -> tuple | RowProblem:
-    """A row, or why the annotation is none. ``category_id``: None if it is not among the ``category_ids``;
-    ``class_of``: by it, the class, or a name that is not among the ``names``; None: every object is of class 0."""
+) -> LabelRow | RowProblem:
+    """Returns the row of an annotation, or why it has none.
+
+    Args:
+        annotation: an entry of the JSON's ``annotations``, at ``position``.
+        category_id: its category; None if it is not among the ``category_ids``.
+        class_of: by category id, the class, or a name that is not among ``names``; None: every object is of class 0.
+    """
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
         return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {_shown(box)[:60]}")
@@ -258,13 +272,16 @@ def _parse_annotation(
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     x, y, w, h = box
     corners = (x, y, x + w, y + h)
-    if category_id is None and class_of is not None:
-        text = f"{_why_not(annotation, 'category_id', category_ids)}; left out"
-        return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
-    class_id = 0 if class_of is None else class_of[category_id]
+    if class_of is None:
+        class_id: int | str = 0
+    elif category_id is None:
+        message = f"{_mismatch(annotation, 'category_id', category_ids)}; left out"
+        return RowProblem(position, UNKNOWN_CLASS, message, xyxy=corners)
+    else:
+        class_id = class_of[category_id]
     if isinstance(class_id, str):
-        text = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
-        return RowProblem(position, UNKNOWN_CLASS, text, xyxy=corners)
+        message = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
+        return RowProblem(position, UNKNOWN_CLASS, message, xyxy=corners)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
         return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {_shown(crowd)[:60]}")
@@ -275,7 +292,7 @@ def _parse_annotation(
 
 
 def _shape(segmentation: Any) -> int:
-    """The `shape_of` polygons, of which only the first one's beginning and end are compared; 0 for other values."""
+    """Returns the `shape_of` polygons, by both ends of the first one; 0 for other values."""
     if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
         return 0
     first = segmentation[0]
@@ -287,13 +304,13 @@ def _shape(segmentation: Any) -> int:
     return shape_of((len(segmentation), len(first), *ends))
 
 
-def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelsPerSplit:
+def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     return LabelsPerSplit(files[0].name, images, read_coco(Path(path_of(files[0].name, root)), names))
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
-    """The content of a JSON file, an object or a list. Raises UserError, also if an object has a repeated key.
-    ``expected``: what the file should be, for the message about a file of another kind."""
+    """Reads a JSON file, an object or a list. Raises UserError, also if an object has a repeated key. ``expected``:
+    what the file should be, for the message about a file of another kind."""
     text = read_json(path, expected)
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
@@ -306,7 +323,7 @@ def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
 
 
 def read_json(path: Path, expected: str) -> str:
-    """The text of a file that begins like a JSON object or list. Raises UserError."""
+    """Reads the text of a file that begins like a JSON object or list. Raises UserError."""
     text = read_text(path)
     if not text[:4096].lstrip().startswith(("{", "[")):
         raise UserError(f"{path}: not {expected}")
@@ -314,7 +331,7 @@ def read_json(path: Path, expected: str) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    """Makes a dict. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,6 +1,6 @@
-"""What a scan finds wrong with a split: one `Finding` for everything that is left out, changed or doubtful.
+"""Defines the findings of a scan: one `Finding` for everything that is left out, changed or doubtful.
 
-What is lost with a finding stands in it, so that `data.labels.ledger` can add it up.
+A finding also says what is lost with it, so that `data.labels.ledger` can add it up.
 """
 
 from __future__ import annotations

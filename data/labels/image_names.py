@@ -1,6 +1,7 @@
-"""Which image an annotation file means: tools write URLs, quoted text, paths of other machines, and other cases.
+"""Finds the image that an annotation file names: tools write URLs, percent-encoded text, paths of other machines, and
+names in another case.
 
-Reading COCO JSON (`data.labels.coco`) and converting exports (`tools.convert`) follow this one rule.
+The readers of COCO JSON (`data.labels.coco`) and of other tools' exports (`tools.convert`) share this rule.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 
 
 def loose(name: str) -> str:
-    """Returns what names have in common that differ only in case, or in how accents are composed."""
+    """Normalizes a name so that names which differ only in case, or in how accents are composed, are equal."""
     if name.isascii():
         return name.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
@@ -24,14 +25,14 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     Further readings are the file in a link of Label Studio (``/data/local-files/?d=a%5Cb.png``), a URL or path without
     its query, and each of them with ``%20`` and the like decoded.
     """
-    texts = [name]
-    before, _, query = name.partition("?")
-    texts += [value for key, _, value in (pair.partition("=") for pair in query.split("&")) if key == "d"]
+    paths = [name]
+    without_query, _, query = name.partition("?")
+    paths += [value for key, _, value in (pair.partition("=") for pair in query.split("&")) if key == "d"]
     if "://" in name:
-        before = before.partition("#")[0]
-    texts.append(before)
-    texts += [unquote(text) for text in texts]
-    readings = (_parts(text) for text in texts)
+        without_query = without_query.partition("#")[0]
+    paths.append(without_query)
+    paths += [unquote(path) for path in paths]
+    readings = (_parts(path) for path in paths)
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
@@ -43,7 +44,7 @@ class ImageNames:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._found: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
+        self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
 
     def find(self, name: str) -> list[int]:
         """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
@@ -92,16 +93,17 @@ class ImageNames:
 
     def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
         """Returns positions by file name, with or without its suffix, as it is or `loose`."""
-        kind = is_stem, is_loose
-        if kind not in self._found:
-            found: dict[str, list[int]] = {}
+        kind = (is_stem, is_loose)
+        if kind not in self._positions_by_kind:
+            positions: dict[str, list[int]] = {}
             for i, name in enumerate(self._names):
                 base = name.rpartition("/")[2]
-                base = os.path.splitext(base)[0] if is_stem else base
-                found.setdefault(loose(base) if is_loose else base, []).append(i)
-            self._found[kind] = found
-        return self._found[kind]
+                if is_stem:
+                    base = os.path.splitext(base)[0]
+                positions.setdefault(loose(base) if is_loose else base, []).append(i)
+            self._positions_by_kind[kind] = positions
+        return self._positions_by_kind[kind]
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.replace("\\", "/").split("/") if part not in ("", ".", ".."))
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", ".."))

@@ -1,4 +1,4 @@
-"""What a label format is, and the labels of formats with one file per image (data.labels.coco: one file per split).
+"""Defines label formats, and reads the labels of formats with one file per image (`per_split`: one file per split).
 
 A format is a module of this package with a `LabelFormat`, imported by `data.source.dataset_yaml.format_of`.
 """
@@ -16,17 +16,19 @@ from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
-MAX_BYTES = 1 << 26  # of a label file of one image
+MAX_BYTES = 1 << 26  # largest label file of one image
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file is edited."""
+    """Size and time of a file, which change when it is edited."""
 
     size: int  # bytes
     mtime_ns: int
 
 
 class ImageFile(NamedTuple):
+    """An image that a split lists."""
+
     name: str  # relative to the data set's folder, with /
     # Relative to the split's folder, with /; the bare name for images of a .txt list; "" for an image of no split.
     key: str
@@ -34,36 +36,41 @@ class ImageFile(NamedTuple):
 
 
 class LabelFile(NamedTuple):
+    """A label file, which may be missing."""
+
     name: str  # relative to the data set's folder, with /
     stamp: FileStamp | None  # None: there is no such file
 
 
 class LabelSource(Protocol):
-    """The labels of a split by image."""
+    """Reads the labels of a split, image by image."""
 
     normalized: bool  # coordinates are fractions of the image size, not pixels
     images: list[ImageFile]  # those that have labels in this source, or may have
-    image_ids: list[int | str] | None  # None: the source has none
     category_ids: tuple[int, ...]  # by class
     findings: list[Finding]
 
+    @property
+    def image_ids(self) -> list[int | str] | None:
+        """The ids of ``images``; None if the format has none."""
+
     def read(self, i: int) -> RawLabels | None:
-        """Labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
+        """Reads the labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
 
     def where(self, i: int, line: int | None = None) -> str:
-        """The label file of ``images[i]``, and the line in it, for the report."""
+        """Returns the label file of ``images[i]``, and the line in it, for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilesPerImage:
-    """How the label files of a format that has one per image are found, and told from other files."""
+    """Says how to find the label files of a format with one file per image, and how to recognize them."""
 
     suffix: str  # lower case
     # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
     # these images may be, the usual one first; absolute paths.
     folders: Callable[[str, str, Path | None], list[str]]
     is_labels: Callable[[bytes], bool]  # whether a file that begins like this has labels
-    num_objects: Callable[[bytes], int]  # of a whole file
+    num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
 
 
@@ -82,9 +89,9 @@ class LabelFormat:
 
 
 class LabelPerImage:
-    """A `LabelSource` of one file per image."""
+    """Reads labels from one file per image; a `LabelSource`."""
 
-    image_ids = None
+    image_ids: list[int | str] | None = None
 
     def __init__(
         self,
@@ -96,9 +103,13 @@ class LabelPerImage:
         *,
         normalized: bool,
     ) -> None:
-        self.images, self.normalized, self.findings = images, normalized, []
+        self.images = images
+        self.normalized = normalized
+        self.findings: list[Finding] = []
         self.category_ids = (0,) if names is None else tuple(range(len(names)))
-        self._files, self._root, self._parse = files, root, parse
+        self._files = files
+        self._root = root
+        self._parse = parse
 
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
@@ -107,7 +118,7 @@ class LabelPerImage:
         try:
             data = read_regular(path, most=MAX_BYTES)
         except OSError as error:
-            if explanation(error):  # the disk has failed, the file may be correct
+            if explanation(error):  # the disk has failed; the file itself may be correct
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None

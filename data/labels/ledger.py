@@ -1,4 +1,4 @@
-"""The ledger of a split: what was labeled, what of it is used, and what is lost and why.
+"""Keeps the ledger of a split: what was labeled, how much of it is used, and what is lost for which reason.
 
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
 lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and `refusal` and
@@ -17,15 +17,15 @@ from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
 from utils.files.schema import Count
 from utils.strings import counted
 
-WARNED_SHARE = 0.01  # of what was labeled: a warning says what is lost from here on
+WARNED_SHARE = 0.01  # a warning says what is lost if it is at least this fraction of what was labeled
 _SHOWN = 3  # reasons in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is lost for one reason."""
+    """Counts what is lost for one reason."""
 
-    kind: str  # of its findings
+    kind: str  # kind of its findings
     images: Count  # left out, and label files of images that the split does not have
     objects: Count  # rows of label files or annotations
     example: str  # its first finding, "file:line: what is wrong"
@@ -33,14 +33,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What of a split is used, and what is lost."""
+    """Counts what is used of a split, and what is lost."""
 
     used_images: Count = 0
-    used_objects: Count = 0  # crowd regions and repeated boxes among them
+    used_objects: Count = 0  # including crowd regions and repeated boxes
     losses: tuple[Loss, ...] = ()  # the largest share first
 
     @classmethod
     def of(cls, findings: Iterable[Finding], used_images: int, used_objects: int) -> Ledger:
+        """Adds up the losses of ``findings``, by kind and cause."""
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in findings:
             if finding.lost_images or finding.lost_objects:
@@ -84,18 +85,20 @@ class Ledger:
 
     @property
     def images(self) -> int:
-        """All images of the split, and the labeled images that it does not have."""
+        """Counts all images of the split, and the labeled images that it does not have."""
         return self.used_images + self.lost_images
 
     @property
     def objects(self) -> int:
-        """All labeled objects that could be counted: label files that cannot be parsed add none."""
+        """Counts all labeled objects that can be counted: label files that cannot be parsed add none."""
         return self.used_objects + self.lost_objects
 
     @property
     def share(self) -> float:
-        """The fraction of what was labeled that is lost, 0 to 1: of the images or of the objects, whichever is larger,
-        since neither tells the other: one image may have most of the objects, and a lost file none that is known."""
+        """Returns the lost fraction, 0 to 1, of the images or of the objects, whichever is larger.
+
+        Neither implies the other: one image may have most of the objects, and a lost label file none that is known.
+        """
         return self._share(self.lost_images, self.lost_objects)
 
     def _share(self, images: int, objects: int) -> float:
@@ -116,20 +119,20 @@ class Ledger:
 
     def reasons(self) -> str:
         """Returns the reasons that cost most, with an example each."""
-        texts = []
+        reasons = []
         for loss in self.losses[:_SHOWN]:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
-                texts.append(f"{loss.kind}: {loss.example}")
+                reasons.append(f"{loss.kind}: {loss.example}")
                 continue
             amounts = [(loss.images, "image"), (loss.objects, "object")]
             amount = " with ".join(counted(count, noun) for count, noun in amounts if count)
-            texts.append(f"{loss.kind}: {amount}, first {loss.example}")
+            reasons.append(f"{loss.kind}: {amount}, first {loss.example}")
         if len(self.losses) > _SHOWN:
-            texts.append(f"and {counted(len(self.losses) - _SHOWN, 'other reason')}")
-        return "; ".join(texts)
+            reasons.append(f"and {counted(len(self.losses) - _SHOWN, 'other reason')}")
+        return "; ".join(reasons)
 
 
-NOTHING = Ledger()  # of no label at all
+NOTHING = Ledger()  # nothing labeled, nothing lost
 
 
 def refusal(ledger: Ledger, max_bad: float) -> str:
@@ -148,14 +151,14 @@ def warning(ledger: Ledger) -> str:
 
 
 def _cause(finding: Finding) -> str:
-    """Returns what is alike in findings of one kind that have one cause."""
+    """Returns a text that is equal for findings of one kind with the same cause."""
     if finding.kind in (BAD_IMAGE, BAD_LABEL):
         return re.sub(r"\d+", "N", finding.text)
-    return ""  # the texts name files and boxes
+    return ""  # texts of other kinds name files and boxes, and so all differ
 
 
 def _example(finding: Finding) -> str:
-    """Returns the place and what is wrong, without what is done about it."""
+    """Returns the location and what is wrong, without what is done about it."""
     text = finding.text.removesuffix("; image left out").removesuffix("; left out")
     begins_with_line = re.match(r"\d+: ", text) is not None
     return f"{finding.where}:{text}" if begins_with_line else f"{finding.where}: {text}"

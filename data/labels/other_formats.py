@@ -1,4 +1,4 @@
-"""Recognizes files with labels that a split does not read: of another format, or called otherwise than expected."""
+"""Recognizes files with labels that a split does not read: files in another format, or with an unexpected name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from data.labels.voc import is_voc
 from utils.files.encoding import decode_loosely
 
-_BETWEEN = r"(?:[^\S\n]*[,;][^\S\n]*|[^\S\n]+)"  # fields
-_ROW = re.compile(rf"\s*\d+(\.0*)?({_BETWEEN}[-+.\deE]+){{4,}}\s*(\n|$)")  # of YOLO txt, or with commas
-_OBJECTS_IN_JSON = re.compile(r'"(shapes|annotations|objects|regions)"\s*:\s*\[\s*\{')  # of LabelMe, V7, Supervisely
+_SEPARATOR = r"(?:[^\S\n]*[,;][^\S\n]*|[^\S\n]+)"  # between fields
+_ROW = re.compile(rf"\s*\d+(\.0*)?({_SEPARATOR}[-+.\deE]+){{4,}}\s*(\n|$)")  # a row of YOLO txt, or one with commas
+_OBJECTS_IN_JSON = re.compile(r'"(shapes|annotations|objects|regions)"\s*:\s*\[\s*\{')  # LabelMe, V7, Supervisely
 
 
 def format_of_labels(head: bytes) -> str:

@@ -1,4 +1,4 @@
-"""`LabelsPerSplit`: labels in one file per split, whatever its format, matched with the images by their names."""
+"""Matches the labels of formats with one file per split with the images, by name (`LabelsPerSplit`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.strings import counted
 
 
 class ImageEntry(NamedTuple):
-    """An image in the label file of a split. Lines of its labels are positions in the list of annotations."""
+    """An image in the label file of a split. The lines of its labels are positions in the list of annotations."""
 
     file_name: str  # with /
     image_id: int | str
@@ -32,15 +32,23 @@ class SplitFile(NamedTuple):
 
 
 class LabelsPerSplit:
-    """A `LabelSource` of one file per split, in pixels. Images that it does not name are left out."""
+    """Reads labels from one file per split, in pixels; a `LabelSource`. Images that it does not name are left out."""
 
     normalized = False
 
     def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
-        """Matches by ``file_name`` in the split's folder, else as `ImageNames` does. ``name``: of the file, relative to
-        the data set's folder. Raises UserError if the file names none of ``images``; those of other splits, which it
-        may name, too, do not count, and neither do those that no split has."""
-        self._name, self.category_ids, self._annotation_ids = name, file.category_ids, file.annotation_ids
+        """Matches images by ``file_name`` in the split's folder, else as `ImageNames` does.
+
+        Args:
+            name: name of the label file, relative to the data set's folder.
+            images: the split's images; and images of other splits or of none, without stamps, which the file may name.
+            file: the content of the label file.
+
+        Raises UserError if the file names none of the split's images.
+        """
+        self._name = name
+        self.category_ids = file.category_ids
+        self._annotation_ids = file.annotation_ids
         self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
         elsewhere = ImageNames([image.name for image in images if not image.key])
         images = [image for image in images if image.key]
@@ -48,13 +56,13 @@ class LabelsPerSplit:
         for number, (reason, has_name) in without_image.items():
             entry = file.images[number]
             fits = elsewhere.find(entry.file_name)
-            if has_name:  # of an image of the split: its folder must tell that another one is meant
+            if has_name:  # an image of the split has this name: only the folder can show that another one is meant
                 fits = [i for i in fits if elsewhere.agreement(entry.file_name, i)]
             if not fits:
                 self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
-        own = [i for i, image in enumerate(images) if image.stamp is not None]
-        listed = [i for i in own if i in entry_of]
-        unlisted = [images[i].name for i in own if i not in entry_of]
+        split_images = [i for i, image in enumerate(images) if image.stamp is not None]
+        listed = [i for i in split_images if i in entry_of]
+        unlisted = [images[i].name for i in split_images if i not in entry_of]
         self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
         if not listed:
             for number, (reason, has_name) in without_image.items():
@@ -65,14 +73,15 @@ class LabelsPerSplit:
             first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
             raise UserError(
                 f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "
-                f"{len(own)} (first: {images[own[0]].key}); check 'annotations' against the split's folder"
+                f"{len(split_images)} (first: {images[split_images[0]].key}); check 'annotations' against the split's "
+                "folder"
             )
         self.images = [images[i] for i in listed]
         self._entries = [entry_of[i] for i in listed]
-        self.image_ids = [entry.image_id for entry in self._entries]
+        self.image_ids: list[int | str] = [entry.image_id for entry in self._entries]
 
     def _absent(self, entry: ImageEntry, text: str) -> Finding:
-        """The finding about an image of the file that the split does not have."""
+        """Returns the finding about an image of the file that the split does not have."""
         objects = len(entry.labels.rows) + len(entry.labels.problems)
         where = f"{self._name}: image {entry.image_id}"
         return Finding(where, ABSENT, text, lost_images=int(objects > 0), lost_objects=objects)
@@ -91,7 +100,7 @@ class _WithoutImage(NamedTuple):
     """An entry that belongs to no image of the split."""
 
     reason: str
-    has_name: bool  # whether images of the split are called like it
+    has_name: bool  # whether an image of the split has the same file name
 
 
 def _match(

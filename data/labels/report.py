@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from data.labels.findings import MISREAD, NO_LABEL, Finding
 from data.labels.ledger import NOTHING, Ledger
@@ -18,24 +18,24 @@ _NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """Totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and lines of text."""
+    """Holds totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and lines of text."""
 
     totals: dict[str, int]
     lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
-    ledger: Ledger = NOTHING  # of the whole split, whatever a view uses of it
+    ledger: Ledger = NOTHING  # covers the whole split, whatever a view uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
     notes: tuple[str, ...] = ()  # what else a user should know
 
     @classmethod
     def of(cls, findings: Sequence[Finding], ledger: Ledger = NOTHING, notes: Sequence[str] = ()) -> ScanReport:
-        """The report of all ``findings``, without the numbers of images and boxes."""
+        """Returns the report of all ``findings``, without the numbers of images and boxes."""
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
         return cls(totals, FlatStrings.of(map(str, findings)), ledger, advice, tuple(notes))
 
     @property
     def problems(self) -> int:
-        """Number of findings that the user may want to correct."""
+        """Counts the findings that the user may want to correct."""
         return sum(self._problem_kinds.values())
 
     @property
@@ -43,12 +43,20 @@ class ScanReport:
         return {kind: n for kind, n in self.totals.items() if kind not in _NO_PROBLEM}
 
     def summary(self) -> str:
-        t = self.totals
-        unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
-        text = f"{counted(t['images'], 'image')}, {counted(t['backgrounds'], 'background')}{unlabeled}, "
-        text += counted(t["boxes"], "box") + (f" and {counted(t['crowd'], 'crowd region')}" if t.get("crowd") else "")
-        detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
-        return f"{text}, {counted(self.problems, 'problem')}" + (f" ({detail})" if detail else "")
+        """Returns one line: the numbers of images, backgrounds, boxes and problems."""
+        totals = self.totals
+        backgrounds = counted(totals["backgrounds"], "background")
+        if totals.get(NO_LABEL):
+            backgrounds += f" ({totals[NO_LABEL]:,} without a label file)"
+        boxes = counted(totals["boxes"], "box")
+        if totals.get("crowd"):
+            boxes += f" and {counted(totals['crowd'], 'crowd region')}"
+        problems = counted(self.problems, "problem")
+        kinds = sorted(self._problem_kinds.items(), key=lambda item: -item[1])
+        if kinds:
+            problems += f" ({', '.join(f'{count:,} {kind}' for kind, count in kinds)})"
+        return f"{counted(totals['images'], 'image')}, {backgrounds}, {boxes}, {problems}"
 
-    def write(self, path: str | os.PathLike) -> None:
+    def write(self, path: str | Path) -> None:
+        """Writes the summary and all lines to a text file."""
         write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines))))

@@ -1,4 +1,4 @@
-"""Labels in pixels that were made for another size of their image, or for the photo before its EXIF turn.
+"""Adapts labels in pixels that were made for another size of their image, or for the photo before its EXIF rotation.
 
 A label file may state the size of its image. If the image has another one, all of its boxes are wrong. Where one cause
 explains the difference, the boxes are computed: a photo whose sides are swapped and whose EXIF data turns it, or one
@@ -15,14 +15,14 @@ import numpy as np
 from data.labels.clean import AREA, IMAGE, X1, X2, Y1, Y2, RowProblem
 from data.labels.findings import SCALED, SIZE, TURNED
 
-_SLACK = 0.01  # of a side, by which boxes may exceed the labeled size
-_MOST_BEYOND = 0.05  # of the boxes: if more exceed it, the labeled size is wrong, not the boxes
+_SLACK = 0.01  # fraction of a side by which boxes may exceed the labeled size
+_MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed it, the labeled size is wrong, not the boxes
 
 SizeHW = tuple[int, int]
 
 
 class FittedRows(NamedTuple):
-    """Rows of labels in the pixels of their images."""
+    """Holds rows of labels in the pixels of their images."""
 
     table: np.ndarray  # float64 (R, 10), without the rows of images that are left out
     problems: list[tuple[int, RowProblem]]  # of each image with another size
@@ -31,24 +31,24 @@ class FittedRows(NamedTuple):
 class _Mismatch(NamedTuple):
     """An image for which the labels state another size."""
 
-    image: int  # its number
+    image: int  # number of the image
     stated_hw: SizeHW
-    upright_hw: SizeHW  # of the image
+    upright_hw: SizeHW  # size of the image
     orientation: int  # EXIF's, 5 to 8, if the stated sides are those before the turn; else 1
 
     @property
     def labeled_hw(self) -> SizeHW:
-        """The stated size after the turn."""
+        """Returns the stated size after the turn."""
         return self.stated_hw if self.orientation == 1 else self.stated_hw[::-1]
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the sizes are the same but for a pixel."""
+        """Returns whether the sizes differ by at most one pixel."""
         return self.orientation == 1 and max(abs(a - b) for a, b in zip(self.stated_hw, self.upright_hw)) <= 1
 
     @property
     def is_turn(self) -> bool:
-        """Whether the turn alone explains the size."""
+        """Returns whether the turn alone explains the size."""
         return self.labeled_hw == self.upright_hw
 
 
@@ -92,7 +92,7 @@ def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation_of:
 def _fit_rows(rows: np.ndarray, mismatch: _Mismatch) -> None:
     """Turns and scales the ``rows`` of an image, float64 (R, 10), in place."""
     rows[:, X1 : Y2 + 1] = turned_boxes(rows[:, X1 : Y2 + 1], mismatch.labeled_hw, mismatch.orientation)
-    scale_y, scale_x = (to / of for to, of in zip(mismatch.upright_hw, mismatch.labeled_hw))
+    scale_y, scale_x = (upright / labeled for upright, labeled in zip(mismatch.upright_hw, mismatch.labeled_hw))
     rows[:, [X1, X2]] *= scale_x
     rows[:, [Y1, Y2]] *= scale_y
     rows[:, AREA] *= scale_x * scale_y
@@ -110,7 +110,8 @@ def _problem(mismatch: _Mismatch, is_explained: bool) -> RowProblem:
 
 
 def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> np.ndarray:
-    """Corners float64 (R, 4) in a photo as stored, in the upright one of this size. ``orientation``: 1, or 5 to 8."""
+    """Maps corners, float64 (R, 4), from a photo as stored to the upright photo. ``orientation``: EXIF's, 1 or 5 to
+    8."""
     height, width = (float(side) for side in upright_hw)
     x1, y1, x2, y2 = corners.T
     upright = {
@@ -124,15 +125,15 @@ def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> n
 
 
 def _have_one_factor(mismatches: Sequence[_Mismatch]) -> bool:
-    """Whether all images have the labeled size times one number, rounded up or down."""
+    """Returns whether all images have the labeled size times one factor, rounded up or down."""
     labeled = np.array([mismatch.labeled_hw for mismatch in mismatches], np.float64)
     upright = np.array([mismatch.upright_hw for mismatch in mismatches], np.float64)
     return bool(((upright - 1) / labeled).max() < ((upright + 1) / labeled).min())
 
 
 def _boxes_contradict(mismatches: Sequence[_Mismatch], table: np.ndarray) -> bool:
-    """Whether boxes do not fit into the sizes that the labels state, and more of them do into the images as they are:
-    then the sizes are wrong, not the boxes."""
+    """Returns whether boxes exceed the sizes that the labels state, and more of them fit into the images as they are:
+    then the stated sizes are wrong, not the boxes."""
     images = np.array([mismatch.image for mismatch in mismatches])
     rows = table[np.isin(table[:, IMAGE], images)]
     order = np.argsort(images)
@@ -141,7 +142,7 @@ def _boxes_contradict(mismatches: Sequence[_Mismatch], table: np.ndarray) -> boo
     for sizes in ([mismatch.stated_hw for mismatch in mismatches], [mismatch.upright_hw for mismatch in mismatches]):
         limits = (1 + _SLACK) * np.array(sizes)[number][:, [1, 0, 1, 0]]
         beyond.append(int((np.abs(rows[:, X1 : Y2 + 1]) > limits).any(1).sum()))
-    return beyond[0] > max(_MOST_BEYOND * len(rows), beyond[1])
+    return beyond[0] > max(_MAX_BEYOND_FRACTION * len(rows), beyond[1])
 
 
 def _shown(size_hw: SizeHW) -> str:

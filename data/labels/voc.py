@@ -1,4 +1,4 @@
-"""Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
+"""Reads Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
 
 As in annotation tools and converters to YOLO txt, the width is xmax - xmin, without the shift by one of VOC's 1-based
 pixels. ``difficult`` objects are treated like all others.
@@ -15,14 +15,14 @@ from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
 
-from data.labels.clean import CORNERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.clean import CORNERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_BOX_TAGS = ("bndbox", "xmin")  # what an element with a box contains
+_BOX_TAGS = ("bndbox", "xmin")  # an element with one of these children has a box
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -30,7 +30,7 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     ``class_ids``: by name; None: every object is of class 0. Raises LabelFileError if it is not a VOC annotation."""
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
-    is_known = all(text.isdecimal() and len(text) < 10 and int(text) for text in size)  # some tools write zeros
+    is_known = all(side.isdecimal() and len(side) < 10 and int(side) for side in size)  # some tools write zeros
     size_hw = (int(size[0]), int(size[1])) if is_known else None
     labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
     for element in _boxed(root):
@@ -43,7 +43,7 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
 
 
 def object_names(data: bytes) -> set[str]:
-    """The names of a file's objects; none of a file that is not a VOC annotation."""
+    """Returns the names of a file's objects; none for a file that is not a VOC annotation."""
     try:
         elements = list(_boxed(_parse(data)))
     except LabelFileError:
@@ -74,12 +74,16 @@ def _parse(data: bytes) -> ElementTree.Element:
     return root
 
 
-def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
+def _parse_object(
+    element: ElementTree.Element, line: int, class_ids: Mapping[str, int] | None
+) -> LabelRow | RowProblem:
     fields: dict[str, str] = {}
     boxes = element.findall("bndbox")
-    found = [*element.findall("name"), *(f for box in boxes[:1] for f in box if f.tag in _CORNERS)]
+    elements = element.findall("name")
+    if boxes:
+        elements += [field for field in boxes[0] if field.tag in _CORNERS]
     ambiguous = "two <bndbox>" if len(boxes) > 1 else ""
-    for field in found:
+    for field in elements:
         if len(field):
             ambiguous = f"<{field[0].tag}> inside <{field.tag}>"
         elif field.tag in fields:
@@ -100,8 +104,8 @@ def _parse_object(element: ElementTree.Element, line: int, class_ids: Mapping[st
     if not all(map(isfinite, (x1, y1, x2, y2))):
         return RowProblem(line, NOT_FINITE, f"corners {shown}")
     if class_ids is not None and name not in class_ids:
-        text = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
-        return RowProblem(line, UNKNOWN_CLASS, text, xyxy=(x1, y1, x2, y2))
+        message = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
+        return RowProblem(line, UNKNOWN_CLASS, message, xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
@@ -112,18 +116,20 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
-    """The XML files mirror the split's folder, are all in one folder, or are in folders called like those of images."""
+    """Returns where XML files may be: they mirror the split's folder, are all in one folder, or are in folders named
+    like those of the images."""
+    assert annotations is not None, "a split in VOC format names the folder of its XML files"
     named = (key, "", os.path.basename(images))
     return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 
 def is_voc(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` is Pascal VOC's; CVAT's begins with <annotations>."""
-    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # of UTF-16, too
+    """Returns whether a file that begins with ``head`` is Pascal VOC XML; CVAT's begins with <annotations>."""
+    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # without zeros, UTF-16 is found, too
 
 
 def named_image(head: bytes) -> str:
-    """The <filename> of a file that begins with ``head``; "" if it has none."""
+    """Returns the <filename> in a file that begins with ``head``; "" if it has none."""
     text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
     match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
     return unescape(match[1]) if match else ""

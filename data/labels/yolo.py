@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import CENTERS, LabelFileError, RawLabels, RowProblem, is_plain_number_text, shape_of
+from data.labels.clean import CENTERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import (
     MAX_BYTES,
@@ -32,9 +32,9 @@ from utils.files.safe_io import read_regular
 from utils.strings import counted
 
 _SAMPLED = 32  # label files that are searched for keypoints
-_ROUNDING = 1e-6  # of the area of a box, by which that of a polygon may be smaller
+_ROUNDING = 1e-6  # a polygon that fills its box but for this fraction is the box itself
 _ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
-_LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
+_MIN_KEYPOINT_ROWS = 20  # fewer rows cannot tell keypoints without visibility from polygons
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
@@ -55,7 +55,7 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
     return labels
 
 
-def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple | RowProblem:
+def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRow | RowProblem:
     try:
         values = [float(f) for f in fields]
     except ValueError:
@@ -71,30 +71,34 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if count == 5:
         _, cx, cy, w, h = values
-        corners, area, shape = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h, 0
+        corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
+        area = w * h
+        shape = 0
     else:
         xs, ys = values[1::2], values[2::2]
-        twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
-        corners, area = (min(xs), min(ys), max(xs), max(ys)), abs(twice) / 2
+        twice_area = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
+        corners = (min(xs), min(ys), max(xs), max(ys))
+        area = abs(twice_area) / 2
         box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
         shape = 0 if area >= (1 - _ROUNDING) * box_area else shape_of(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        text = f"class {int(class_id)} is not among the classes ({known}); left out"
-        return RowProblem(line, UNKNOWN_CLASS, text, int(class_id), corners)
+        message = f"class {int(class_id)} is not among the classes ({known}); left out"
+        return RowProblem(line, UNKNOWN_CLASS, message, int(class_id), corners)
     return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:
-    text = " ".join(fields)
-    what = "not numbers"
-    if "," in text:
-        what = "fields are separated by commas, expected spaces"
-        if len(fields) >= 5 and "." not in text:
-            what = "numbers have commas, expected points"
+    """Returns the problem of a row with a field that is not a number."""
+    row = " ".join(fields)
+    reason = "not numbers"
+    if "," in row:
+        reason = "fields are separated by commas, expected spaces"
+        if len(fields) >= 5 and "." not in row:
+            reason = "numbers have commas, expected points"
     elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
-        what = "the class is not a number; expected its position in the names, from 0"
-    return RowProblem(line, BAD_ROW, f"{what}: {text[:60]!r}")
+        reason = "the class is not a number; expected its position in the names, from 0"
+    return RowProblem(line, BAD_ROW, f"{reason}: {row[:60]!r}")
 
 
 def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
@@ -110,27 +114,29 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
         with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
             text = read_regular(path_of(file.name, root), most=MAX_BYTES).decode("utf-8-sig")
             rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
-        if len({len(row) for row in rows}) > 1:
+        if len({len(row) for row in rows}) > 1:  # polygons, or a mixture of these and boxes
             return
     if not rows or len(rows[0]) < 7 or not np.isfinite(rows).all():
         return
-    values, more = np.array(rows)[:, 1:], len(rows[0]) - 5
+    values = np.array(rows)[:, 1:]
+    extra_fields = len(rows[0]) - 5
     visibility = values[:, 6::3]
-    if more % 3 == 0 and np.isin(visibility, (0, 1, 2)).all() and (more % 2 or (visibility == 2).any()):
+    has_visibilities = extra_fields % 3 == 0 and np.isin(visibility, (0, 1, 2)).all()
+    if has_visibilities and (extra_fields % 2 or (visibility == 2).any()):
         size = 3
-    elif more % 2 == 0 and len(rows) >= _LEAST_ROWS and _are_keypoints(values.reshape(len(rows), -1, 2)):
+    elif extra_fields % 2 == 0 and len(rows) >= _MIN_KEYPOINT_ROWS and _are_keypoints(values.reshape(len(rows), -1, 2)):
         size = 2
     else:
         return
-    file = path_of(existing[0].name, root)
+    keypoints = counted(extra_fields // size, "keypoint")
     raise UserError(
-        f"{file}: each row has {more + 5} fields, a box and {counted(more // size, 'keypoint')} of {size} numbers; "
-        "only bounding boxes are supported: keep the first 5 fields of each row"
+        f"{path_of(existing[0].name, root)}: each row has {extra_fields + 5} fields, a box and {keypoints} of {size} "
+        "numbers; only bounding boxes are supported: keep the first 5 fields of each row"
     )
 
 
 def _are_keypoints(points: np.ndarray) -> bool:
-    """Whether rows float64 (R, P, 2) are centers and sizes of boxes and P - 2 keypoints rather than polygons."""
+    """Returns whether rows, float64 (R, P, 2), are center, size and P - 2 keypoints of boxes rather than polygons."""
     center, size, rest = points[:, :1], points[:, 1:2], points[:, 2:]
     others = np.concatenate([center, np.where((rest == 0).all(2, keepdims=True), center, rest)], 1)  # 0, 0: not labeled
     is_inside = (np.abs(others - center) <= size / 2 + 0.01) & (np.abs(center - 0.5) <= 0.5 - size / 2 + 0.01)
@@ -184,7 +190,7 @@ def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
 
 
 def has_row(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` has a row like those of YOLO txt."""
+    """Returns whether a file that begins with ``head`` begins with a row of YOLO txt."""
     return _ROW.match(decode_loosely(head)) is not None
 
 

@@ -17,6 +17,7 @@ from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
+from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
@@ -119,9 +120,11 @@ class InfiniteDataLoader(_RequestLoader):
     """Training batches without end, each epoch in a new order. Workers prefetch across epochs. ``len`` is the number of
     batches per epoch, the same on every rank."""
 
+    samples: AugmentedImages
+
     def __init__(
         self,
-        dataset: LoadImagesAndLabels,
+        dataset: AugmentedImages,
         sampler: KeyedDistributedSampler,
         settings: WorkerSettings,
         *,

@@ -1,4 +1,4 @@
-"""Training samples: augmented images."""
+"""`AugmentedImages`: the training samples of a split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AugmentedImages(LoadImagesAndLabels):
-    """The training samples of a split."""
+    """Renders augmented training samples of whole images."""
 
     def __init__(
         self,
@@ -42,21 +42,21 @@ class AugmentedImages(LoadImagesAndLabels):
         """
         Args:
             imgsz, image_cache, tiles: see `LoadImagesAndLabels`.
-            hyp: strengths and probabilities of augmentations; None: the defaults.
-            epochs: of the whole run, for ``hyp.close_mosaic``.
-            rect: canvases fit the images' aspect; disables mosaic and mixup.
+            hyp: strengths and probabilities of the augmentations; None for the defaults.
+            epochs: length of the whole run, for ``hyp.close_mosaic``.
+            rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
 
-        Raises UserError for ``hyp.albumentations``.
+        Raises UserError if ``hyp.albumentations`` is wrong.
         """
         super().__init__(index, imgsz=imgsz, image_cache=image_cache, tiles=tiles)
         hyp = hyp or Hyperparameters()
-        if index.pixels.channels != 3:  # there is no color to change
+        if index.pixels.channels != 3:  # jitter of colors needs RGB
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
         self.hyp = hyp
         self.seed = seed
         self.epochs = epochs
         self.rect = rect
-        self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
+        self._recent: dict[int, np.ndarray] = {}  # source images of the current block of samples
         self._transforms = None
         if hyp.albumentations:
             from data.render.user_transforms import UserTransforms
@@ -64,13 +64,13 @@ class AugmentedImages(LoadImagesAndLabels):
             self._transforms = UserTransforms(hyp.albumentations, seed)
 
     def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
-        """As in `LoadImagesAndLabels`; images from files are kept for the other samples of their block."""
+        """Reads an image as `LoadImagesAndLabels` does, but keeps one from a file for other samples of its block."""
         image = self._recent.get(i)
         if image is None:
             image = super().source_image(i, epoch)
             if self.hyp.mosaic_block and self.image_cache is None:
                 self._recent[i] = image
-                # Blocks are in order: the oldest goes first. An epoch's last block may be almost twice as long.
+                # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
                 while len(self._recent) > 2 * self.hyp.mosaic_block:
                     self._recent.pop(next(iter(self._recent)), None)
         return image
@@ -89,7 +89,7 @@ class AugmentedImages(LoadImagesAndLabels):
         return samples
 
     def plans(self, keys: Sequence[SampleKey], *, epochs: int | None = None) -> list[SamplePlan]:
-        """How the samples of ``keys`` are rendered. ``epochs``: see `samples`."""
+        """Draws the plans by which the samples of ``keys`` are rendered. ``epochs``: see `samples`."""
         return draw_plans(
             keys,
             source_hw=self.source_hw,
@@ -100,17 +100,18 @@ class AugmentedImages(LoadImagesAndLabels):
         )
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
-        """The samples of ``keys`` without their images, which are (0, 0, C)."""
+        """Returns the samples of ``keys`` with empty images, (0, 0, C)."""
         empty = np.zeros((0, 0, self.index.pixels.channels), self.index.pixels.dtype)
         return [self.sample(key, empty, rows) for key, rows in zip(keys, self.plan_labels(keys, plans))]
 
     def plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        """`data.augment.plan.plan_labels` of the samples of ``keys``."""
+        """Returns the labels of each plan; see `data.augment.plan.plan_labels`."""
         return plan_labels(plans, self.source_hw, partial(self.labels_of, epoch=epoch_of(keys)))
 
     def repeats(self) -> np.ndarray | None:
-        """How often an epoch has each sample, as `EpochOrder` takes it."""
+        """Returns how often each sample comes in an epoch, as `EpochOrder` expects it; None for once."""
         return None
 
     def without_augmentation(self) -> LoadImagesAndLabels:
+        """Returns the same images, letterboxed instead of augmented."""
         return LoadImagesAndLabels(self.index, imgsz=self.imgsz, image_cache=self.image_cache)

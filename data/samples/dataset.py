@@ -1,4 +1,4 @@
-"""`LoadImagesAndLabels` renders the sample of a key."""
+"""`LoadImagesAndLabels`: the letterboxed samples of a split, rendered by key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class LoadImagesAndLabels:
-    """The samples of a split. The same key gives the same sample in any process and any order.
+    """Renders letterboxed samples of a split. The same key gives the same sample in any process and any order.
 
-    They are letterboxed, their longer side scaled to ``imgsz``, up or down, or, without ``imgsz``, their size
-    unchanged; `data.samples.augmented` has those of training, `data.samples.tiles` tiles of large images.
+    The longer side is scaled, up or down, to ``imgsz``; without ``imgsz`` images keep their size. Subclasses render
+    training samples (`data.samples.augmented`) and tiles of large images (`data.samples.tiles`).
     """
 
     def __init__(
@@ -38,19 +38,21 @@ class LoadImagesAndLabels:
     ) -> None:
         """
         Args:
-            imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
-            image_cache: of the same index and imgsz.
+            imgsz: longer side of source images and of letterboxed images, pixels; None for that of each image file.
+            image_cache: made for the same index and imgsz.
             reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
                 letterboxing resizes whole images, as detection does.
-            tiles: those that are the samples, with their ``index``; None: whole images are.
+            tiles: the tiles that serve as samples, with ``index`` describing them; None if whole images do.
         """
         self.index = index
         self.tiles = tiles
-        self.split_index = index if tiles is None else tiles.images  # of the images that the samples are from
+        self.split_index = index if tiles is None else tiles.images  # the images that the samples are taken from
         self.imgsz = imgsz
         self.image_cache = image_cache
-        is_whole = imgsz is None or tiles is not None or (image_cache is None and not reduces)
-        self.source_hw = index.image_hw if is_whole else reduced_sizes(index.image_hw, imgsz)
+        if imgsz is None or tiles is not None or (image_cache is None and not reduces):
+            self.source_hw = index.image_hw
+        else:
+            self.source_hw = reduced_sizes(index.image_hw, imgsz)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -58,8 +60,11 @@ class LoadImagesAndLabels:
     def requests(
         self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
-        """A rank's batches of a validation; over all ranks each sample comes once. The images of a batch have one
-        canvas, and the most frequent canvas comes first. Without ``imgsz`` each batch is one image at full size."""
+        """Returns a rank's batches for a validation, in which each sample comes once over all ranks.
+
+        The images of a batch share a canvas, and the most frequent canvas comes first. Without ``imgsz`` each batch is
+        one image at full size.
+        """
         if self.imgsz is None:
             batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
         else:
@@ -68,49 +73,52 @@ class LoadImagesAndLabels:
         return requests[rank::world_size]
 
     def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
-        """Images of one canvas, at most ``batch_size``, in the order of the data set, and the canvas of each batch."""
+        """Groups images, in the order of the data set, into batches that share a canvas, with the canvas of each."""
         sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
         canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
         canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
         distinct, number, counts = np.unique(canvas_of_image, axis=0, return_inverse=True, return_counts=True)
         batches = []
-        for most_frequent in np.argsort(-counts, kind="stable"):
-            images = np.flatnonzero(number.reshape(-1) == most_frequent).tolist()
-            height, width = distinct[most_frequent].tolist()
+        for canvas in np.argsort(-counts, kind="stable"):  # by descending frequency
+            images = np.flatnonzero(number.reshape(-1) == canvas).tolist()
+            height, width = distinct[canvas].tolist()
             for start in range(0, len(images), batch_size):
                 batches.append((images[start : start + batch_size], (height, width)))
         return batches
 
     def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
-        """Image i as it is in ``epoch``: (h, w, C), longer side at most imgsz; perhaps read-only. Raises UserError if
-        the file is unreadable."""
+        """Reads image i as it is in ``epoch``: (h, w, C), longer side at most imgsz, possibly read-only.
+
+        Raises UserError if the file is unreadable.
+        """
         if self.image_cache is not None:
             return self.image_cache[i]
         index = self.index
         return read_source(index.path(i), index.image_hw[i], self.source_hw[i], index.pixels)
 
     def labels_of(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """`DatasetIndex.labels_of` of source images as they are in ``epoch``."""
+        """Returns the labels of source images as they are in ``epoch``; see `DatasetIndex.labels_of`."""
         return self.index.labels_of(indices)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
+        """Renders the sample of ``key``. Raises UserError for a file that cannot be decoded."""
         return self.samples([key])[0]
 
     def samples(
         self, keys: Sequence[SampleKey], outs: Iterable[np.ndarray | None] = repeat(None), *, epochs: int | None = None
     ) -> list[Sample]:
-        """The samples of ``keys``, all of one epoch. Each is independent of the others.
+        """Renders the samples of ``keys``, all of one epoch, each independently of the others.
 
         Args:
-            outs: an array (H, W, C) per sample to render into, which saves a copy; undefined if the sample has another
-                image.
-            epochs: of the whole run, if it has changed since this data set was made; only augmentation uses it.
+            outs: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
+                sample returns another array.
+            epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
         """
         return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
-        i, (canvas_h, canvas_w) = key.index, key.canvas_hw
+        i = key.index
+        canvas_h, canvas_w = key.canvas_hw
         fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz or int(self.index.image_hw[i].max()))
         image = letterbox(self.source_image(i), key.canvas_hw, fit, out)
         labels = self.index.labels(i).astype(np.float32, copy=True)
@@ -127,5 +135,6 @@ class LoadImagesAndLabels:
         gain_xy: tuple[float, float] = (1.0, 1.0),
         pad_xy: tuple[float, float] = (0.0, 0.0),
     ) -> Sample:
+        """Packs a rendered image and its labels into a `Sample`, with size and path of the image of ``key``."""
         height, width = self.index.image_hw[key.index].tolist()
         return Sample(image, labels, key.index, self.index.path(key.index), (height, width), gain_xy, pad_xy)

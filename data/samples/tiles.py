@@ -1,4 +1,4 @@
-"""Tiles of large images as samples (`TiledIndex`): `TiledImages`, and `AugmentedTiles` for training."""
+"""Samples from tiles of large images (`TiledIndex`): `TiledImages`, and `AugmentedTiles` for training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from utils.structures import Sample, SampleKey
 
 
 class TiledImages(LoadImagesAndLabels):
-    """The tiles of a split, letterboxed."""
+    """Renders the tiles of a split, letterboxed."""
 
     tiles: TiledIndex
-    image_cache: RamCache  # of the images at full size
+    image_cache: RamCache  # the images at full size
 
     def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: RamCache) -> None:
         """
         Args:
-            imgsz: longer side of letterboxed tiles, pixels; None: that of the tile.
-            image_cache: of ``tiles.images`` at full size.
+            imgsz: side of letterboxed tiles, pixels; None to keep the side of the tile.
+            image_cache: ``tiles.images`` at full size.
         """
         super().__init__(tiles.index, imgsz=imgsz, image_cache=image_cache, tiles=tiles)
 
     def requests(
         self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
-        """Batches of at most ``batch_size`` tiles of one image, of the images numbered rank, rank + world_size, ..."""
+        """Returns batches of at most ``batch_size`` tiles of one image, for images rank, rank + world_size, ..."""
         canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
         bounds = np.searchsorted(self.tiles.image, np.arange(len(self.split_index) + 1)).tolist()
         requests = []
@@ -48,7 +48,7 @@ class TiledImages(LoadImagesAndLabels):
         return requests
 
     def source_image(self, i: int, epoch: int = 0) -> np.ndarray:
-        """(side, side, C), the tile as it is in ``epoch``; perhaps read-only."""
+        """Cuts tile i as it is in ``epoch``: (side, side, C), possibly read-only."""
         return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
 
     def labels_of(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,7 @@ class TiledImages(LoadImagesAndLabels):
         gain_xy: tuple[float, float] = (1.0, 1.0),
         pad_xy: tuple[float, float] = (0.0, 0.0),
     ) -> Sample:
-        """Size and letterbox are those of the tile's image: detections in the tile become those in the image."""
+        """Packs a sample whose size and letterbox refer to the whole image, so that detections do, too."""
         left, top = self.tiles.windows[key.index, :2].tolist()
         pad_xy = (pad_xy[0] - gain_xy[0] * left, pad_xy[1] - gain_xy[1] * top)
         height, width = self.split_index.image_hw[self.tiles.image[key.index]].tolist()
@@ -70,7 +70,7 @@ class TiledImages(LoadImagesAndLabels):
 
 
 class AugmentedTiles(TiledImages, AugmentedImages):
-    """The tiles of a training split, which move from epoch to epoch, augmented."""
+    """Renders augmented tiles of a training split, which move from epoch to epoch."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class AugmentedTiles(TiledImages, AugmentedImages):
         epochs: int = 1,
         rect: bool = False,
     ) -> None:
-        """See the base classes."""
+        """Takes the arguments of `TiledImages` and `AugmentedImages`."""
         AugmentedImages.__init__(
             self,
             tiles.index,
@@ -107,8 +107,11 @@ class AugmentedTiles(TiledImages, AugmentedImages):
 def open_image_cache(
     ctx: DistributedContext, images: DatasetIndex, cache: str, cache_dir: str, decoding: Decoding
 ) -> RamCache:
-    """The images that tiles are cut from, decoded once at full size: with ``cache`` "ram" in memory, else in a file on
-    the disk. Every process of the run must call this. Raises UserError for ``cache`` "device"."""
+    """Opens the cache that tiles are cut from: images decoded once at full size.
+
+    They are in memory with ``cache`` "ram", otherwise in a file on the disk. Every process of the run must call this.
+    Raises UserError for ``cache`` "device".
+    """
     if cache == "device":
         raise UserError("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none")
     with torch_distributed_zero_first(ctx):

@@ -1,4 +1,4 @@
-"""A data set: how a command names it, its classes, and where the images and labels of its splits are."""
+"""Describes a data set: how a command names it, its classes, and where the images and labels of its splits are."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from utils.files.safe_io import open_regular
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
-IGNORE = "ignore"  # in ``classes``: the boxes are regions to ignore
-IGNORED = -1  # the number of such a class
+IGNORE = "ignore"  # value in the YAML's ``classes`` that makes boxes regions to ignore
+IGNORED = -1  # class number of such boxes
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
-MOST_COMPARED = 1000  # names of files with a missing one
-MOST_SEARCHED = 10_000  # files below a folder in which images are looked for
-_HEAD = 4096  # bytes by which a file with labels is recognized
+MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
+MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
+_HEAD = 4096  # bytes that suffice to recognize a file with labels
 _COCO_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _LABEL_SIGNS: dict[str, Callable[[bytes], bool]] = {
     ".txt": has_row,
     ".xml": is_voc,
     ".json": lambda head: _COCO_LIST.search(head) is not None,
 }
-DEMO = "demo"  # the data set that is rendered into the cache folder
+DEMO = "demo"  # name of the data set that is rendered into the cache folder
 
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """A data set as a command names it."""
+    """Names a data set, as a command does."""
 
     data: str  # a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`
-    splits: tuple[str, ...] = ()  # those that will be read; the others are not staged
-    optional: tuple[str, ...] = ()  # more splits to stage, if the data set has them; empty folders do not count
-    classes: tuple[str, ...] = ()  # the only ones that are used, by name or number; empty: all
+    splits: tuple[str, ...] = ()  # splits that will be read; others are not staged
+    optional: tuple[str, ...] = ()  # more splits to stage, if the data set has them and they have images
+    classes: tuple[str, ...] = ()  # classes to use, by name or number; empty: all
     stage: str = ""  # folder on a local disk of each node to which the splits are copied first; empty: no copy
     cache_dir: str = ""  # see `cache_folder`
     known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
@@ -54,23 +54,31 @@ class DataSource:
 
     @classmethod
     def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
-        """The training and validation splits; with ``--val-fraction`` the latter may be missing."""
-        splits, optional = (("train",), ("val",)) if config.val_fraction else (("train", "val"), ())
-        classes, stage, cache_dir = tuple(config.classes), config.stage, config.cache_dir
-        return cls(config.data, splits, optional, classes, stage, cache_dir, known_root, stored_in)
+        """Names the training and validation splits; with ``--val-fraction`` the latter may be missing."""
+        is_val_optional = bool(config.val_fraction)
+        return cls(
+            data=config.data,
+            splits=("train",) if is_val_optional else ("train", "val"),
+            optional=("val",) if is_val_optional else (),
+            classes=tuple(config.classes),
+            stage=config.stage,
+            cache_dir=config.cache_dir,
+            known_root=known_root,
+            stored_in=stored_in,
+        )
 
 
 class Original(NamedTuple):
-    """What the listing of a split has found that a copy of its files does not show."""
+    """Keeps what the listing of a split found and a copy of its files does not show."""
 
     findings: tuple[Finding, ...]
-    taken: dict[str, str]  # by the names of images: label files that only another reading has found
-    others: tuple[ImageFile, ...]  # images of other splits, of which one file has the labels, too
+    taken: dict[str, str]  # unusually named label files, by the names of their images
+    others: tuple[ImageFile, ...]  # images of other splits whose labels may be in the same file
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSource:
-    """Absolute paths of the images and labels of a split, which may not exist."""
+    """Holds the absolute paths of the images and labels of a split, which may not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
     annotations: Path | None  # None: YOLO txt next to the images
@@ -80,24 +88,24 @@ class SplitSource:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """The content of a data set YAML."""
+    """Holds the content of a data set YAML."""
 
-    names: tuple[str, ...]  # of the classes that a model learns
+    names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
-    if_missing: str = "correct its paths"  # what to do if the data is missing
-    held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
-    label_names: tuple[str, ...] = ()  # of the classes in the labels, by number; empty: `names`
-    class_of: tuple[int, ...] = ()  # by number in the labels: the number in `names`, or `IGNORED`
-    notes: tuple[str, ...] = ()  # lines for the log: what has been found in a folder, which keys are not used
-    classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
-    pixels: PixelFormat = RGB8  # of the images
-    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: they are not
+    if_missing: str = "correct its paths"  # advice if the data is missing
+    held_out: frozenset[str] = frozenset()  # names of the training images that form the split "val"
+    label_names: tuple[str, ...] = ()  # classes in the labels, by number; empty: `names`
+    class_of: tuple[int, ...] = ()  # number in `names`, or `IGNORED`, of each class in the labels
+    notes: tuple[str, ...] = ()  # lines for the log: what a folder contains, which keys are not used
+    classes: tuple[int, ...] = ()  # classes that are used, as ascending positions in `names`; empty: all
+    pixels: PixelFormat = RGB8  # format of the images
+    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: whole images
     originals: dict[str, Original] = field(default_factory=dict)  # by split; empty: this is not a copy
 
     def split(self, name: str) -> SplitSource:
-        """The split ``name``. Raises UserError if the YAML does not have it."""
+        """Returns the split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
             hint = f", or {WITHOUT_VAL}" if name == "val" else ""
             raise UserError(
@@ -110,76 +118,92 @@ class DatasetSpec:
         source = self.split(name)
         for part in source.parts:
             part.check_split(name)
-        for path in (*source.images, *([source.annotations] if source.annotations else ())):
+        paths = list(source.images)
+        if source.annotations is not None:
+            paths.append(source.annotations)
+        for path in paths:
             if not path.exists():
                 raise self.missing_error(path)
 
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
-        """The data set with the training images ``names`` (relative to its folder) as the split "val"."""
+        """Returns the data set with the training images ``names`` (relative to its folder) as the split "val"."""
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """The data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
+        """Returns the data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
     def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
-        """The data set for a model with the classes ``names`` of ``owner``, followed by the data set's other classes;
-        names are compared without case and outer spaces. Where the data set does not label a class, the class is
-        ignored, as where data sets are joined. Raises UserError if two classes of the data set have the same name."""
-        given = {name.strip().lower(): name for name in reversed(names)}
-        renamed = [given.get(name.strip().lower(), name) for name in self.names]
+        """Returns the data set for a model that also has the classes ``names`` of ``owner``, which come first.
+
+        Names are compared without case and outer spaces. A class that the data set does not label is ignored in its
+        images, as when data sets are joined. Raises UserError if two classes of the data set have the same name.
+        """
+        owner_names = {name.strip().lower(): name for name in reversed(names)}
+        renamed = [owner_names.get(name.strip().lower(), name) for name in self.names]
         used = [renamed[number] for number in self.classes or range(len(renamed))]
-        if twice := next((name for name, count in Counter(used).items() if count > 1), None):
-            raise UserError(f"{self.source}: two of its classes are '{twice}' of {owner}; merge them with 'classes:'")
-        number = tuple(range(len(renamed)))
+        for name, count in Counter(used).items():
+            if count > 1:
+                raise UserError(
+                    f"{self.source}: two of its classes are '{name}' of {owner}; merge them with 'classes:'"
+                )
         part = replace(
-            self, names=tuple(renamed), label_names=self.label_names or self.names, class_of=self.class_of or number
+            self,
+            names=tuple(renamed),
+            label_names=self.label_names or self.names,
+            class_of=self.class_of or tuple(range(len(renamed))),
         )
-        splits = {name: SplitSource((), None, None, (part,)) for name in self.splits}
-        whole = {"held_out": frozenset(), "label_names": (), "class_of": (), "classes": ()}
-        return replace(self, names=tuple(dict.fromkeys((*names, *used))), splits=splits, **whole)
+        return replace(
+            self,
+            names=tuple(dict.fromkeys((*names, *used))),
+            splits={name: SplitSource((), None, None, (part,)) for name in self.splits},
+            held_out=frozenset(),
+            label_names=(),
+            class_of=(),
+            classes=(),
+        )
 
     def as_labeled(self) -> DatasetSpec:
-        """The data set with the classes as labeled, none merged or left out."""
+        """Returns the data set with the classes as labeled, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 
     def content(self) -> dict[str, Any]:
-        """What a YAML says about the classes (all of them), the pixels, and tiles."""
-        others = self.pixels.content() | ({"tile": self.tile} if self.tile else {})
+        """Returns what a YAML says about the classes (all of them), the pixels, and tiles."""
+        image_keys = self.pixels.content()
+        if self.tile:
+            image_keys = image_keys | {"tile": self.tile}
         if not self.label_names:
-            return {"names": list(self.names)} | others
-        to = {IGNORED: IGNORE} | dict(enumerate(self.names))
-        classes = {n: to[c] for n, c in zip(self.label_names, self.class_of)}
-        return {"names": list(self.label_names), "classes": classes} | others
+            return {"names": list(self.names)} | image_keys
+        target_names = {IGNORED: IGNORE} | dict(enumerate(self.names))
+        classes = {name: target_names[number] for name, number in zip(self.label_names, self.class_of)}
+        return {"names": list(self.label_names), "classes": classes} | image_keys
 
     def missing_error(self, path: Path) -> UserError:
-        advice = (
-            labels_without_images(self.root) or self._beside_yaml(path) or f"{what_exists(path)}; {self.if_missing}"
-        )
+        """Makes the error about a missing file or folder, with what exists instead."""
+        advice = labels_without_images(self.root) or self._beside_yaml(path)
+        if not advice:
+            advice = f"{what_exists(path)}; {self.if_missing}"
         return UserError(f"{path}: not found (named by {self.source}){advice}")
 
     def _beside_yaml(self, path: Path) -> str:
-        """For a message: that ``path`` exists if the data set's folder is that of its YAML, as after it has moved."""
-        home = Path(self.source).absolute().parent
-        if (
-            self.root.exists()
-            or not path.is_relative_to(self.root)
-            or not (home / path.relative_to(self.root)).exists()
-        ):
+        """Returns a hint that ``path`` exists next to the YAML, as after the data set has moved; else ""."""
+        if self.root.exists() or not path.is_relative_to(self.root):
             return ""
-        return f"; {home / path.relative_to(self.root)} exists: remove 'path: {self.root}' from the YAML"
+        moved = Path(self.source).absolute().parent / path.relative_to(self.root)
+        return f"; {moved} exists: remove 'path: {self.root}' from the YAML" if moved.exists() else ""
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Class names of a model trained on this data set. With ``single_cls``, a single used class keeps its name."""
+    """Returns the class names of a model trained on this data set. With ``single_cls``, a single used class keeps its
+    name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
 
 
 def labels_without_images(root: Path) -> str:
-    """For messages: that a folder has label files and no image, as exports of labels alone have; "" if it has none, any
-    image, or too many files to look at."""
+    """Returns a hint that a folder has label files and no image, like an export of labels alone; "" if it has no label
+    file, any image, or too many files to search."""
     first = ""
     count = seen = 0
     for folder, subfolders, names in os.walk(root):
@@ -187,7 +211,7 @@ def labels_without_images(root: Path) -> str:
         for name in sorted(names):
             seen += 1
             suffix = os.path.splitext(name)[1].lower()
-            if suffix in IMAGE_SUFFIXES or seen > MOST_SEARCHED:
+            if suffix in IMAGE_SUFFIXES or seen > MAX_SEARCHED_FILES:
                 return ""
             if suffix in _LABEL_SIGNS and _begins_like_labels(os.path.join(folder, name), _LABEL_SIGNS[suffix]):
                 count += 1
@@ -209,7 +233,8 @@ def _begins_like_labels(path: str, is_labels: Callable[[bytes], bool]) -> bool:
 
 
 def what_exists(path: Path) -> str:
-    """For messages: a name similar to the first missing part of ``path``, or the content of the folder, or ""."""
+    """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
+    ""."""
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     is_last = parent == path.parent
@@ -222,14 +247,21 @@ def what_exists(path: Path) -> str:
         return f"; {missing!r} has a control character: in double quotes, YAML takes \\t for a tab; write / for \\"
     try:
         with os.scandir(parent) as entries:
-            found = [e for e in entries if not e.name.startswith(".")]
-        names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        if suffix:
+            names = sorted(entry.name for entry in visible if entry.name.endswith(suffix))
+        else:
+            names = sorted(entry.name for entry in visible if entry.is_dir())
     except OSError:
         return ""
-    if alike := next((name for name in names if look_alike(name, missing)), None):
-        return f"; {parent} has {alike!a}, which looks the same as {missing!a}"
-    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
+    for name in names:
+        if look_alike(name, missing):
+            return f"; {parent} has {name!a}, which looks the same as {missing!a}"
+    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MAX_COMPARED_NAMES])}
     close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
     if close:  # as "validate" is to "val"
         return f"; '{parent / known[close[0]]}' exists"
-    return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
+    if not is_last or not names:
+        return ""
+    shown = names if len(names) <= 5 else [*names[:5], "..."]
+    return f"; {parent} has {', '.join(shown)}"

@@ -5,8 +5,8 @@ folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt 
 sets, whose splits of this name are joined), ``names`` (list or map), ``nc`` (checked against the names), and
 extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames and merges
 classes, or makes their boxes regions to ignore; ``ignore``, a list of the latter; ``channels`` and ``bits`` of the
-images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into. `data.source.yaml_keys` has what
-becomes of other keys.
+images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into. `data.source.yaml_keys` handles
+other keys.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
 from utils.pixels import PixelFormat
 
-YAML_FOLDER = CONFIGS / "data"  # of public data sets
-LEAST_TILE = 32  # pixels
+YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
+MIN_TILE = 32  # pixels
 
 
 class _Description(NamedTuple):
-    """What a data set's YAML, or the content of its folder, says."""
+    """Holds what a data set's YAML, or the content of its folder, says."""
 
-    values: dict[str, Any]  # by key; only those that are used
-    path: Path  # of the YAML, or of a folder without one, for messages
+    values: dict[str, Any]  # by key, without unused ones
+    path: Path  # the YAML, or a folder without one, for messages
     notes: list[str]  # lines for the log
 
 
@@ -55,7 +55,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     splits = _resolve_splits(values, root, path)
     _check_annotated_splits(values, splits, path)
     names = _read_names(values, splits, path)
-    tile = check(values.get("tile"), Annotated[int, Bounds(LEAST_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
+    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
     parts = [part for source in splits.values() for part in source.parts]
     _check_parts(parts, pixels, tile, path)
     notes += _windows_paths(values, splits, path)
@@ -77,7 +77,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
 
 
 def _read_description(path: Path) -> _Description:
-    """Reads a YAML, or a folder: its own YAML, or else what its files say."""
+    """Reads a YAML, or a folder: the YAML in it, or else what its files say."""
     notes: list[str] = []
     values: Any
     if path.is_dir():
@@ -97,7 +97,7 @@ def _read_description(path: Path) -> _Description:
 
 
 def _resolve_splits(values: dict[str, Any], root: Path, path: Path) -> dict[str, SplitSource]:
-    """Where the images and labels of each split are, by the keys ``train``, ``val``, ``test`` and ``annotations``."""
+    """Reads the keys ``train``, ``val``, ``test`` and ``annotations``."""
     annotations = _read_annotations(values.get("annotations"), root, path)
     return {
         split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
@@ -128,7 +128,7 @@ def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, p
 
 
 def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
-    """See `DatasetSpec.if_missing`."""
+    """Returns the advice for `DatasetSpec.if_missing`."""
     if path.absolute().parent == YAML_FOLDER and "url" in values:
         unpacked = "unpack it as the first lines of that file describe"
         return f"download {values['url']} (license: {values['license']}) and {unpacked}"
@@ -138,60 +138,65 @@ def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
 
 
 def _with_class_map(spec: DatasetSpec, targets: Sequence[str | None]) -> DatasetSpec:
-    """The data set whose labels have its classes, and whose model learns ``targets``, one per class; None: ignored."""
+    """Returns the data set with its classes mapped to ``targets``, one per class, that a model learns; None:
+    ignored."""
     names = tuple(dict.fromkeys(name for name in targets if name is not None))
     if not names:
         raise UserError(f"{spec.source}: classes: all classes are ignored; there is nothing to learn")
-    number = {None: IGNORED} | {name: i for i, name in enumerate(names)}
-    class_of = tuple(number[name] for name in targets)
+    number = {name: i for i, name in enumerate(names)}
+    class_of = tuple(IGNORED if name is None else number[name] for name in targets)
     return replace(spec, names=names, label_names=spec.names, class_of=class_of)
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a data set's YAML, with names of classes as they are written. Raises UserError."""
+    """Reads a data set's YAML, with names of classes as they are written. Raises UserError."""
     check_no_export(path)
     return load_yaml(path, text_under=CLASS_KEYS)
 
 
-def _text_path(value: Any, where: str) -> Path:
-    path = Path(os.path.expanduser(check(value, str, where).strip()))
+def _text_path(value: Any, location: str) -> Path:
+    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not one."""
+    path = Path(os.path.expanduser(check(value, str, location).strip()))
     if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
-        raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+        raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
     return path
 
 
 def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
+    """Returns the data set's folder, by the value of the key ``path``."""
     home = yaml_path.absolute().parent
     if value in (None, ""):
         return normal_path(home)
-    given = _text_path(value, f"{yaml_path}: path")
+    path = _text_path(value, f"{yaml_path}: path")
     candidates: list[Path] = []
-    for reading in _readings(given):
+    for reading in _readings(path):
         candidates += [reading] if reading.is_absolute() else [home / reading, Path.cwd() / reading]
-    if known_root and not given.is_absolute():
+    if known_root and not path.is_absolute():
         candidates.append(Path(known_root))
-    missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
+    missing = candidates[1] if home == YAML_FOLDER and not path.is_absolute() else candidates[0]
     return normal_path(next((c for c in candidates if c.is_dir()), missing))
 
 
-def _read_split(value: Any, annotations: Path | None, root: Path, split: str, where: str) -> SplitSource:
+def _read_split(value: Any, annotations: Path | None, root: Path, split: str, location: str) -> SplitSource:
+    """Reads the value of the key ``split``. ``location``: the file and the key, for messages."""
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
-        parts = tuple(_read_part(entry, root, split, where) for entry in entries)
+        parts = tuple(_read_part(entry, root, split, location) for entry in entries)
         sources = [os.path.realpath(part.source) for part in parts]
-        if twice := next((part.source for i, part in enumerate(parts) if sources[i] in sources[:i]), None):
-            raise UserError(f"{where}: joins {twice} twice; name it once")
+        for i, part in enumerate(parts):
+            if sources[i] in sources[:i]:
+                raise UserError(f"{location}: joins {part.source} twice; name it once")
         if annotations is not None:
-            raise UserError(f"{where}: joins other data sets; 'annotations' belong in their YAMLs")
+            raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
-    images = tuple(_resolve(_text_path(entry, where), root) for entry in entries)
+    images = tuple(_resolve(_text_path(entry, location), root) for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
 
 
 def format_of(annotations: Path | None) -> LabelFormat | None:
-    """The format of the labels in ``annotations`` (of a YAML without this key, if None); None: unknown."""
+    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown."""
     if annotations is None:
         return YOLO
     if annotations.is_dir():
@@ -202,41 +207,43 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
 
 
 def _joins(value: Any) -> bool:
-    """Whether a split's entry names YAMLs of other data sets."""
-    return any(str(e).lower().endswith((".yaml", ".yml")) for e in (value if isinstance(value, list) else [value]))
+    """Returns whether a split's entry names YAMLs of other data sets."""
+    entries = value if isinstance(value, list) else [value]
+    return any(str(entry).lower().endswith((".yaml", ".yml")) for entry in entries)
 
 
-def _read_part(entry: Any, root: Path, split: str, where: str) -> DatasetSpec:
-    path = _resolve(_text_path(entry, where), root)
+def _read_part(entry: Any, root: Path, split: str, location: str) -> DatasetSpec:
+    """Reads the YAML of a data set that a split joins."""
+    path = _resolve(_text_path(entry, location), root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
-        raise UserError(f"{where}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
+        raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     content = read_yaml(path)
     if isinstance(content, dict) and _joins(content.get(split)):
-        raise UserError(f"{where}: {path} names other YAMLs itself; name those here")
+        raise UserError(f"{location}: {path} names other YAMLs itself; name those here")
     part = load_dataset_spec(path)
     part.split(split)  # raises UserError
     return part
 
 
-def _resolve(given: Path, root: Path) -> Path:
-    """The path of an entry. Roboflow exports ``../train/images`` instead of ``train/images``."""
-    for reading in _readings(given):
+def _resolve(entry: Path, root: Path) -> Path:
+    """Returns the absolute path of an entry. Roboflow exports ``../train/images`` instead of ``train/images``."""
+    for reading in _readings(entry):
         candidates = [reading]
         if reading.parts[:1] == ("..",):
             candidates.append(Path(*reading.parts[1:]))
         for candidate in candidates:
             if os.path.exists(root / candidate):
                 return normal_path(root / candidate)
-    return normal_path(root / given)
+    return normal_path(root / entry)
 
 
-def _readings(given: Path) -> list[Path]:
-    """What a path can mean: as it is written, or else with the separators of Windows replaced."""
-    return [given, Path(str(given).replace("\\", "/"))]
+def _readings(path: Path) -> list[Path]:
+    """Returns what a path can mean: as it is written, or else with the separators of Windows replaced."""
+    return [path, Path(str(path).replace("\\", "/"))]
 
 
 def _windows_paths(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> list[str]:
-    """Lines about the entries whose separators `_resolve` has replaced."""
+    """Returns lines for the log about the entries whose separators `_resolve` has replaced."""
     lines = []
     for split, source in splits.items():
         entries = values[split] if isinstance(values[split], list) else [values[split]]
@@ -259,66 +266,79 @@ def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
 
 
 def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
-    given, count = values.get("names"), check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
-    of_parts = [part.names for source in splits.values() for part in source.parts]
-    if given is None and of_parts:
-        given = list(dict.fromkeys(name for names in of_parts for name in names))
-    with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
-    if given is not None:
-        names = _checked_names(given, path)
-    elif with_names:
-        first = with_names[0].label_format
-        names = first.class_names([s.annotations for s in with_names if s.label_format is first])
-    elif count is not None:
-        names = tuple(f"class_{i}" for i in range(count))
-    else:
-        text = "has no 'names'; list the classes in the order of their ids"
-        if isinstance(values.get("classes"), list):
-            text += " ('classes' renames and merges those that 'names' lists)"
-        raise UserError(f"{path}: {text}")
-    if unknown := {name for part in of_parts for name in part} - set(names):
+    """Returns the class names: of the YAML, the data sets that it joins, the annotations, or numbered by ``nc``. Raises
+    UserError if there are none, or they are not valid."""
+    count = check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
+    part_names = list(dict.fromkeys(name for source in splits.values() for part in source.parts for name in part.names))
+    names = _find_names(values, part_names, splits, count, path)
+    unknown = set(part_names) - set(names)
+    if unknown:
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but 'names' has {len(names)}; make them agree")
-    if broken := next((name for name in names if one_line(name) != name), None):
-        raise UserError(f"{path}: names: {broken!r} contains a line break or another control character")
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise UserError(f"{path}: names: several classes are called '{twice[0]}'; class names must be unique")
+    for name in names:
+        if one_line(name) != name:
+            raise UserError(f"{path}: names: {name!r} contains a line break or another control character")
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise UserError(f"{path}: names: several classes are called '{name}'; class names must be unique")
     return names
 
 
+def _find_names(
+    values: dict, part_names: list[str], splits: dict[str, SplitSource], count: int | None, path: Path
+) -> tuple[str, ...]:
+    """Returns the class names from the first source that has them. ``part_names``: classes of the joined data sets."""
+    if values.get("names") is not None:
+        return _checked_names(values["names"], path)
+    if part_names:
+        return _checked_names(part_names, path)
+    formats = [source.label_format for source in splits.values()]
+    for label_format in formats:
+        if label_format is not None and label_format.class_names is not None:
+            sources = [source for source in splits.values() if source.label_format is label_format]
+            return label_format.class_names([s.annotations for s in sources if s.annotations is not None])
+    if count is not None:
+        return tuple(f"class_{i}" for i in range(count))
+    message = "has no 'names'; list the classes in the order of their ids"
+    if isinstance(values.get("classes"), list):
+        message += " ('classes' renames and merges those that 'names' lists)"
+    raise UserError(f"{path}: {message}")
+
+
 def _read_class_map(values: dict, names: tuple[str, ...], path: Path) -> list[str | None]:
-    """The name for the model of each class of the labels; None: ignored."""
-    given = check(values.get("classes") or {}, dict, f"{path}: classes")
+    """Returns, for each class of the labels, the class that the model learns; None: ignored."""
+    renamed = check(values.get("classes") or {}, dict, f"{path}: classes")
     ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
-    to = {str(name).strip(): new for name, new in given.items()}
-    if both := [name for name in map(one_line, map(str, ignored)) if to.get(name.strip(), IGNORE) != IGNORE]:
-        raise UserError(f"{path}: '{both[0]}' is in 'classes' and in 'ignore'; remove one of the two")
-    to |= {str(name).strip(): IGNORE for name in ignored}
-    for name, new in to.items():
+    target_of = {str(name).strip(): target for name, target in renamed.items()}
+    for name in map(one_line, map(str, ignored)):
+        if target_of.get(name.strip(), IGNORE) != IGNORE:
+            raise UserError(f"{path}: '{name}' is in 'classes' and in 'ignore'; remove one of the two")
+    target_of |= {str(name).strip(): IGNORE for name in ignored}
+    for name, target in target_of.items():
         if name not in names:
             raise UserError(f"{path}: classes: '{one_line(name)}' is not one of the names{suggestion(name, names)}")
-        is_text = isinstance(new, str | int | float) and not isinstance(new, bool) and str(new)
-        if not is_text or one_line(str(new)).strip() != str(new):
-            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {new!r}")
-    return [None if to.get(name) == IGNORE else str(to.get(name, name)) for name in names]
+        is_text = isinstance(target, str | int | float) and not isinstance(target, bool) and str(target)
+        if not is_text or one_line(str(target)).strip() != str(target):
+            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {target!r}")
+    return [None if target_of.get(name) == IGNORE else str(target_of.get(name, name)) for name in names]
 
 
-def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
-    if isinstance(given, dict):
-        given = _numbered_names(given, path)
-    if not isinstance(given, list) or not given:
-        raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")
-    for name in given:
+def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
+    """Returns the class names in the value of ``names``, a list or a map. Raises UserError if it is not valid."""
+    names = _numbered_names(value, path) if isinstance(value, dict) else value
+    if not isinstance(names, list) or not names:
+        raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {names!r}")
+    for name in names:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
             raise UserError(f"{path}: names: {name!r} is not text in YAML; put it in quotes")
-    return tuple(str(name).strip() for name in given)
+    return tuple(str(name).strip() for name in names)
 
 
-def _numbered_names(given: dict[Any, Any], path: Path) -> list[Any]:
-    """The names of ``number: name`` lines, by number. A number may be in quotes, as in YAML that was JSON."""
+def _numbered_names(name_of: dict[Any, Any], path: Path) -> list[Any]:
+    """Returns the names of ``number: name`` lines, by number. A number may be in quotes, as in YAML that was JSON."""
     names: dict[int, Any] = {}
-    for key, name in given.items():
+    for key, name in name_of.items():
         number = str(key).strip()
         if isinstance(key, bool) or not (number.isascii() and number.isdecimal() and len(number) < 10):
             raise UserError(f"{path}: names: {key!r} is not the number of a class; write 'number: name' lines")

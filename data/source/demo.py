@@ -1,4 +1,4 @@
-"""The demo data set: shapes on noise, rendered on demand. The same arguments give the same bytes.
+"""Renders the demo data set, shapes on noise, on demand. The same arguments give the same bytes.
 
 An image is drawn at `SUPERSAMPLE` times its size and reduced by averaging. An owner map holds the number of the object
 that each pixel shows, so a box is the extent of the visible part to half a pixel. Colors are RGB.
@@ -86,25 +86,30 @@ def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) 
 
 
 def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Image ``number`` of a split, uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h."""
+    """Renders image ``number`` of a split.
+
+    Returns uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h.
+    """
     rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
     side = size * SUPERSAMPLE
     canvas = _background(rng, side)
     owner = np.full((side, side), -1, np.int16)
     classes: list[int] = []
-    areas: list[float] = []  # pixels, including parts outside the image and parts that are hidden
+    areas: list[float] = []  # pixels, including hidden parts and parts outside the image
     for _ in range(min(2 + int(rng.poisson(3.8)), 10)):
         kind = int(rng.integers(len(CLASS_NAMES)))
         mask, colors, area = _draw_object(CLASS_NAMES[kind], canvas, rng)
         covered = np.where(mask, np.int16(len(classes)), owner)
         visible = np.bincount(covered[covered >= 0], minlength=len(classes) + 1)
         if (visible >= MIN_VISIBLE * np.array([*areas, area])).all():
-            canvas[mask], owner = colors, covered
+            canvas[mask] = colors
+            owner = covered
             classes.append(kind)
             areas.append(area)
     for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):  # bars in front of everything
         start, end = rng.integers(0, side, (2, 2)).tolist()
-        width, color = int(side * rng.uniform(0.005, 0.02)) + 1, rng.uniform(15, 240, 3).tolist()
+        width = int(side * rng.uniform(0.005, 0.02)) + 1
+        color = rng.uniform(15, 240, 3).tolist()
         cv2.line(canvas, start, end, color, width)
         cv2.line(owner, start, end, -1, width)
     image = cv2.resize(canvas, (size, size), interpolation=cv2.INTER_AREA)
@@ -116,7 +121,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
 
 
 def _background(rng: np.random.Generator, side: int) -> np.ndarray:
-    """Smooth color noise of several scales with semi-transparent polygons and lines: float32 (side, side, 3)."""
+    """Renders color noise of several scales with semi-transparent polygons and lines: float32 (side, side, 3)."""
     canvas = np.full((side, side, 3), rng.uniform(60, 195, 3), np.float32)
     roughness = rng.uniform(15, 45)
     for octave in range(1, 8):
@@ -124,35 +129,44 @@ def _background(rng: np.random.Generator, side: int) -> np.ndarray:
         canvas += cv2.resize(noise, (side, side), interpolation=cv2.INTER_LINEAR)
         roughness *= rng.uniform(0.5, 0.9)
     for _ in range(int(rng.integers(4, 14))):
-        layer, color = canvas.copy(), rng.uniform(15, 240, 3).tolist()
+        layer = canvas.copy()
+        color = rng.uniform(15, 240, 3).tolist()
         extent = side * np.exp(rng.uniform(np.log(0.02), np.log(0.3)))
         corners = (rng.uniform(0, side, 2) + rng.uniform(-0.6, 0.6, (5, 2)) * extent).astype(np.int32)
         if rng.random() < 0.5:
             cv2.fillConvexPoly(layer, cv2.convexHull(corners), color)
         else:
             cv2.polylines(layer, [corners[:3]], False, color, int(rng.integers(2, 10)))
-        cv2.addWeighted(layer, opacity := rng.uniform(0.35, 0.85), canvas, 1 - opacity, 0, dst=canvas)
+        opacity = rng.uniform(0.35, 0.85)
+        cv2.addWeighted(layer, opacity, canvas, 1 - opacity, 0, dst=canvas)
     return canvas.clip(0, 255)
 
 
 def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """An object at a random place: its pixels, bool (side, side), their colors, float32 (n, 3), and its whole area."""
+    """Renders an object at a random place.
+
+    Returns its pixels, bool (side, side), their colors, float32 (n, 3), and its whole area.
+    """
     side = len(canvas)
     radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
-    turn, squeeze, center = rng.uniform(0, 2 * np.pi), rng.uniform(0.7, 1.0), rng.uniform(0.02, 0.98, (2, 1)) * side
+    turn = rng.uniform(0, 2 * np.pi)
+    squeeze = rng.uniform(0.7, 1.0)
+    center = rng.uniform(0.02, 0.98, (2, 1)) * side
     rotation = radius * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     to_canvas = np.concatenate([rotation * [1.0, squeeze], center], 1)
     is_inside, has_second, area = shape_pixels(name, to_canvas, side)
-    # Two colors float32 (2, 3): the first unlike the background, the second unlike the first.
-    colors = [np.float32(cv2.mean(canvas, is_inside.astype(np.uint8))[:3])]
-    for few in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
-        colors.append(few[np.linalg.norm(few - colors[-1], axis=1).argmax()])
+    # Of four random colors each, the first color is the least like the background, the second the least like the first.
+    colors = [np.array(cv2.mean(canvas, is_inside.astype(np.uint8))[:3], np.float32)]
+    for candidates in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
+        colors.append(candidates[np.linalg.norm(candidates - colors[-1], axis=1).argmax()])
     return is_inside, np.stack(colors[1:])[has_second[is_inside]], area
 
 
 def shape_pixels(name: str, to_canvas: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """The pixels of a class on a canvas of ``side`` pixels: which are inside, bool (side, side), which have its second
-    color, uint8 (side, side), and the whole area. ``to_canvas``: float (2, 3) from the square from -1 to 1."""
+    """Rasterizes the shape of a class on a canvas of ``side`` pixels.
+
+    ``to_canvas``: float (2, 3), maps the square from -1 to 1 to the canvas. Returns which pixels are inside, bool
+    (side, side), which have the second color, uint8 (side, side), and the whole area."""
     points = outline(name)
     contours = [points * scale @ to_canvas[:, :2].T + to_canvas[:, 2] for scale in (1.0, HOLES.get(name, 0.0)) if scale]
     mask = np.zeros((side, side), np.uint8)
@@ -168,7 +182,7 @@ def shape_pixels(name: str, to_canvas: np.ndarray, side: int) -> tuple[np.ndarra
 
 
 def outline(name: str) -> np.ndarray:
-    """The outline of a class in the square from -1 to 1: float (120, 2)."""
+    """Returns the outline of a class in the square from -1 to 1: float (120, 2)."""
     angle = np.linspace(0, 2 * np.pi, 120, endpoint=False)
     x, y = np.cos(angle), np.sin(angle)
     radius = {
@@ -180,8 +194,9 @@ def outline(name: str) -> np.ndarray:
 
 
 def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[float]) -> np.ndarray:
-    """Labels (n, 5) of the objects that are visible enough on the owner map."""
-    side, labels = len(owner), []
+    """Returns the labels, float64 (n, 5), of the objects that are visible enough on the owner map."""
+    side = len(owner)
+    labels = []
     for number, (kind, area) in enumerate(zip(classes, areas)):
         visible = owner == number
         if visible.sum() < max(MIN_VISIBLE * area, 1):

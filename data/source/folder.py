@@ -33,13 +33,13 @@ _COCO_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label 
 
 
 def split_of(name: str) -> str:
-    """The split that a folder or file is named after, such as "val" for "Valid" or "val2017"; "" for other names."""
+    """Returns the split that a folder or file is named after, such as "val" for "Valid" or "val2017"; else ""."""
     match = _SPLIT_NAME.fullmatch(name)
     return match[1].lower() if match else ""
 
 
 class FolderContent(NamedTuple):
-    """What a folder says about its data set."""
+    """Holds what a folder says about its data set."""
 
     values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML
     yaml: Path | None  # its own YAML
@@ -47,7 +47,7 @@ class FolderContent(NamedTuple):
 
 
 class _Labels(NamedTuple):
-    """The labels of a folder, in the formats that have recognized them."""
+    """Holds where the labels of a folder are, and their formats."""
 
     formats: list[str]  # for the log
     values: dict[str, Any]  # as in a YAML: names and annotations
@@ -55,7 +55,7 @@ class _Labels(NamedTuple):
 
 def read_folder(folder: Path) -> FolderContent:
     """Finds the splits of ``folder``, and their labels: COCO JSON or Pascal VOC XML, else YOLO txt with a list of
-    names. Raises UserError, with what has been found instead."""
+    names. Raises UserError, with what the folder has instead."""
     folder = _unpacked(folder)
     splits = _splits(folder)
     yaml = _own_yaml(folder)
@@ -67,17 +67,18 @@ def read_folder(folder: Path) -> FolderContent:
         values |= content  # Supervision writes the names alone
     labels = _read_annotated(folder, splits) or _read_yolo(folder, splits, values.get("names"))
     if labels is None:
-        raise UserError(f"--data {folder}: {_what_is_there(folder, splits)}")
+        raise UserError(f"--data {folder}: {_content_summary(folder, splits)}")
     values |= {split: str(path) for split, path in splits.items()} | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
-    if unused := _unused_folders(folder, splits.values()):
+    unused = _unused_folders(folder, splits.values())
+    if unused:
         places += f"; called like no split, and not used: {listed(unused, 5)}"
     return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
 
 
 def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
-    """The folders with images, relative to ``folder``, next to those of splits that are called like these."""
-    found: list[str] = []
+    """Returns the folders with images that are next to those of splits, relative to ``folder``."""
+    unused: list[str] = []
     for base in (folder, folder / "images"):
         if not base.is_dir() or not any(base in path.parents for path in used if path.is_dir()):
             continue
@@ -86,12 +87,12 @@ def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
             if is_used or not path.is_dir() or path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
                 continue
             if any(file.suffix.lower() in IMAGE_SUFFIXES for file in _images_in(path).iterdir()):
-                found.append(str(path.relative_to(folder)))
-    return found
+                unused.append(str(path.relative_to(folder)))
+    return unused
 
 
 def _own_yaml(folder: Path) -> Path | None:
-    """The YAML of a folder; of several, the one that is called like a data set."""
+    """Returns the YAML of a folder; of several, the one that is named like a data set."""
     yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     if len(yamls) > 1:
         yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
@@ -99,11 +100,17 @@ def _own_yaml(folder: Path) -> Path | None:
 
 
 def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
-    """COCO JSON and Pascal VOC, each split in one of them; None if no split is in either."""
-    coco = {split: file for split, images in splits.items() if (file := _coco_json(folder, split, images))}
-    voc = {
-        split: place for split, images in splits.items() if split not in coco and (place := _voc_folder(folder, images))
-    }
+    """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either."""
+    coco: dict[str, Path] = {}
+    voc: dict[str, Path] = {}
+    for split, images in splits.items():
+        file = _coco_json(folder, split, images)
+        if file is not None:
+            coco[split] = file
+            continue
+        place = _voc_folder(folder, images)
+        if place is not None:
+            voc[split] = place
     if not coco and not voc:
         return None
     formats = ["COCO JSON"] if coco else []
@@ -111,8 +118,8 @@ def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
         formats.append("Pascal VOC")
     for split, images in splits.items():  # which classes the numbers of YOLO txt mean is not known
         if split not in coco and split not in voc and images.is_dir() and _has_yolo_rows(images):
-            text = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
-            raise UserError(f"--data {folder}: {text}")
+            reason = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
+            raise UserError(f"--data {folder}: {reason}")
     annotations = {split: str((coco | voc)[split]) for split in splits if split in coco or split in voc}
     values: dict[str, Any] = {"annotations": annotations}
     if voc:
@@ -123,7 +130,7 @@ def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
 
 
 def _read_yolo(folder: Path, splits: dict[str, Path], names: Any) -> _Labels | None:
-    """YOLO txt, whose classes are ``names`` or listed in a file; None if there are no label files or no names."""
+    """Finds YOLO txt, whose classes are ``names`` or listed in a file; None without label files or names."""
     names = names or _listed_names([folder, *splits.values()])
     if not names or not any(map(_has_yolo_rows, splits.values())):
         return None
@@ -131,7 +138,7 @@ def _read_yolo(folder: Path, splits: dict[str, Path], names: Any) -> _Labels | N
 
 
 def _unpacked(folder: Path) -> Path:
-    """The folder below ``folder`` that has all of its content, as after unpacking an archive into a new folder."""
+    """Returns the folder below ``folder`` that has all of its content, as after unpacking an archive."""
     for _ in range(4):
         ignored = (".", "__macosx", "readme", "license")
         inside = [path for path in folder.iterdir() if not path.name.lower().startswith(ignored)]
@@ -142,27 +149,40 @@ def _unpacked(folder: Path) -> Path:
 
 
 def _splits(folder: Path) -> dict[str, Path]:
-    """The folders of the images by split, or else the lists of images, or else all images as the training split."""
-    found: dict[str, Path] = {}
+    """Returns the folders of the images by split, else the lists of images, else all images as the training split."""
+    splits = _split_folders(folder) or _split_lists(folder) or {"train": _images_in(folder)}
+    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """Returns the folders of images that are named after splits. Raises UserError if two have the same split."""
+    splits: dict[str, Path] = {}
     for base in (folder, folder / "images"):
         for path in sorted(base.iterdir()) if base.is_dir() else ():
-            if not path.is_dir() or not (split := split_of(path.name)):
+            split = split_of(path.name)
+            if not split or not path.is_dir():
                 continue
             images = _images_in(path)
-            if split in found and not images.samefile(found[split]):
-                both = f"{found[split]} and {images} are both '{split}'"
+            if split in splits and not images.samefile(splits[split]):
+                both = f"{splits[split]} and {images} are both '{split}'"
                 raise UserError(f"--data {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
-            found.setdefault(split, images)
-    for path in () if found else sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
+            splits.setdefault(split, images)
+    return splits
+
+
+def _split_lists(folder: Path) -> dict[str, Path]:
+    """Returns the lists of images, as Darknet and Pascal VOC have them, that are named after splits."""
+    splits: dict[str, Path] = {}
+    for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
+        split = split_of(path.stem)
         is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
-        if (split := split_of(path.stem)) and not is_label:  # Darknet and Pascal VOC
-            if not path.exists():
-                raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
-            if not path.stat().st_size:
-                continue
-            found.setdefault(split, path)
-    found = found or {"train": _images_in(folder)}
-    return {split: found[split] for split in ("train", "val", "test") if split in found}
+        if not split or is_label:
+            continue
+        if not path.exists():
+            raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
+        if path.stat().st_size:
+            splits.setdefault(split, path)
+    return splits
 
 
 def _images_in(folder: Path) -> Path:
@@ -170,7 +190,7 @@ def _images_in(folder: Path) -> Path:
 
 
 def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
-    """A COCO JSON of the split, rather one with boxes; None if there is none."""
+    """Returns a COCO JSON of the split, preferably one with boxes; None if there is none."""
     nearby = sorted(images.glob("*.json"))
     if not nearby and images.name in _IMAGE_FOLDERS:
         nearby = sorted(images.parent.glob("*.json"))
@@ -190,7 +210,7 @@ def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
 
 
 def _voc_folder(folder: Path, images: Path) -> Path | None:
-    """The folder with the Pascal VOC XML of a split; None if there is none."""
+    """Returns the folder with the Pascal VOC XML of a split; None if there is none."""
     places = (
         images,
         images.parent / "annotations",
@@ -205,7 +225,7 @@ def _voc_folder(folder: Path, images: Path) -> Path | None:
 
 
 def _split_in(path: Path) -> str:
-    """The split that a part of a file's name is called after, as in instances_val2017.json; "" if none is."""
+    """Returns the split that a part of a file's name means, as in instances_val2017.json; else ""."""
     return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
 
 
@@ -214,14 +234,14 @@ def _is_coco(text: str) -> bool:
 
 
 def _check_one_has_all(paths: list[Path], texts: Mapping[Path, str], split: str) -> None:
-    """Raises UserError if another of the COCO JSONs of a split than the first names further images."""
+    """Raises UserError if any COCO JSON of a split names images that the first one does not name."""
     first = paths[0]
     others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
     names = set(_FILE_NAME.findall(texts[first])) if others else set()
     for path in others:
         if not names.issuperset(_FILE_NAME.findall(texts[path])):
-            text = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
-            raise UserError(f"{path}: {text}")
+            reason = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
+            raise UserError(f"{path}: {reason}")
 
 
 def _is_voc(path: Path) -> bool:
@@ -240,20 +260,28 @@ def _voc_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _listed_names(folders: Iterable[Path]) -> list[str]:
-    found: dict[Path, list[str]] = {}
+    """Returns the classes that a file in ``folders`` lists; none without such a file. Raises UserError if two
+    differ."""
+    names_of: dict[Path, list[str]] = {}
     for folder in folders:
-        if path := next((path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))), None):
-            found[path] = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-        if (notes := folder / "notes.json").is_file() and (names := _names_in_notes(notes)):
-            found[notes] = names
-    first = next(iter(found), None)
-    if other := next((path for path in found if found[path] != found[first]), None):
-        raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
-    return found.get(first, [])
+        lists = [path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))]
+        if lists:
+            names_of[lists[0]] = [line.strip() for line in read_text(lists[0]).splitlines() if line.strip()]
+        notes = folder / "notes.json"
+        names = _names_in_notes(notes) if notes.is_file() else []
+        if names:
+            names_of[notes] = names
+    if not names_of:
+        return []
+    first, *others = names_of
+    for other in others:
+        if names_of[other] != names_of[first]:
+            raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
+    return names_of[first]
 
 
 def _names_in_notes(path: Path) -> list[str]:
-    """The classes in the notes.json that Label Studio writes next to YOLO txt; none of another file of this name."""
+    """Returns the classes in the notes.json that Label Studio writes next to YOLO txt; none for other files."""
     try:
         categories = json.loads(read_text(path, most=1 << 26))["categories"]
         return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
@@ -262,8 +290,8 @@ def _names_in_notes(path: Path) -> list[str]:
 
 
 def _has_yolo_rows(images: Path) -> bool:
-    """Whether there are YOLO txt files where those of ``images`` may be. True for a list of images: the scan looks for
-    theirs."""
+    """Returns whether YOLO txt files are where those of ``images`` may be. True for a list of images: the scan looks
+    for their label files."""
     if images.is_file():
         return True
     for place in map(Path, label_folders(str(images))):
@@ -274,18 +302,23 @@ def _has_yolo_rows(images: Path) -> bool:
     return False
 
 
-def _what_is_there(folder: Path, splits: dict[str, Path]) -> str:
+def _content_summary(folder: Path, splits: dict[str, Path]) -> str:
+    """Returns what a folder contains that is not a data set, and what to do with it, for a message."""
     entries = [path for each in {folder, *splits.values()} if each.is_dir() for path in sorted(each.iterdir())]
-    if text := first_unread_export(entries):
-        return text
+    export = first_unread_export(entries)
+    if export:
+        return export
     images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
     others = sorted({path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    if advice := labels_without_images(folder):
+    advice = labels_without_images(folder)
+    if advice:
         return advice.removeprefix("; ")
-    there = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
-    there += f", folders {', '.join(folders[:5])}{', ...' * (len(folders) > 5)}" if folders else ""
+    summary = f"{counted(images, 'image')}, {'files of ' + ', '.join(others) if others else 'no other files'}"
+    if folders:
+        shown = folders if len(folders) <= 5 else [*folders[:5], "..."]
+        summary += f", folders {', '.join(shown)}"
     if any(_has_yolo_rows(path) for path in splits.values()):
-        return f"{there}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
+        return f"{summary}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
     convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
-    return f"{there}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"
+    return f"{summary}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"

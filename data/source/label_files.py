@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,8 @@ from data.source.walk import Folders, query, stamp_of
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
 
-_HEAD = 4096  # bytes by which a file with labels is recognized
-_SAMPLED = 20  # files of a folder that decide whether it has labels
+_HEAD = 4096  # bytes that suffice to recognize a file with labels
+_SAMPLED = 20  # files of a folder that are opened to decide whether it has labels
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class FoundLabels:
 
     files: list[LabelFile | None]  # one per image; None: its labels cannot be read, so the image must be left out
     findings: list[Finding]
-    taken: dict[str, str]  # by the names of images: label files that only another reading has found
+    taken: dict[str, str]  # unusually named label files, by the names of their images
 
 
 @dataclass(slots=True)
@@ -48,25 +48,31 @@ class _Group:
 
 
 class OtherSplits(Protocol):
-    """What the search asks about the data set's other splits; found out only if it does."""
+    """Answers questions about the data set's other splits, which are listed only if the search asks."""
 
     is_first: bool  # whether the data set names no split before this one
-    stems: frozenset[str]  # `loose` names, without suffix, of images whose labels may be where this split's are
-    folders_before: frozenset[str]  # of the images of splits that it names before this one, absolute
+
+    @property
+    def stems(self) -> frozenset[str]:
+        """`loose` names, without suffix, of other images whose labels may be where this split's are."""
+
+    @property
+    def folders_before(self) -> frozenset[str]:
+        """The folders (absolute) of the images of splits that the data set names before this one."""
 
 
 class LabelSearch:
-    """The search for the label files of a split.
+    """Searches for the label files of a split.
 
     Args:
         images: sorted by name.
-        files: of the format of the labels.
+        files: how the label files of the format are found.
         root: the data set's folder.
         annotations: the folder of the labels; None: where the format expects them.
-        folders: entries on the disk; a walk through the images has kept what is besides them.
+        folders: entries on the disk; a walk through the images has stored the other files next to them.
         entries: the folders that the split names (absolute), without its lists.
         others: the data set's other splits.
-        taken: of a copy: `FoundLabels.taken` of the original, which has also told what is wrong with it.
+        taken: for a copy, `FoundLabels.taken` of the original, which has also reported the findings.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class LabelSearch:
         self._free_names: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
         self._holding: dict[str, bool] = {}  # see `_holds_labels`
         self._on_disk: dict[str, dict[str, str]] = {}  # names of images by folder and loose stem
-        self._doubtful: set[int] = set()  # images without a label file, of which an unused one may be
+        self._doubtful: set[int] = set()  # images without a label file to which an unused one may belong
 
     def run(self) -> FoundLabels:
         """Returns the label files, and what is wrong with them."""
@@ -113,16 +119,17 @@ class LabelSearch:
         self._list_shared()
         is_labeled = any(file is not None and file.stamp for file in self._files)
         for group in groups:
-            self._list_unread(group, most=len(self._images) if is_labeled else _SAMPLED)
+            self._list_unread(group, max_files=len(self._images) if is_labeled else _SAMPLED)
         if is_labeled:
             for i in self._doubtful:
                 self._files[i] = None
         return FoundLabels(self._files, self._findings, self._taken)
 
     def _grouped(self) -> list[_Group]:
+        """Groups the images by their folders."""
         groups: dict[tuple[str, str], _Group] = {}
         for i, image in enumerate(self._images):
-            folders = image.name.rpartition("/")[0], image.key.rpartition("/")[0]
+            folders = (image.name.rpartition("/")[0], image.key.rpartition("/")[0])
             group = groups.get(folders)
             if group is None:
                 path = path_of(folders[0], self._root)
@@ -151,6 +158,7 @@ class LabelSearch:
             used.add(name)
 
     def _take_as_before(self, groups: Sequence[_Group], taken: Mapping[str, str]) -> None:
+        """Gives missing images the label files that the original has ``taken`` for them."""
         for i in (i for group in groups for i in group.missing):
             image = self._images[i].name
             if image in taken:
@@ -158,7 +166,7 @@ class LabelSearch:
                 self._files[i] = LabelFile(name, self._folders.stamp(path_of(name, self._root)))
 
     def _find_otherwise(self, groups: Sequence[_Group]) -> None:
-        """Finds the label files of missing ones by other readings."""
+        """Finds the missing label files by other readings."""
         claims: dict[tuple[str, str], list[int]] = {}  # images by folder and name of a label file
         for group in groups:
             for i in group.missing:
@@ -171,7 +179,7 @@ class LabelSearch:
             for i in owners:
                 self._take(i, place, name)
         if self._format.named_image is not None:
-            for i, fits in self._claims_by_content(groups).items():
+            for i, fits in self._claims_by_content(groups, self._format.named_image).items():
                 if len(fits) == 1:
                     self._take(i, *fits[0])
                 else:
@@ -192,14 +200,16 @@ class LabelSearch:
             fits += [(place, name) for name in names]
         return _different(fits)
 
-    def _claims_by_content(self, groups: Sequence[_Group]) -> dict[int, list[tuple[str, str]]]:
+    def _claims_by_content(
+        self, groups: Sequence[_Group], named_image: Callable[[bytes], str]
+    ) -> dict[int, list[tuple[str, str]]]:
         """Returns folders and names of the label files that name an image without labels, by image."""
         missing = [i for group in groups for i in group.missing if self._is_unlabeled(i)]
         names = ImageNames([self._images[i].name for i in missing])
         claims: dict[int, list[tuple[str, str]]] = {}
         for place in dict.fromkeys(place for group in groups for place in group.places):
             for name in self._free_files(place):
-                named = self._format.named_image(_head(os.path.join(place, name)))
+                named = named_image(_head(os.path.join(place, name)))
                 fits = names.find(named) if named else []
                 if len(fits) == 1:
                     claims.setdefault(missing[fits[0]], []).append((place, name))
@@ -216,10 +226,11 @@ class LabelSearch:
         used.add(name)
 
     def _existing(self, image: int, name: str, entry: os.DirEntry) -> LabelFile | None:
+        """Returns the label file of an image; None, with a finding, if it is a dangling link."""
         stamp = stamp_of(entry)
         if stamp is None:
-            text = f"a link to nothing; {self._images[image].name} is left out"
-            self._findings.append(Finding(name, BAD_LABEL, text, lost_images=1))
+            message = f"a link to nothing; {self._images[image].name} is left out"
+            self._findings.append(Finding(name, BAD_LABEL, message, lost_images=1))
             return None
         return LabelFile(name, stamp)
 
@@ -229,9 +240,10 @@ class LabelSearch:
             self._used.setdefault(place, set()).add(name)
         self._files[image] = None
         names = [self._full_name(place, name) for place, name in fits]
-        text = f"its labels may be in {' or '.join(names[:3])}: keep one of them; left out"
+        message = f"its labels may be in {' or '.join(names[:3])}: keep one of them; left out"
         objects = max(self._num_objects(*each) for each in fits)
-        self._findings.append(Finding(self._images[image].name, BAD_LABEL, text, lost_images=1, lost_objects=objects))
+        finding = Finding(self._images[image].name, BAD_LABEL, message, lost_images=1, lost_objects=objects)
+        self._findings.append(finding)
 
     def _free_files(self, place: str) -> list[str]:
         """Returns the names of the files in a folder that have the suffix of label files and that no image has."""
@@ -245,7 +257,7 @@ class LabelSearch:
         return sorted(name for name in names if not query(entries[name].is_dir))
 
     def _free(self, place: str) -> dict[str, list[str]]:
-        """Returns `_free_files` by their loose names, as they are once all usual label files are known."""
+        """Returns `_free_files` by their loose names. They are cached once all usual label files are known."""
         if place not in self._free_names:
             by_name: dict[str, list[str]] = {}
             for name in self._free_files(place):
@@ -254,7 +266,7 @@ class LabelSearch:
         return self._free_names[place]
 
     def _holds_labels(self, place: str) -> bool:
-        """Returns whether some of the free files in a folder have labels: next to images there may be captions."""
+        """Returns whether some of the free files in a folder have labels: those next to images may be captions."""
         if place not in self._holding:
             names = [name for names in self._free(place).values() for name in names]
             sample = names[:: len(names) // _SAMPLED + 1]
@@ -294,19 +306,22 @@ class LabelSearch:
         if not any(map(self._lists_unused, groups)):
             return
         stems = {self._stem(name)}
-        if self._format.named_image is not None and (named := self._format.named_image(head)):
-            stems |= {loose(named), self._stem(named)}
+        if self._format.named_image is not None:
+            named = self._format.named_image(head)
+            if named:
+                stems |= {loose(named), self._stem(named)}
         for group in groups:
             on_disk = self._images_on_disk(group.folder)
-            if file := next((on_disk[stem] for stem in stems if stem in on_disk), ""):
-                self._report_of_image(place, name, self._folders.name_in(group.folder) + file)
+            images = [on_disk[stem] for stem in stems if stem in on_disk]
+            if images:
+                self._report_of_image(place, name, self._folders.name_in(group.folder) + images[0])
                 return
         if self._annotations is None or stems.isdisjoint(self._others.stems):
             self._report_orphan(place, name)
 
     def _lists_unused(self, group: _Group) -> bool:
-        """Returns whether this split tells of label files without an image in a folder. Of several splits with lists of
-        the images in one folder, the first does: for a small one they would be a large share."""
+        """Returns whether this split reports label files without an image in a folder. If several splits list images in
+        one folder, the first split does: they would be a large fraction of a small split."""
         return self._folders.was_walked(group.folder) or group.folder not in self._others.folders_before
 
     def _report_of_image(self, place: str, name: str, image: str) -> None:
@@ -315,33 +330,40 @@ class LabelSearch:
         if i is None:
             if os.path.splitext(image)[1].lower() not in IMAGE_SUFFIXES:
                 self._add_orphan(place, name, f"its image, {image}, is not read")
-            return  # it is in no list, or reported itself
-        theirs = self._files[i]
+            return  # the image is in no list, or has a finding of its own
+        used = self._files[i]
         if self._is_unlabeled(i):
             self._report_orphan(place, name)
-        elif theirs and _content(os.path.join(place, name)) != _content(path_of(theirs.name, self._root)):
-            text = f"{image} has {theirs.name}, which is used; remove one of the two"
-            self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, text))
+        elif used and _content(os.path.join(place, name)) != _content(path_of(used.name, self._root)):
+            message = f"{image} has {used.name}, which is used; remove one of the two"
+            self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, message))
 
     def _report_orphan(self, place: str, name: str) -> None:
-        """Reports a file with labels that belongs to no image. Images that it may be of are left out: as a background
-        such an image would teach the model to ignore its objects."""
+        """Reports a file with labels that belongs to no image. Unlabeled images with a similar name are left out: as a
+        background, such an image would teach the model to ignore its objects."""
         images = self._resembling(self._stem(name))
         if not images:
             self._add_orphan(place, name, "belongs to no image; rename it like its image, or remove it")
             return
         self._doubtful.update(images)
-        theirs, usual = self._images[images[0]].name, self._files[images[0]].name
-        text = f"belongs to no image; if it is that of {theirs}, which is left out, rename it to {usual}"
-        self._add_orphan(place, name, text)
+        image = self._images[images[0]].name
+        expected = self._expected_label(images[0])
+        message = f"belongs to no image; if it is that of {image}, which is left out, rename it to {expected}"
+        self._add_orphan(place, name, message)
 
-    def _add_orphan(self, place: str, name: str, text: str) -> None:
+    def _expected_label(self, image: int) -> str:
+        """Returns the name of the label file that an unlabeled image should have."""
+        file = self._files[image]
+        assert file is not None, "an unlabeled image has an expected label file"
+        return file.name
+
+    def _add_orphan(self, place: str, name: str, message: str) -> None:
         """Adds a finding, which counts as a lost image unless the split lists its images: then the folder may hold
         the labels of many other images."""
         names_folders = bool(self._entries)
         images = 1 if names_folders else 0
         objects = self._num_objects(place, name) if names_folders else 0
-        finding = Finding(self._full_name(place, name), ORPHAN, text, lost_images=images, lost_objects=objects)
+        finding = Finding(self._full_name(place, name), ORPHAN, message, lost_images=images, lost_objects=objects)
         self._findings.append(finding)
 
     def _num_objects(self, place: str, name: str) -> int:
@@ -388,27 +410,30 @@ class LabelSearch:
                 if query(entries[name].is_dir) and not entries[name].is_symlink():
                     pending.append((os.path.join(place, name), os.path.join(mirrored, name)))
 
-    def _list_unread(self, group: _Group, most: int) -> None:
-        """Reports files with labels that are called like images without labels and that are not read, since they have
-        another format or suffix. These images are left out. ``most``: files per folder that are opened."""
+    def _list_unread(self, group: _Group, max_files: int) -> None:
+        """Reports files that have the names of unlabeled images and seem to have labels, but in another format or with
+        another suffix. These images are left out. ``max_files``: files per folder that are opened."""
         unlabeled = {self._image_stem(i): i for i in group.missing if self._is_unlabeled(i) and i not in self._doubtful}
         places = dict.fromkeys((group.places[0], group.folder))
         for place in places if unlabeled else ():
             unused = self._folders.besides(place).keys() - self._used.get(place, set())
             names = sorted(name for name in unused if not is_image_name(name))
             named = [name for name in names if self._stem_of_unread(name) in unlabeled]
-            for name in named[:most]:
+            for name in named[:max_files]:
                 i = unlabeled[self._stem_of_unread(name)]
                 kind = format_of_labels(_head(os.path.join(place, name)))
                 if not kind or i in self._doubtful:
                     continue
                 self._doubtful.add(i)
-                text = f"seems to have the labels of {self._images[i].name}, which is left out ({kind}; labels are "
-                text += f"read from {self._files[i].name}, which may be empty)"
-                self._findings.append(Finding(self._full_name(place, name), UNREAD_LABELS, text, lost_images=1))
+                message = (
+                    f"seems to have the labels of {self._images[i].name}, which is left out ({kind}; labels are read "
+                    f"from {self._expected_label(i)}, which may be empty)"
+                )
+                self._findings.append(Finding(self._full_name(place, name), UNREAD_LABELS, message, lost_images=1))
 
     def _stem_of_unread(self, name: str) -> str:
-        """Returns the loose stem of the image that ``00.json``, ``00.png.json``, ``00.txt.bak`` or ``00`` may be of."""
+        """Returns the loose stem of the image to which ``00.json``, ``00.png.json``, ``00.txt.bak`` or ``00`` may
+        belong."""
         stem = self._stem(name)
         begin, suffix = os.path.splitext(stem)
         return begin if suffix == self._format.suffix or is_image_name(stem) else stem
@@ -420,7 +445,7 @@ class LabelSearch:
         return loose(os.path.splitext(name)[0])
 
     def _images_on_disk(self, folder: str) -> dict[str, str]:
-        """Returns the names of the images in a folder, also of those that are not read, by loose stem and name."""
+        """Returns the names of all images in a folder, including unread ones, by loose stem and by loose name."""
         if folder not in self._on_disk:
             names = [name for name in self._folders.entries(folder) if is_image_name(name)]
             self._on_disk[folder] = {loose(name): name for name in names} | {self._stem(name): name for name in names}
@@ -477,18 +502,19 @@ class LabelSearch:
             if file is not None and file.name in self._shared:
                 owners.setdefault(file.name, []).append(image.name)
         for name, images in owners.items():
-            text = f"used for {' and '.join(images[:2])}; remove all but one of the images, or give each its own labels"
-            self._findings.append(Finding(name, SHARED_LABEL, text))
+            shared = " and ".join(images[:2])
+            message = f"used for {shared}; remove all but one of the images, or give each its own labels"
+            self._findings.append(Finding(name, SHARED_LABEL, message))
 
 
 def _parts(stem: str) -> set[str]:
-    """Returns the beginnings and ends of a name, cut where it has a sign: of ``0000_7436``, ``0000`` and ``7436``."""
+    """Returns the beginnings and ends of a name, cut at punctuation: ``0000`` and ``7436`` for ``0000_7436``."""
     signs = [i for i, character in enumerate(stem) if not character.isalnum()]
     return {stem[:i] for i in signs} | {stem[i + 1 :] for i in signs} - {""}
 
 
 def _plain(stem: str) -> str:
-    """Returns what names have in common that differ in signs and leading zeros: ``img-007`` and ``img 7``."""
+    """Normalizes punctuation and leading zeros, so that ``img-007`` and ``img 7`` are equal."""
     return re.sub(r"0+(?=\d)", "", re.sub(r"[\W_]+", "_", stem))
 
 

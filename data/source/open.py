@@ -1,4 +1,4 @@
-"""Opens the data set that a `DataSource` names. Every command reads its data through `open_data`."""
+"""Opens the data set that a `DataSource` names. All commands read their data through `open_data`."""
 
 from __future__ import annotations
 
@@ -46,24 +46,25 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     return with_classes(spec, typed_classes(source.classes))
 
 
-def _open_files(source: DataSource, note: str) -> DatasetSpec:
+def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
+    """Opens a data set in its own folder. ``stored_note``: which file names it, for the message about missing data."""
     if source.stored_in and not Path(known_by_name(source.data)).exists():
         raise UserError(f"{source.data}: no such file")
     spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
-    for note in spec.notes:
-        get_logger().info("%s", note)
-    for split in source.splits:  # what is missing is known before weights are read
+    for line in spec.notes:
+        get_logger().info("%s", line)
+    for split in source.splits:  # report missing data before weights are read
         spec.check_split(split)
-    return replace(spec, if_missing=spec.if_missing + note)
+    return replace(spec, if_missing=spec.if_missing + stored_note)
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
-    """`DatasetSpec.use_classes`, with a line in the log."""
+    """Calls `DatasetSpec.use_classes`, and logs the classes that are used."""
     spec = spec.use_classes(classes)
     if spec.classes:
         names = class_names(spec, single_cls=False)
-        text = "%d of %s used: %s; boxes of other classes are left out"
-        get_logger().info(text, len(names), counted(len(spec.names), "class"), ", ".join(names))
+        message = "%d of %s used: %s; boxes of other classes are left out"
+        get_logger().info(message, len(names), counted(len(spec.names), "class"), ", ".join(names))
     return spec
 
 
@@ -81,14 +82,14 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
 
 
 def known_by_name(data: str) -> str:
-    """A bare name that is not a file is replaced by the YAML of that name in configs/data."""
+    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
     is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
     listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
     return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
 
 
 def find_data(data: str) -> str:
-    """The YAML or folder that ``data`` names. Raises UserError with the known names."""
+    """Returns the YAML or folder that ``data`` names. Raises UserError with the known names."""
     data = known_by_name(data)
     path = Path(data)
     if data and path.exists():
@@ -96,13 +97,19 @@ def find_data(data: str) -> str:
             raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
+    hint = _similar_data(path, known)
+    if not hint and data:
+        hint = what_exists(path)
+    shown = data or "''"
+    raise UserError(f"--data {shown}: no such file{hint}; known by name: {', '.join(known)}")
+
+
+def _similar_data(path: Path, known: Sequence[str]) -> str:
+    """Returns a hint with a known name, or a YAML nearby, that is similar to that of ``path``; "" if there is none."""
     if path.stem in known:
-        hint = f" (did you mean '{path.stem}' of configs/data?)"
-    else:
-        folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))
-        files = (file for folder, pattern in folders for file in Path(folder).glob(pattern))
-        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
-        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
-        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else what_exists(path) if data else ""
-    named = data or "''"
-    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
+        return f" (did you mean '{path.stem}' of configs/data?)"
+    folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))
+    files = (file for folder, pattern in folders for file in Path(folder).glob(pattern))
+    nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
+    close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
+    return f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else ""

@@ -1,4 +1,4 @@
-"""Exports that are no data set and that `tools.convert` does not read: what they are, and what to export instead."""
+"""Recognizes exports that neither training nor `tools.convert` reads, and says what to export instead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from utils.files.safe_io import open_regular
 from utils.program import COMMANDS
 
 EXPORT_SUFFIXES = frozenset({".json", ".ndjson", ".jsonl", ".csv"})
-_CONVERTED_SUFFIXES = (".json", ".ndjson", ".jsonl", ".csv", ".xml", ".parquet")  # of formats of tools.convert
-_HEAD = 1 << 16  # bytes by which an export is recognized
+_CONVERTED_SUFFIXES = (".json", ".ndjson", ".jsonl", ".csv", ".xml", ".parquet")  # files that tools.convert reads
+_HEAD = 1 << 16  # bytes that suffice to recognize an export
 
 
 class _Export(NamedTuple):
@@ -24,7 +24,7 @@ class _Export(NamedTuple):
 
 
 def _has_keys(*alternatives: str) -> re.Pattern[str]:
-    """Finds one of these keys in JSON."""
+    """Makes a pattern that finds one of these keys in JSON."""
     return re.compile(rf'"({"|".join(alternatives)})"\s*:')
 
 
@@ -38,33 +38,39 @@ _EXPORTS = (
     _Export("Label Studio's JSON", _has_keys("rectanglelabels", "polygonlabels"), "export as YOLO or COCO instead"),
     _Export(
         "a project of VGG Image Annotator",
-        re.compile('_via_img_metadata|region_attributes|region_shape_attributes'),
+        re.compile("_via_img_metadata|region_attributes|region_shape_attributes"),
         "export its annotations as COCO instead",
     ),
     _Export("Supervisely's JSON", _has_keys("classTitle"), "export as YOLO or COCO instead"),
     _Export("V7's Darwin JSON", re.compile("darwin_json"), "export as COCO or YOLO instead"),
     _Export("Datumaro's JSON", _has_keys("dm_format_version"), "export as COCO instead (datum convert -f coco)"),
-)  # fmt: skip
+)
 
 
 def unread_export(path: Path) -> str:
-    """What the export in a file is, and what to export instead; "" for other files."""
+    """Returns what the export in a file is, and what to export instead; "" for other files."""
     head = _head(path)
-    return next((f"{export.title}: {export.instead}" for export in _EXPORTS if export.sign.search(head)), "")
+    for export in _EXPORTS:
+        if export.sign.search(head):
+            return f"{export.title}: {export.instead}"
+    return ""
 
 
 def first_unread_export(paths: Iterable[Path]) -> str:
-    """The first of ``paths`` that `unread_export` knows, with its text; "" if there is none."""
+    """Returns a message about the first of ``paths`` that `unread_export` recognizes; "" if there is none."""
     for path in paths:
-        if path.suffix.lower() in EXPORT_SUFFIXES and (text := unread_export(path)):
-            return f"{path}: {text}"
+        if path.suffix.lower() in EXPORT_SUFFIXES:
+            message = unread_export(path)
+            if message:
+                return f"{path}: {message}"
     return ""
 
 
 def check_no_export(path: Path) -> None:
     """Raises UserError if ``path``, which should be the YAML of a data set, is the export of an annotation tool."""
-    if text := unread_export(path):
-        raise UserError(f"{path}: {text}")
+    message = unread_export(path)
+    if message:
+        raise UserError(f"{path}: {message}")
     suffix = path.suffix.lower()
     if suffix == ".xml" and re.search(r"<annotation[\s>]", _head(path)):
         raise UserError(f"{path}: a Pascal VOC annotation, not the YAML of a data set; name the folder of all of them")

@@ -1,4 +1,4 @@
-"""Folders and their entries on the disk, each read once.
+"""Reads folders and their entries from the disk, each once.
 
 Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
 """
@@ -34,7 +34,7 @@ def walk(folder: Path) -> Iterator[Visit]:
     """Yields the folders from ``folder`` on. Symbolic links are followed, except to a folder above them, which would
     have no end; so a folder comes once under each of its names, of which at most `MAX_VIEWS` are visited."""
     start = os.path.realpath(folder)
-    pending = [(str(folder), (start,))]  # with the real paths of the folders above it
+    pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with the real paths of it and those above
     views: dict[str, int] = {}
     while pending:
         path, reals = pending.pop()
@@ -53,6 +53,7 @@ def walk(folder: Path) -> Iterator[Visit]:
 
 
 def scan(folder: str) -> list[os.DirEntry]:
+    """Lists a folder. Raises UserError if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return [e for e in entries if not e.name.startswith(".")]
@@ -62,9 +63,9 @@ def scan(folder: str) -> list[os.DirEntry]:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
-def query(call: Callable[..., T], *args: str) -> T | None:
-    """The result of a call about a file; None if it does not exist or is a dangling link. Raises OSError when the disk
-    fails: without the file this would be another data set."""
+def query(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
+    """Returns the result of a call about a file; None if it does not exist or is a dangling link. Raises OSError if the
+    disk fails: without the file this would be another data set."""
     try:
         return call(*args)
     except OSError as error:
@@ -76,12 +77,13 @@ def query(call: Callable[..., T], *args: str) -> T | None:
 
 
 def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
+    """Returns size and modification time of a file; None if it does not exist."""
     status = query(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
 class Folders:
-    """Directory entries by path. Each folder is read once. Paths are absolute.
+    """Looks up directory entries by path, which is absolute. Each folder is read once.
 
     ``root``: the data set's folder, to which `name_in` is relative.
     """
@@ -95,26 +97,26 @@ class Folders:
         self._normal: dict[str, str] = {}
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """The entries of a folder by name; none if there is no such folder."""
+        """Returns the entries of a folder by name; none if there is no such folder."""
         if folder not in self._entries:
             status = query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
-            found = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
-            self._entries[folder] = {entry.name: entry for entry in found}
+            entries = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
+            self._entries[folder] = {entry.name: entry for entry in entries}
         return self._entries[folder]
 
     def keep_besides(self, folder: str, entries: list[os.DirEntry]) -> None:
-        """Keeps what a walk has found besides images in ``folder``, for `besides`."""
+        """Stores the entries of ``folder`` other than images, which a walk has seen, for `besides`."""
         self._besides[folder] = {entry.name: entry for entry in entries}
 
     def was_walked(self, folder: str) -> bool:
         return folder in self._besides
 
     def walked_below(self, folder: str) -> list[str]:
-        """The folders below ``folder``, and itself, of which `keep_besides` knows, sorted."""
+        """Returns ``folder`` and the folders below it that a walk has seen, sorted."""
         return sorted(path for path in self._besides if path == folder or path.startswith(os.path.join(folder, "")))
 
     def besides(self, folder: str) -> dict[str, os.DirEntry]:
-        """The entries of a folder by name, without images if a walk has been there."""
+        """Returns the entries of a folder by name, without images if a walk has been there."""
         kept = self._besides.get(folder)
         return self.entries(folder) if kept is None else kept
 
@@ -127,7 +129,7 @@ class Folders:
         return self.stamp(path) is not None
 
     def alike(self, path: str) -> str | None:
-        """The path of the only file whose name differs from that of ``path`` in case or composition of accents."""
+        """Returns the only file whose name differs from that of ``path`` just in case or composition of accents."""
         folder, name = os.path.split(path)
         if folder not in self._loose:
             by_name: dict[str, list[str]] = {}
@@ -138,14 +140,14 @@ class Folders:
         return os.path.join(folder, names[0]) if len(names) == 1 else None
 
     def name_in(self, folder: str) -> str:
-        """What the names of files in ``folder``, relative to the data set's folder, begin with: "" or "a/b/"."""
-        if folder not in self._prefixes:  # it is slow to find
+        """Returns the prefix, "" or "a/b/", of names of files in ``folder`` relative to the data set's folder."""
+        if folder not in self._prefixes:  # slow to compute
             name = relative_name(folder, self._root)
             self._prefixes[folder] = "" if name == "." else f"{name}/"
         return self._prefixes[folder]
 
     def normal(self, path: str) -> str:
-        """`normal_path` of an image, or the path at which its labels are (`folder_with_labels`)."""
+        """Returns `normal_path` of an image, or its path next to its labels (`folder_with_labels`)."""
         folder, name = os.path.split(path)
         if folder not in self._normal:
             self._normal[folder] = folder_with_labels(str(normal_path(folder)))

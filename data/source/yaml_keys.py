@@ -1,4 +1,4 @@
-"""The keys of a data set's YAML: those that are used, those that only describe the data set, and misspelled ones."""
+"""Sorts the keys of a data set's YAML into those that are used, those that only describe it, and misspelled ones."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from utils.strings import listed
 SPLITS = ("train", "val", "test")
 CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are names of classes
 _USED = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "channels", "bits", "tile")
-_FOR_MISSING_DATA = frozenset({"download", "url", "license"})  # are named only if the data is not there
+_FOR_MISSING_DATA = frozenset({"download", "url", "license"})  # messages name these if the data is missing
 _SYNONYMS = {"validation": "val", **dict.fromkeys(("num_classes", "number_of_classes", "n_classes"), "nc")}
-_LEAST_ALIKE = 0.75  # ratio of `difflib` between a misspelled key and the one that is meant
-_MISTAKEN_FOR = {  # keys that `difflib` does not find, or for which it finds another one
+_MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the one that is meant
+_MISTAKEN_FOR = {  # misspelled keys for which `difflib` finds no key, or a wrong one
     **dict.fromkeys(("class_names", "classnames", "class_name", "label_names"), "names"),
     **dict.fromkeys(("tile_size", "tilesize"), "tile"),
     **dict.fromkeys(("bit_depth", "bitdepth"), "bits"),
 }
-# Keys that look like one of ours but describe the data set.
+# Keys that resemble one of ours but only describe the data set.
 _DESCRIPTIVE = frozenset({"title", "annotator", "annotators", "annotation_type", "annotation_format"})
-_TOLD = 12  # unused keys that are named
+_SHOWN = 12  # unused keys that the log names
 _KEYPOINTS = "a data set of keypoints; only bounding boxes are supported"
 _KEYS_OF_OTHER_TASKS = dict.fromkeys(("kpt_shape", "flip_idx", "kpt_names"), _KEYPOINTS)
 _DETECTION = re.compile(r"(object|od)?[ _-]?(detect(ion)?)?|(bounding[ _-]?)?box(es)?|bbox(es)?", re.IGNORECASE)
-# What `task` contains, and what the labels of this task are; the first that fits.
+# Pattern of the value of `task`, and what the labels of such a task are; the first match decides.
 _REFUSED_TASKS = (
     (re.compile("pose|keypoint", re.IGNORECASE), _KEYPOINTS),
     (re.compile("semantic|panoptic", re.IGNORECASE), "classes of pixels; this program detects boxes"),
@@ -59,20 +59,19 @@ def split_keys(values: dict[Any, Any], path: Path) -> tuple[dict[str, Any], list
         elif key in _SYNONYMS and _SYNONYMS[key] not in values:
             used[_SYNONYMS[key]] = value
         elif isinstance(key, int | float) and not isinstance(key, bool):
-            text = f"unknown key '{key}'; lines 'number: name' belong under 'names:', indented"
-            raise UserError(f"{path}: {text}")
+            raise UserError(f"{path}: unknown key '{key}'; lines 'number: name' belong under 'names:', indented")
         else:
             meant = _misspelled(str(key), values)
             if meant:
                 raise UserError(f"{path}: unknown key '{key}' (did you mean '{meant}'?)")
             unused.append(one_line(str(key))[:60])
     if unused:
-        lines.append(f"{path}: not used: {listed(unused, _TOLD)}")
+        lines.append(f"{path}: not used: {listed(unused, _SHOWN)}")
     return used, lines
 
 
 def _task_lines(value: Any, path: Path) -> list[str]:
-    """What becomes of the labels of a task. Raises UserError if they contain no boxes."""
+    """Returns lines for the log: how the labels of a task are used. Raises UserError if they contain no boxes."""
     task = one_line(str(value)).strip()[:60]
     for pattern, labels in _REFUSED_TASKS:
         if pattern.search(task):
@@ -85,17 +84,17 @@ def _task_lines(value: Any, path: Path) -> list[str]:
     return [f"{path}: task: {task}: not used; this program detects boxes"]
 
 
-def _misspelled(key: str, given: Iterable[Any]) -> str:
-    """The key that ``key`` seems to mean, or "". One that the YAML has, too, is not meant: ``names_zh`` next to
-    ``names`` describes."""
+def _misspelled(key: str, present: Iterable[Any]) -> str:
+    """Returns the key that ``key`` seems to mean, or "". A key that is ``present`` itself is not meant: ``names_zh``
+    next to ``names`` is a description."""
     is_switched_off = not key[:1].isalnum()  # such as _train; .names is an anchor
     if is_switched_off or key in _DESCRIPTIVE or key in _SYNONYMS:
         return ""
     key = key.lower()
-    missing = [used for used in _USED if used not in given]
+    missing = [used for used in _USED if used not in present]
     if key in _MISTAKEN_FOR:
         meant = _MISTAKEN_FOR[key]
         return meant if meant in missing else ""
-    close = difflib.get_close_matches(key, missing, n=1, cutoff=_LEAST_ALIKE)
+    close = difflib.get_close_matches(key, missing, n=1, cutoff=_MIN_SIMILARITY)
     transposed = [used for used in missing if sorted(used) == sorted(key)]
     return next(iter([*close, *transposed]), "")

@@ -30,6 +30,7 @@ from utils.strings import counted
 if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
     from engine.optim.ema import ModelEma
+    from models.detector import Detector
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Progress:
         return 0 < self.batch == epoch_batches
 
     def describe(self, epoch_batches: int) -> str:
-        """How far the run has come: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        """Returns the progress text: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
         if not self.batch:
             return counted(self.epoch, "epoch")
         if self.has_trained(epoch_batches):
@@ -68,14 +69,16 @@ class Progress:
         """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""
         is_best = fitness > self.best_fitness
         if is_best:
-            self.best_fitness, self.best_epoch = fitness, self.epoch
+            self.best_fitness = fitness
+            self.best_epoch = self.epoch
         return is_best
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
         """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is
-        better."""
+        better. A ``patience`` of 0 waits for ever."""
         newest = self.epoch if epoch is None else epoch
-        return 0 < patience <= newest - self.best_epoch
+        epochs_without_best = newest - self.best_epoch
+        return patience > 0 and epochs_without_best >= patience
 
     def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
         """Whether a run of ``epochs`` that validates every ``val_every`` ends here for want of a better epoch."""
@@ -83,7 +86,7 @@ class Progress:
         return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
 
     def count_step(self, micro_batches: int) -> None:
-        """After a step of the optimizer."""
+        """Counts a step of the optimizer over ``micro_batches``."""
         self.batch += micro_batches
         self.step += micro_batches
         self.updates += 1
@@ -92,24 +95,28 @@ class Progress:
         """Adds the losses of a step, unless it is not finite."""
         self.bad_steps = 0 if is_finite else self.bad_steps + 1
         if is_finite:
-            self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
+            sums = self.loss_sums or [0.0] * len(losses)
+            self.loss_sums = [total + loss for total, loss in zip(sums, losses)]
             self.finite_steps += 1
 
     def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
-        """Mean losses by name over the finite steps of the epoch; nan if there are none."""
+        """Returns the mean losses by name over the finite steps of the epoch; nan if there are none."""
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
     def begin_epoch(self) -> None:
         """Resets what belongs to a position inside an epoch."""
-        self.batch, self.loss_sums, self.finite_steps, self.buffers_averaged = 0, [], 0, False
+        self.batch = 0
+        self.loss_sums = []
+        self.finite_steps = 0
+        self.buffers_averaged = False
 
 
 class TrainState(Protocol):
     """What training changes: `engine.train.step.TrainStep`."""
 
     model: nn.Module
-    ema: ModelEma
+    ema: ModelEma[Detector]
     optimizer: OptimizerSet
     scaler: torch.amp.GradScaler
 
@@ -148,8 +155,13 @@ class RunDescription:
 
     def content(self) -> dict[str, Any]:
         """Returns plain data and tensors, as checkpoint files hold them."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+        content = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if is_dataclass(value) and not isinstance(value, type):
+                value = asdict(value)
+            content[item.name] = value
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +188,13 @@ class Checkpoint(RunDescription):
         content = read_checkpoint(path)
         if "config" not in content:
             raise UserError(f"{path}: holds no run to resume; start a new one with --weights {shlex.quote(str(path))}")
-        if any(key not in content for key in _STATE):
+        if any(key not in content for key in _STATE_KEYS):
             raise UserError(
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        known = {f.name for f in fields(cls)} - {"path"}
-        values = {key: value for key, value in content.items() if key in known}
+        names = {item.name for item in fields(cls)} - {"path"}
+        values = {key: value for key, value in content.items() if key in names}
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
             if name in values:  # a setting of another version of this program is no damage
                 values[name] = build(settings, values[name], f"{path}: {name}")
@@ -191,6 +203,7 @@ class Checkpoint(RunDescription):
         return replace(checkpoint, hooks=states)
 
     def content(self) -> dict[str, Any]:
+        """Returns what the file stores: everything but its path, and `rank_buffers` only if there are any."""
         content = super().content()
         del content["path"]
         if self.rank_buffers is None:
@@ -209,12 +222,15 @@ class Checkpoint(RunDescription):
 
     def free_tensors(self) -> None:
         """Frees the tensors of a checkpoint that has been restored."""
-        for tensors in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
-            tensors.clear()
+        self.model.clear()
+        self.ema.clear()
+        self.optimizer.clear()
+        if self.rank_buffers is not None:
+            self.rank_buffers.clear()
 
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:
-        """Raises UserError for state that a part of the run cannot take."""
+        """Turns what torch raises for state that does not fit the run into a UserError."""
         try:
             yield
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -223,27 +239,29 @@ class Checkpoint(RunDescription):
 
 
 def weights_part(content: dict[str, Any]) -> dict[str, Any]:
-    """What best.pt stores of a checkpoint's content: the averaged weights, and what describes them."""
-    return {key: value for key, value in content.items() if key not in _OF_THE_RUN}
+    """Returns what best.pt stores of a checkpoint's content: the averaged weights, and what describes them."""
+    return {key: value for key, value in content.items() if key not in _RUN_KEYS}
 
 
-_STATE = ("model", "ema", "optimizer", "scaler")
+_STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
 _FORMER_HOOK_KEYS = {"RemoteValidation": "remote_validation"}  # once, states had the names of the hooks' classes
-_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
+_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:
-    """On rank 0, for each of ``models`` the float buffers (ranks, values) if they differ between ranks; None elsewhere,
-    and when all ranks hold the same. Every rank must call it."""
+    """Gathers the float buffers of ``models`` by their names: (ranks, values) each. Every rank must call it.
+
+    Returns None on all ranks but 0, and if all ranks hold the same values.
+    """
     if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
         return None
-    gathered = gather_arrays(
-        ctx, {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
-    )
-    if gathered is None:
+    local = {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
+    by_rank = gather_arrays(ctx, local)
+    if by_rank is None:
         return None
-    stacked = {name: torch.from_numpy(np.stack([rank[name] for rank in gathered])) for name in models}
-    return None if all(bool((values == values[0]).all()) for values in stacked.values()) else stacked
+    stacked = {name: torch.from_numpy(np.stack([arrays[name] for arrays in by_rank])) for name in models}
+    are_equal = all(bool((values == values[0]).all()) for values in stacked.values())
+    return None if are_equal else stacked
 
 
 def put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
@@ -266,6 +284,6 @@ def restore_rank_buffers(
 
 
 def _mean(values: Tensor) -> Tensor:
-    """The mean over ranks (dimension 0), without rounding where all ranks have the same value."""
+    """Returns the mean over ranks (dimension 0), without rounding where all ranks have the same value."""
     same = (values == values[0]).all(0)
     return torch.where(same, values[0], values.mean(0))

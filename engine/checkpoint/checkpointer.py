@@ -28,7 +28,8 @@ from utils.program import resume_flag
 
 
 def copied(value: Any) -> Any:
-    """A copy of plain data and tensors on the CPU that does not follow training. The host waits for the device."""
+    """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the
+    device."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
@@ -39,13 +40,19 @@ def copied(value: Any) -> Any:
 
 
 class Checkpointer(BackgroundWriter):
-    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes. ``period``: keeps epochN.pt
-    every ``period`` epochs; 0: never."""
+    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
+
+    ``period``: epochN.pt is kept every ``period`` epochs; 0: never.
+    """
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
         super().__init__(self._write_checkpoint)
-        self.folder, self.ctx, self.description, self.period = folder, ctx, description, period
-        self.last, self.best = folder / "last.pt", folder / "best.pt"
+        self.folder = folder
+        self.ctx = ctx
+        self.description = description
+        self.period = period
+        self.last = folder / "last.pt"
+        self.best = folder / "best.pt"
 
     def set_epochs(self, epochs: int) -> None:
         """Stores another number of epochs."""
@@ -66,7 +73,9 @@ class Checkpointer(BackgroundWriter):
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`)."""
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
-        buffers = None if progress.buffers_averaged or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
+        buffers = None
+        if progress.batch > 0 and not progress.buffers_averaged:  # within an epoch
+            buffers = gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
             return
         states = {name: unwrap(module).state_dict() for name, module in models.items()}
@@ -74,7 +83,8 @@ class Checkpointer(BackgroundWriter):
             put_means(values, models[name], states[name])
         checkpoint = Checkpoint(
             **vars(self.description),
-            **states,
+            model=states["model"],
+            ema=states["ema"],
             progress=progress,
             optimizer=state.optimizer.state_dict(),
             scaler=state.scaler.state_dict(),
@@ -94,10 +104,12 @@ class Checkpointer(BackgroundWriter):
         self.submit(files)
 
     def periodic(self, epoch: int) -> Path:
+        """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""
         return self.folder / f"epoch{epoch}.pt"
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
-        if not all(bool(torch.isfinite(t).all()) for t in content["ema"].values() if t.is_floating_point()):
+        averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in averages):
             raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
         try:
             write_checkpoint(content, path)

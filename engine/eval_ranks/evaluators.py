@@ -32,13 +32,25 @@ LEAVE_S = 2.0  # how long rank 0 waits for the evaluating processes to end
 
 
 class Evaluators:
-    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls. Its
-    ``evaluator`` gets the detections and the preview, as if it had validated itself."""
+    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls.
+
+    Args:
+        ctx: with ``eval_ranks``, which only a run with a store has.
+        evaluator: gets the detections and the preview, as if it had validated itself.
+        setup: what the evaluating processes must know of the run.
+    """
 
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
-        self._ctx, self._evaluator, self._store = ctx, evaluator, evaluators(ctx.store)
-        self._number = self._epoch = 0  # of the newest message with weights, from 1, and of its epoch
-        self._sent_at, self._is_busy = 0.0, False
+        if ctx.store is None:
+            raise ValueError("evaluating processes need the store of a distributed run")
+        self._ctx = ctx
+        self._evaluator = evaluator
+        self._run_store = ctx.store
+        self._store = evaluators(ctx.store)
+        self._number = 0  # of the newest message with weights, from 1
+        self._epoch = 0  # whose weights these are
+        self._sent_at = 0.0
+        self._is_busy = False
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -46,7 +58,7 @@ class Evaluators:
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
     def is_free(self) -> bool:
-        """Whether the evaluating processes take the weights of an epoch now."""
+        """Returns whether the evaluating processes take the weights of an epoch now."""
         is_free = False
         if self._ctx.is_main:
             if self._is_busy and self._store.check([f"scores/{self._number}"]):
@@ -61,8 +73,12 @@ class Evaluators:
         `Criterion.set_closing`."""
         if not self._ctx.is_main:
             return
-        self._number, self._epoch, self._is_busy, self._sent_at = self._number + 1, epoch, True, time.monotonic()
-        key, message = f"weights/{self._number}", {"ema": weights, "closing": closing}
+        self._number += 1
+        self._epoch = epoch
+        self._is_busy = True
+        self._sent_at = time.monotonic()
+        key = f"weights/{self._number}"
+        message = {"ema": weights, "closing": closing}
 
         def post() -> None:
             with suppress(dist.DistError):  # the run has ended meanwhile
@@ -71,7 +87,7 @@ class Evaluators:
         threading.Thread(target=post, name="weights", daemon=True).start()
 
     def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
-        """On rank 0, the scores of the epoch that was sent last; None if there are none in time, and elsewhere."""
+        """Returns the scores of the epoch that was sent last, on rank 0; None if they are late, and on other ranks."""
         if not self._is_busy:
             return None
         patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
@@ -81,8 +97,10 @@ class Evaluators:
             if self._failure or should_stop():
                 return None
             if time.monotonic() > deadline:
-                text = "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead"
-                get_logger().warning(text, self._epoch)
+                get_logger().warning(
+                    "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead",
+                    self._epoch,
+                )
                 return None
             time.sleep(POLL_S)
         scores = self._receive()
@@ -92,6 +110,7 @@ class Evaluators:
         return scores["result"]
 
     def _receive(self) -> dict[str, Any]:
+        """Takes the newest scores out of the store."""
         scores = read_message(self._store, f"scores/{self._number}")
         discard_message(self._store, f"scores/{self._number}")
         discard_message(self._store, f"weights/{self._number}")
@@ -102,14 +121,13 @@ class Evaluators:
         """Notes and logs, once, that an evaluating process has ended."""
         if self._failure:
             return
-        dead = [rank for rank in self._ranks if has_died(self._ctx.store.get(f"process/{rank}").decode())]
+        dead = [rank for rank in self._ranks if has_died(self._run_store.get(f"process/{rank}").decode())]
         if self._store.check(["failed"]):
             self._failure = self._store.get("failed").decode()
         elif dead:
             self._failure = f"{rank_list(dead)} has ended"
         if self._failure:
-            text = "--eval-ranks: %s; the training processes validate from now on"
-            get_logger().warning(text, self._failure)
+            get_logger().warning("--eval-ranks: %s; the training processes validate from now on", self._failure)
 
     def close(self) -> None:
         """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
@@ -125,6 +143,6 @@ class Evaluators:
 
 
 def common_facts(index: DatasetIndex) -> dict[str, str]:
-    """What must be equal in both groups."""
+    """Returns what must be equal in training and evaluating processes, by names for messages."""
     facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
     return {name: str(value) for name, value in facts.items()}

@@ -7,7 +7,7 @@ torch.distributed.rpc would wait.
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -19,20 +19,22 @@ def post_message(store: dist.Store, key: str, message: Any) -> None:
     content = memoryview(pickle.dumps(message))
     starts = range(0, len(content), _PIECE_BYTES)
     for number, start in enumerate(starts):
-        store.set(f"{key}/{number}", bytes(content[start : start + _PIECE_BYTES]))
+        piece = bytes(content[start : start + _PIECE_BYTES])
+        store.set(f"{key}/{number}", cast(str, piece))  # torch takes bytes, too, but its stubs do not say so
     store.set(key, str(len(starts)))  # last: the message is complete
 
 
 def read_message(store: dist.Store, key: str) -> Any:
-    """The message; None if it has not been posted. It stays in the store."""
+    """Returns the message; None if it has not been posted. It stays in the store."""
     if not store.check([key]):
         return None
-    return pickle.loads(b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key)))))
+    pieces = [store.get(f"{key}/{number}") for number in range(int(store.get(key)))]
+    return pickle.loads(b"".join(pieces))
 
 
 def discard_message(store: dist.Store, key: str) -> None:
     """Frees the memory of a posted message."""
-    number = int(store.get(key))
+    pieces = int(store.get(key))
     store.delete_key(key)
-    for piece in range(number):
-        store.delete_key(f"{key}/{piece}")
+    for number in range(pieces):
+        store.delete_key(f"{key}/{number}")

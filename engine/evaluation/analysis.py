@@ -1,4 +1,4 @@
-"""What val.py measures besides the metrics: kinds of errors, and AP by object size.
+"""Measures of val.py besides the metrics: kinds of errors, and AP by object size.
 
 Kinds of errors are those of TIDE (Bolya et al., ECCV 2020), at IoU 0.5, and how much AP each costs: each false positive
 has one kind of error. An object that no detection matches is missed unless a false positive explains it. The cost of a
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import Matches, Objects, Outcomes, Pairs, overlapping_pairs, sort_by_class
-from engine.evaluation.metrics import interpolated_precision, mean_known
+from engine.evaluation.metrics import interpolated_precision, nanmean
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -36,24 +36,25 @@ class SizeScores(NamedTuple):
 
 
 def score_sizes(matches: Matches) -> SizeScores:
-    """COCO's scores for its four sizes. Means over the classes that have objects equal those of pycocotools."""
-    outcomes, targets = sort_by_class(matches), matches.targets()
+    """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'."""
+    outcomes = sort_by_class(matches)
+    targets = matches.targets()
     precision = interpolated_precision(outcomes, targets)
-    found = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
+    hits = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
     recall = np.full(targets.shape, np.nan)
-    some = targets > 0
-    recall[some] = (found[some] / targets[some][:, None]).mean(-1)
+    has_objects = targets > 0
+    recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
     return SizeScores(
         targets=targets,
-        ap=mean_known(precision, axis=(2, 3)),
-        ap50=mean_known(precision[:, :, 0], axis=2),
-        ap75=mean_known(precision[:, :, 5], axis=2),
+        ap=nanmean(precision, axis=(2, 3)),
+        ap50=nanmean(precision[:, :, 0], axis=2),
+        ap75=nanmean(precision[:, :, 5], axis=2),
         recall=recall,
     )
 
 
 class ErrorSplit(NamedTuple):
-    """Columns of the second axes are `KINDS`. Classes without objects have no AP; the means leave them out."""
+    """Errors of each kind and their costs; 6 are the `KINDS`. Means leave out classes without objects."""
 
     ap: float  # at IoU 0.5
     counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
@@ -64,43 +65,45 @@ class ErrorSplit(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """What became of the ranked detections and the objects of `Matches`."""
+    """Outcome of each ranked detection and each object of `Matches`."""
 
     outcome: np.ndarray  # int64 (D,) `CORRECT`, `IGNORED` (in a crowd region), or the kind of a false positive
     target: np.ndarray  # int64 (D,) the object that an error of CLASS or LOCATION is about, else -1
-    found: np.ndarray  # bool (M,) objects that a true positive matches
+    detected: np.ndarray  # bool (M,) objects that a true positive matches
     missed: np.ndarray  # bool (M,) objects that nothing matches and no error explains
 
 
 def find_errors(matches: Matches) -> Errors:
-    """The kind of each false positive, and the objects that are missed.
+    """Finds the kind of each false positive, and the missed objects.
 
     A false positive is an error of LOCATION if its best IoU with objects of its class is in [0.1, 0.5), else of CLASS
     if it has an IoU of at least 0.5 with an object of another class, else a DUPLICATE if it has that with an object of
     its own class (which a better detection matched), else of BOTH if it has at least 0.1 with an object of another
     class, else of BACKGROUND. Unmatched objects are MISSED unless an error of one of the first two kinds is about them.
     """
-    assignment, plain = matches.assignment, ~matches.objects.crowd
-    matched, ignored = assignment.matched[:, 0, 0], assignment.ignored[:, 0, 0]
+    assignment = matches.assignment
+    is_object = ~matches.objects.crowd
+    matched = assignment.matched[:, 0, 0]
+    ignored = assignment.ignored[:, 0, 0]
     outcome = np.full(matches.ranked.scores.size, BACKGROUND)
     outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IGNORED, CORRECT)
     false = np.flatnonzero(outcome == BACKGROUND)
     target = np.full(outcome.size, -1)
     outcome[false], target[false] = _classify(matches, false)
-    found = np.zeros(plain.size, dtype=bool)
-    found[assignment.target[matched & ~ignored]] = True
-    missed = plain & ~found
+    detected = np.zeros(is_object.size, dtype=bool)
+    detected[assignment.target[matched & ~ignored]] = True
+    missed = is_object & ~detected
     missed[target[target >= 0]] = False
-    return Errors(outcome, target, found, missed)
+    return Errors(outcome, target, detected, missed)
 
 
 def split_errors(matches: Matches) -> ErrorSplit:
     """Counts the errors of each kind (`find_errors`) among the detections that count, and measures the cost of each.
 
-    Fixing: of the errors of CLASS, or of LOCATION, about an unmatched object, the one with the highest score becomes
-    a true positive with its own score; the others of that kind, and all errors of the other kinds, are left out; missed
-    objects are no longer counted. (If errors of CLASS and of LOCATION are about one object, the authors' tool fixes
-    only the better of the two.)
+    An oracle fixes one kind at a time. Of the errors of CLASS, or of LOCATION, about an unmatched object, the one with
+    the highest score becomes a true positive with its own score, and the others of that kind are removed. Errors of
+    the other kinds are removed. Missed objects are no longer counted. (If errors of CLASS and of LOCATION are about
+    one object, the authors' tool fixes only the better of the two.)
     """
     errors = find_errors(matches)
     current = _Counted(
@@ -113,14 +116,14 @@ def split_errors(matches: Matches) -> ErrorSplit:
     ap = current.ap()
     class_cost = np.stack([_cost(ap, _fixed(matches, errors, current, kind)) for kind in range(len(KINDS))], 1)
     no_false_positives = replace(current, counted=current.true_positive)
-    no_false_negatives = replace(current, targets=_class_counts(matches, errors.found))
+    no_false_negatives = replace(current, targets=_class_counts(matches, errors.detected))
     return ErrorSplit(
-        ap=float(mean_known(ap)),
+        ap=float(nanmean(ap)),
         counts=_error_counts(matches, errors),
         class_cost=class_cost,
-        cost=mean_known(class_cost, axis=0),
-        false_positive_cost=float(mean_known(_cost(ap, no_false_positives))),
-        false_negative_cost=float(mean_known(_cost(ap, no_false_negatives))),
+        cost=nanmean(class_cost, axis=0),
+        false_positive_cost=float(nanmean(_cost(ap, no_false_positives))),
+        false_negative_cost=float(nanmean(_cost(ap, no_false_negatives))),
     )
 
 
@@ -184,12 +187,14 @@ def _error_counts(matches: Matches, errors: Errors) -> np.ndarray:
 
 
 def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds of the false positives ``rows`` and their objects, as in `Errors`: int64 (F,) each."""
-    classes, ranked, objects = matches.num_classes, matches.ranked, matches.objects
-    plain = np.flatnonzero(~objects.crowd)
-    by_image = Objects(objects.group[plain] // classes, objects.boxes_xywh[plain], objects.crowd[plain])
+    """Returns the kinds of the false positives ``rows`` and their objects, as in `Errors`: int64 (F,) each."""
+    classes = matches.num_classes
+    ranked = matches.ranked
+    objects = matches.objects
+    not_crowd = np.flatnonzero(~objects.crowd)
+    by_image = Objects(objects.group[not_crowd] // classes, objects.boxes_xywh[not_crowd], objects.crowd[not_crowd])
     pairs = overlapping_pairs(ranked.group[rows] // classes, ranked.boxes_xyxy[rows], by_image, BACKGROUND_IOU)
-    pairs = pairs._replace(target=plain[pairs.target])
+    pairs = pairs._replace(target=not_crowd[pairs.target])
     is_same = ranked.classes[rows][pairs.detection] == matches.object_classes[pairs.target]
     same, same_target = _best_of_each(pairs.take(is_same), rows.size)
     other, other_target = _best_of_each(pairs.take(~is_same), rows.size)
@@ -207,16 +212,19 @@ def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _best_of_each(pairs: Pairs, detections: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest overlap of each detection, and its object, the first of equal ones; 0 and -1 if there is none."""
+    """Returns the largest overlap of each detection, and its object, the first of equal ones; 0 and -1 if there is
+    none."""
     pairs = pairs.take(np.lexsort((-pairs.target, pairs.overlap)))  # the largest is written last
-    best, target = np.zeros(detections), np.full(detections, -1)
-    best[pairs.detection], target[pairs.detection] = pairs.overlap, pairs.target
+    best = np.zeros(detections)
+    target = np.full(detections, -1)
+    best[pairs.detection] = pairs.overlap
+    target[pairs.detection] = pairs.target
     return best, target
 
 
 def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:
-    """For each unmatched object, the error of a kind about it with the highest score: rows of the detections."""
+    """Returns for each unmatched object the error of a kind about it with the highest score: rows of the detections."""
     row = np.flatnonzero(errors.outcome == kind)
-    row = row[~errors.found[errors.target[row]]]
+    row = row[~errors.detected[errors.target[row]]]
     row = row[np.lexsort((row, -scores[row], errors.target[row]))]
     return row[np.unique(errors.target[row], return_index=True)[1]]

@@ -1,4 +1,4 @@
-"""AP on resampled images, from which follows how far a difference between two detectors may be due to their choice.
+"""AP on resampled images, which shows how much of a difference between two detectors may be chance.
 
 The bootstrap (Efron 1979) draws as many images as there are, with replacement, many times. Both detectors are scored on
 the same draws, so what makes an image hard for both cancels. Detections are matched to objects once: an image drawn
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import match_detections, sort_by_class
-from engine.evaluation.metrics import RECALL_POINTS, mean_known
+from engine.evaluation.metrics import RECALL_POINTS, nanmean
 from utils.structures import DetectionTable, GroundTruth
 
 _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory at some 200 MB
@@ -25,20 +25,20 @@ _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory
 class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.
 
-    All count, as true or false positives, but for those that are ignored: false positives outside the range of areas
-    or in a crowd region. Of n, this depends on the threshold.
+    Each counts as a true or false positive unless it is ignored: false positives outside the range of areas or in a
+    crowd region are. For n of them, the outcome depends on the threshold.
     """
 
     image: np.ndarray  # int64 (D,)
-    counted: np.ndarray  # bool (D,) at some threshold
-    varying: np.ndarray  # int64 (n,) rows of those whose outcome depends on it, ascending
+    counted: np.ndarray  # bool (D,) at any threshold
+    varying: np.ndarray  # int64 (n,) rows whose outcome depends on the threshold, ascending
     true_positive: np.ndarray  # bool (n, T)
     ignored: np.ndarray  # bool (n, T)
     targets: np.ndarray  # int64 (N,) objects in each image
 
 
 def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> list[ClassOutcomes]:
-    """For each class, the outcomes from which the AP of any draw of images follows.
+    """Returns the outcomes of each class, from which the AP of any draw of images follows.
 
     Images are numbered in the order of their ids, as COCO's evaluation sorts them.
     """
@@ -46,14 +46,15 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     outcomes = sort_by_class(matches)
     image = matches.ranked.group[np.lexsort((-matches.ranked.scores, matches.ranked.classes))] // num_classes
     is_target = ~matches.ignored[:, 0]
-    object_image, object_class = matches.objects.group // num_classes, matches.object_classes
-    found = []
+    object_image = matches.objects.group // num_classes
+    object_class = matches.object_classes
+    result = []
     for c in range(num_classes):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
-        true_positive, false_positive = outcomes.true_positive[rows, 0], outcomes.false_positive[rows, 0]
-        counts = true_positive | false_positive
+        true_positive = outcomes.true_positive[rows, 0]
+        counts = true_positive | outcomes.false_positive[rows, 0]
         varying = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
-        found.append(
+        result.append(
             ClassOutcomes(
                 image=image[rows],
                 counted=counts.any(1),
@@ -63,36 +64,37 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
                 targets=np.bincount(object_image[is_target & (object_class == c)], minlength=gt.num_images),
             )
         )
-    return found
+    return result
 
 
 def ap_of_draws(gt: GroundTruth, table: DetectionTable, num_classes: int, draws: int) -> np.ndarray:
-    """AP at IoU 0.50:0.95 of each class on ``draws`` choices of images, the same for all tables of a split: float64
-    (S, C)."""
+    """Computes AP at IoU 0.50:0.95 of each class on ``draws`` draws of images, the same for all tables of a split:
+    float64 (S, C)."""
     return resampled_ap(class_outcomes(gt, table, num_classes), draw_images(gt.num_images, draws))
 
 
 def draw_images(num_images: int, draws: int, seed: int = 0) -> np.ndarray:
-    """How often each image is drawn: int64 (S, N), rows that sum to N."""
+    """Draws N images, with replacement, ``draws`` times. Returns how often each is drawn: int64 (S, N)."""
     rng = np.random.Generator(np.random.Philox(seed))
     return rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=draws)
 
 
 def resampled_ap(outcomes: list[ClassOutcomes], times: np.ndarray) -> np.ndarray:
-    """AP at IoU 0.50:0.95 of each class on each draw: float64 (S, C), nan where a draw has no object of the class.
+    """Computes AP at IoU 0.50:0.95 of each class on each draw: float64 (S, C), nan where a draw has no object of the
+    class.
 
     ``times``: int64 (S, N), how often each image is drawn, images in the order of their ids.
     """
-    return np.stack([_class_ap(of_class, times) for of_class in outcomes], axis=1)
+    return np.stack([_class_ap(class_outcomes, times) for class_outcomes in outcomes], axis=1)
 
 
 def mean_ap(ap: np.ndarray) -> np.ndarray:
-    """The mean over classes, of those that have objects: float64 (S,) from (S, C)."""
-    return mean_known(ap, axis=1)
+    """Averages AP (S, C) over the classes that have objects: float64 (S,)."""
+    return nanmean(ap, axis=1)
 
 
 def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
-    """float64 (S,)."""
+    """Computes the AP of one class on each draw: float64 (S,)."""
     targets = times @ outcomes.targets
     ap = np.where(targets > 0, 0.0, np.nan)
     if not outcomes.varying.size:
@@ -100,13 +102,13 @@ def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
     times = times.astype(np.int32)
     step = max(_CELLS // len(outcomes.image), 1)
     for start in range(0, len(times), step):
-        part = slice(start, start + step)
-        ap[part] = np.where(targets[part] > 0, _ap_of_draws(outcomes, times[part], targets[part]), np.nan)
+        chunk = slice(start, start + step)
+        ap[chunk] = np.where(targets[chunk] > 0, _ap_of_draws(outcomes, times[chunk], targets[chunk]), np.nan)
     return ap
 
 
 def _ap_of_draws(outcomes: ClassOutcomes, times: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """AP of draws with ``targets`` (S,) objects: float64 (S,); without meaning where there are none."""
+    """Computes the AP of draws with ``targets`` (S,) objects: float64 (S,), undefined where there are none."""
     weight = times[:, outcomes.image]
     counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.varying]
     weight = weight[:, outcomes.varying]
@@ -116,18 +118,19 @@ def _ap_of_draws(outcomes: ClassOutcomes, times: np.ndarray, targets: np.ndarray
         rows = np.flatnonzero(true_positive)  # the envelope and the recall change nowhere else
         if not rows.size:
             continue
-        tp, among = np.cumsum(weight[:, rows], axis=1), counted[:, rows]
+        tp = np.cumsum(weight[:, rows], axis=1)
+        detections = counted[:, rows]
         if ignored.any():
-            among = among - np.cumsum(weight * ignored, axis=1)[:, rows]
-        precision = tp / np.maximum(among, 1)
+            detections = detections - np.cumsum(weight * ignored, axis=1)[:, rows]
+        precision = tp / np.maximum(detections, 1)
         envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         total += _at_counts(tp, envelope, wanted).mean(axis=1)
     return total / outcomes.true_positive.shape[1]
 
 
 def _counts_at_recall(targets: np.ndarray) -> np.ndarray:
-    """The least number of true positives with which the recall, compared in floating point as COCO does, reaches each
-    recall point: int64 (S, R)."""
+    """Returns the smallest number of true positives with which the recall, compared in floating point as COCO does,
+    reaches each recall point: int64 (S, R)."""
     objects = np.maximum(targets, 1)[:, None]
     counts = np.ceil(RECALL_POINTS * objects).astype(np.int64)
     counts -= (counts - 1) / objects >= RECALL_POINTS
@@ -135,7 +138,8 @@ def _counts_at_recall(targets: np.ndarray) -> np.ndarray:
 
 
 def _at_counts(tp: np.ndarray, envelope: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """``envelope`` (S, n) where ``tp`` (S, n) first reaches ``wanted`` (S, R): (S, R), 0 where it never does."""
+    """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``wanted`` (S, R): (S, R), 0 where it never
+    does."""
     rows, length = tp.shape
     shift = np.arange(rows)[:, None] * (max(int(tp.max()), int(wanted.max())) + 1)
     first = np.searchsorted((tp + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -19,8 +19,15 @@ from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import score_detections
-from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import PLAIN, SCORED, SELECTIONS, SHOWN, ValidationSettings, select_for_validation
+from models.detector import IMAGES_IN_CACHE, Detector
+from models.postprocess.detections import (
+    DETECTED,
+    DETECTED_UNVOTED,
+    SCORED,
+    SELECTIONS,
+    ValidationSettings,
+    select_for_validation,
+)
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
@@ -32,50 +39,61 @@ if TYPE_CHECKING:
 
 Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
-TIMES = ("inference", "nms", "wait", "total")  # seconds of a rank
+TIMES = ("inference", "nms", "wait", "total")  # seconds on a rank
 
 
 class PhaseTimer:
-    """Seconds by phase of a loop over batches; on CUDA by events on the current stream, so that the host does not
-    wait."""
+    """Measures the phases of a loop over batches.
+
+    On CUDA it records events on the current stream, so that the host does not wait.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._phases = device, list[tuple[str, Any, Any]]()
+        self._device = device
+        self._totals: dict[str, float] = defaultdict(float)  # seconds
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = self._now()
-        yield
-        self._phases.append((name, start, self._now()))
-
-    def _now(self) -> torch.cuda.Event | float:
+        """Adds the duration of the block to phase ``name``."""
         if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            return event
+            start = _record_event()
+            yield
+            self._events.append((name, start, _record_event()))
+        else:
+            started = self._now()
+            yield
+            self._totals[name] += self._now() - started
+
+    def _now(self) -> float:
         if self._device.type == "mps":
             torch.mps.synchronize()
         return time.perf_counter()
 
     def seconds(self) -> dict[str, float]:
-        """Totals so far; waits for the device."""
-        has_events = self._device.type == "cuda"
-        totals: dict[str, float] = defaultdict(float)
-        if has_events:
+        """Returns the totals of all phases so far. Waits for the device."""
+        totals = dict(self._totals)
+        if self._events:
             torch.cuda.synchronize(self._device)
-        for name, start, end in self._phases:
-            totals[name] += start.elapsed_time(end) / 1000 if has_events else end - start
+        for name, start, end in self._events:
+            totals[name] = totals.get(name, 0.0) + start.elapsed_time(end) / 1000
         return totals
 
 
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 class _Shard:
-    """What one rank detects in its batches."""
+    """Detections and losses of one rank's batches."""
 
     def __init__(self) -> None:
         self.is_complete = True
         self.tables: dict[str, list[DetectionTable]] = defaultdict(list)  # by the names of `SELECTIONS`
         self._visited = [np.zeros(0, np.int64)]  # indices of images, or of tiles, of each batch
-        self._first_images: list[int] = []  # of each batch with a loss, whose order they give over all ranks
+        self._first_images: list[int] = []  # of each batch with a loss; they order the batches of all ranks
         self._loss_sums: list[Tensor] = []  # (2 + P,) total, normalizer and parts
 
     def add(self, batch: Batch, selections: Mapping[str, Detections], loss: LossOutput | None) -> None:
@@ -120,22 +138,24 @@ class _Shard:
 class Evaluator:
     """Scores a model on a split.
 
-    ``detections`` and ``shown`` are those of the last run, by image, on rank 0: what is scored, and what detection
-    shows. ``preview`` is the last run's first batch on this rank and what detection shows in it, in canvas pixels.
+    Attributes:
+        detections: detections of the last run whose AP is computed (`SCORED`), by image, on rank 0.
+        shown: detections of the last run as detect.py finds them (`DETECTED`), by image, on rank 0.
+        preview: the last run's first batch on this rank, and its `DETECTED`, in canvas pixels.
     """
 
     ground_truth: GroundTruth  # of all images; the loaders of all ranks together yield each image once
     num_classes: int
-    # Maps the model and its raw outputs (float32) to detections in canvas pixels: `SCORED`, `SHOWN` and `PLAIN`, see
+    # Maps the model and its raw outputs (float32) to detections in canvas pixels, by the names in `SELECTIONS`, see
     # `models.postprocess.detections.select_for_validation`.
     postprocess: Postprocess
-    ctx: DistributedContext  # of this process, with the model's device; every rank must call `run`
+    ctx: DistributedContext  # this process, with the model's device; every rank must call `run`
     amp_dtype: torch.dtype | None = None  # autocast type of the forward pass; None: no autocast
-    # By the names of ``postprocess``: joins the detections of tiles, which the loaders then yield instead of images.
+    # Joins the detections of tiles, by the names in `SELECTIONS`, if the loaders yield tiles instead of images.
     stitch: Mapping[str, Stitch] | None = None
-    criterion: Criterion | None = None  # as in training, with ``names``; adds validation losses to the result
-    fuses: bool = False  # whether the model is fused for each run, see `Detector.fuse`
-    progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader to show the progress
+    criterion: Criterion | None = None  # as in training; adds validation losses to the result
+    fuses: bool = False  # fuse the model, a `Detector`, for each run
+    progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
     detections: DetectionTable | None = field(default=None, init=False)
     shown: DetectionTable | None = field(default=None, init=False)
     preview: tuple[Batch, Detections] | None = field(default=None, init=False)
@@ -143,32 +163,42 @@ class Evaluator:
     def run(
         self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
     ) -> EvalResult | None:
-        """Scores ``model`` on ``loader``: the result on rank 0, None elsewhere. Modules keep their training modes.
-
-        ``should_stop`` is called before each batch; once it is true on a rank, there is no result.
+        """Scores ``model`` on ``loader``. Modules keep their training modes.
 
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
         and ``val/<part>``, sums over all images divided by the sum of the normalizers.
+
+        Args:
+            should_stop: called before each batch; once it returns True on any rank, the run ends without a result.
+
+        Returns the result on rank 0, None elsewhere.
         """
         self.detections = None
         self.shown = None
         self.preview = None
         model = unwrap(model)
-        with eval_mode(model.fuse(one_to_one=None) if self.fuses else model) as bare:
+        if self.fuses:
+            model = cast(Detector, model).fuse(one_to_one=None)  # `unwrap` returns any module
+        with eval_mode(model) as bare:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
             return None
         arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
         self._check_visits(arrays["visited"])
         self.detections = _table_of(arrays, SCORED)
-        self.shown = _table_of(arrays, SHOWN)
-        plain = _table_of(arrays, PLAIN)
-        result = score_detections(self.ground_truth, self.detections, self.num_classes, shown=self.shown, plain=plain)
+        self.shown = _table_of(arrays, DETECTED)
+        result = score_detections(
+            self.ground_truth,
+            self.detections,
+            self.num_classes,
+            shown=self.shown,
+            plain=_table_of(arrays, DETECTED_UNVOTED),
+        )
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
             in_order = np.argsort(arrays["first_images"])
-            result.extras.update(self._losses(arrays["loss_sums"][in_order]))
+            result.extras.update(_mean_losses(self.criterion.names, arrays["loss_sums"][in_order]))
         return result
 
     def _check_visits(self, visited: np.ndarray) -> None:
@@ -179,7 +209,7 @@ class Evaluator:
             raise RuntimeError(f"expected each of {images} images exactly once, got counts {counts.tolist()}")
 
     def _times(self, seconds: np.ndarray) -> dict[str, float]:
-        """Returns the times among ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""
+        """Returns the times for ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""
         inference, nms, wait, total = seconds.T
         per_image = 1000 / max(self.ground_truth.num_images, 1)
         return {
@@ -188,12 +218,6 @@ class Evaluator:
             "ms/total": float(total.max() * per_image),
             "data_wait": float(wait.sum() / max(total.sum(), 1e-9)),
         }
-
-    def _losses(self, loss_sums: np.ndarray) -> dict[str, float]:
-        """Returns the losses among ``result.extras``. ``loss_sums``: (batches, 2 + P), see `_Shard`."""
-        total, normalizer, *parts = loss_sums.sum(0).tolist()
-        sums = dict(zip(self.criterion.names, parts))
-        return {f"val/{name}": value / max(normalizer, 1.0) for name, value in {"total": total, **sums}.items()}
 
     @torch.no_grad()
     def _run_shard(
@@ -225,7 +249,7 @@ class Evaluator:
             loss = self.criterion(raw, batch.targets, teacher_maps) if self.criterion else None
             shard.add(batch, selections, loss)
             if self.preview is None:
-                self.preview = (batch, selections[SHOWN])
+                self.preview = (batch, selections[DETECTED])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
         num_losses = len(self.criterion.names) if self.criterion else 0
         arrays = shard.arrays(num_losses=num_losses, stitch=self.stitch)
@@ -233,10 +257,13 @@ class Evaluator:
 
 
 def training_evaluator(
-    ctx: DistributedContext, model: nn.Module, criterion: Criterion, loader: ValidationLoader
+    ctx: DistributedContext, model: Detector, criterion: Criterion, loader: ValidationLoader
 ) -> Evaluator:
-    """Validates averaged weights of ``model`` as val.py does, in float32 whatever the type of training, and with the
-    loss: the threshold that it finds is used in float32. ``loader``: what will be evaluated."""
+    """Makes the evaluator of a training's averaged weights. It validates as val.py does, and computes the loss.
+
+    It runs in float32 whatever the type of training, as the threshold that it finds will be used in float32.
+    ``loader``: the data that will be evaluated.
+    """
     return Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=model.num_classes,
@@ -251,7 +278,7 @@ def training_evaluator(
 def stitchers_of(
     loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> dict[str, Stitch] | None:
-    """What joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: of the model."""
+    """Makes what joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the model's."""
     tiles = loader.samples.tiles
     if tiles is None:
         return None
@@ -260,7 +287,7 @@ def stitchers_of(
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """Whether convolution kernels are in NHWC memory format (1 x 1 kernels are in both and do not count)."""
+    """Returns whether convolution kernels are in NHWC memory format (1 x 1 kernels are in both and do not count)."""
     return any(
         p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
         for p in model.parameters()
@@ -271,8 +298,17 @@ def _forward_in_chunks(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Returns ``model(images)``; on a CPU a few images at a time, so that a layer's output is still in the cache when
     the next layer reads it."""
     chunk = IMAGES_IN_CACHE if images.device.type == "cpu" else len(images)
-    outputs = [model(some) for some in images.split(chunk)]
-    return outputs[0] if len(outputs) == 1 else [torch.cat(levels) for levels in zip(*outputs)]
+    outputs = [model(part) for part in images.split(chunk)]
+    if len(outputs) == 1:
+        return outputs[0]
+    return [torch.cat(levels) for levels in zip(*outputs)]
+
+
+def _mean_losses(names: Sequence[str], loss_sums: np.ndarray) -> dict[str, float]:
+    """Returns the losses for ``result.extras``. ``loss_sums``: (batches, 2 + P), see `_Shard`."""
+    total, normalizer, *parts = loss_sums.sum(0).tolist()
+    sums = {"total": total, **dict(zip(names, parts))}
+    return {f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()}
 
 
 def _to_host(detections: Detections) -> Detections:
@@ -286,7 +322,7 @@ def _table_of(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
 
 
 def _to_table(detections: Detections, batch: Batch) -> DetectionTable:
-    """Detections of a batch, on the host, in original pixels, clipped to the image."""
+    """Converts detections of a batch, on the host, to original pixels, clipped to the image."""
     boxes, scores, classes, counts = (t.numpy() for t in detections)
     row, slot = np.nonzero(np.arange(boxes.shape[1]) < counts[:, None])
     gains_and_pads = batch.letterbox.numpy()[row].T

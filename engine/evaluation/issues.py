@@ -1,4 +1,4 @@
-"""What is wrong with a data set: an `Issue` names the boxes of a `CheckedSplit`."""
+"""Problems of a data set: an `Issue` names boxes of a `CheckedSplit`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.index.index import DatasetIndex, Scan
+from data.labels.label_format import LabelSource
 from data.source.dataset_spec import IGNORED
 from utils.boxes import xywh_to_xyxy
 from utils.files.paths import path_of, relative_name
@@ -28,37 +29,37 @@ class LabelBox:
     class_name: str
     class_id: int
     xyxy_px: tuple[float, ...]  # original pixels
-    number: int | None = None  # in the image, from 0, without the rows that the scan left out; None: not one of these
+    number: int | None = None  # position in the image's labels, from 0, without rows that the scan dropped; else None
     where: str | None = None  # label file and line (COCO: and annotation id)
 
     @property
     def line(self) -> int | None:
-        """The line in ``where``; None if that does not end in a number."""
+        """Line number at the end of ``where``; None if it does not end in a number."""
         tail = (self.where or "").rpartition(":")[2]
         return int(tail) if tail.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One thing that is wrong, or probably wrong, with a data set. Files are relative to the data set's folder."""
+    """A certain or probable problem of a data set. Files are relative to the data set's folder."""
 
     kind: str
-    text: str  # what is wrong, in words
-    split: str = ""  # empty: of the whole data set
+    text: str  # the problem, in words
+    split: str = ""  # empty: the whole data set
     images: tuple[str, ...] = ()
-    where: str = ""  # the file to correct, and the line in it; empty: the first image
+    where: str = ""  # file and line to correct; empty: the first image
     boxes: tuple[LabelBox, ...] = ()  # as labeled, all in the first image
-    score: float | None = None  # of label errors: how sure it is, 0 to 1
-    suggestion: LabelBox | None = None  # of label errors, unless the label should go
-    splits: tuple[str, ...] = ()  # of ``images``, if they are in several
+    score: float | None = None  # for label errors: probability, 0 to 1
+    suggestion: LabelBox | None = None  # for label errors: the corrected label; None if it should be removed
+    splits: tuple[str, ...] = ()  # splits of ``images``, if there are several
 
     def __str__(self) -> str:
-        where = self.where or (self.images[0] if self.images else self.split)
+        location = self.where or next(iter(self.images), self.split)
         score = "" if self.score is None else f"{self.score:.2f} "
-        return f"{score}{where}: {self.text}" if where else f"{score}{self.text}"
+        return f"{score}{location}: {self.text}" if location else f"{score}{self.text}"
 
     def content(self) -> dict[str, Any]:
-        """Plain data for JSON, without empty values."""
+        """Converts to plain data for JSON, without empty values."""
         values = asdict(self) | {"boxes": [_box_content(b) for b in self.boxes]}
         if self.suggestion is not None:
             values["suggestion"] = _box_content(self.suggestion)
@@ -71,65 +72,81 @@ def _box_content(box: LabelBox) -> dict[str, Any]:
 
 
 def by_kind(issues: Iterable[Issue]) -> dict[str, list[Issue]]:
-    """Issues by kind; kinds and issues keep their order."""
+    """Groups issues by kind; kinds and issues keep their order."""
     groups: dict[str, list[Issue]] = {}
     for issue in issues:
         groups.setdefault(issue.kind, []).append(issue)
     return groups
 
 
-class CheckedSplit(NamedTuple):
+class LabeledImage(NamedTuple):
+    """An image in the label files of its data set."""
+
+    part: Scan
+    source: LabelSource
+    number: int  # in ``source.images``
+
+
+@dataclass(frozen=True)
+class CheckedSplit:
     """A split of N usable images and M boxes, as training reads it."""
 
     name: str
     index: DatasetIndex
-    parts: tuple[Scan, ...] = ()  # in the order of the images; empty: not known
+    parts: tuple[Scan, ...] = ()  # the joined data sets, in the order of the images; empty: unknown
 
     def box(self, row: int) -> LabelBox:
+        """Returns box ``row`` of the split."""
         index = self.index
         image = self.image_of(row)
         return LabelBox(
-            index.names[index.classes[row]],
-            int(index.classes[row]),
-            tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
-            int(row - index.offsets[image]),
-            self._where(row, image),
+            class_name=index.names[index.classes[row]],
+            class_id=int(index.classes[row]),
+            xyxy_px=tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
+            number=int(row - index.offsets[image]),
+            where=self._location(row, image),
         )
 
     def image_of(self, row: int) -> int:
+        """Returns the image of box ``row``."""
         return int(np.searchsorted(self.index.offsets, row, side="right")) - 1
 
-    def part_of(self, image: int) -> tuple[Scan, int] | None:
-        """The part that ``image`` is from, and its number in the label files; None if these are not known."""
+    def labeled_image(self, image: int) -> LabeledImage | None:
+        """Finds ``image`` in the label files; None if these are unknown."""
+        first = 0
         for part in self.parts:
-            if image < len(part.index):
-                return part.source and (part, int(part.numbers[image]))
-            image -= len(part.index)
+            number = image - first
+            if number < len(part.index):
+                if part.source is None:
+                    return None
+                return LabeledImage(part, part.source, int(part.numbers[number]))
+            first += len(part.index)
         return None
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
-        """An issue about boxes of one image."""
+        """Makes an issue about boxes of one image."""
         return self.issue_of(kind, text, self.image_of(rows[0]), tuple(map(self.box, rows)))
 
     def issue_of(self, kind: str, text: str, image: int, boxes: tuple[LabelBox, ...]) -> Issue:
-        """An issue about ``boxes`` of the image with this number."""
+        """Makes an issue about ``boxes`` of the image with this number."""
         return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 
     def relative(self, part: Scan, name: str) -> str:
-        """``name``, relative to the folder of ``part``, relative to that of the data set."""
+        """Converts ``name`` from relative to the folder of ``part`` to relative to that of the data set."""
         if part.index.root == self.index.root:
             return name
         return relative_name(path_of(name, part.index.root), self.index.root)
 
-    def _where(self, row: int, image: int) -> str | None:
-        line, found = int(self.index.line[row]), self.part_of(image)
-        if line < 0 or found is None:
+    def _location(self, row: int, image: int) -> str | None:
+        line = int(self.index.line[row])
+        labeled = self.labeled_image(image)
+        if line < 0 or labeled is None:
             return None
-        part, number = found
-        return self.relative(part, part.source.where(number, line))
+        return self.relative(labeled.part, labeled.source.where(labeled.number, line))
 
 
 def learned_names(part: Scan) -> list[str | None]:
-    """What the classes of the labels are called for the model; None: they are ignored."""
-    names = {IGNORED: None} | dict(enumerate(part.spec.names))
+    """Returns the model's name for each class of the labels; None: the class is ignored."""
+    names: dict[int, str | None] = {IGNORED: None}
+    names.update(enumerate(part.spec.names))
     return [names[number] for number in part.spec.class_of or range(len(part.spec.names))]

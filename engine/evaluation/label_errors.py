@@ -27,32 +27,44 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
 NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
-# Of a class on the split: from which AP50 on its labels are judged, and the model is fully trusted; and for errors of
-# position, as AP50 does not say how exactly it places boxes, from which AP75 on.
-MIN_AP, GOOD_AP50, GOOD_AP75 = 0.4, 0.7, 0.9
+MIN_AP = 0.4  # AP50 and AP75 of a class on the split below which its labels are not judged
+GOOD_AP50 = 0.7  # AP50 of a class from which on the model is fully trusted about it
+GOOD_AP75 = 0.9  # the same for positions, by AP75, as AP50 does not tell how exactly boxes are placed
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
-MIN_DETECTION_SCORE = 0.01  # of detections: low ones too tell that the model sees something
-ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
-MIN_MOVED_RATE = 0.01  # the same for positions, where `_estimated_rate` finds fewer
-RATE_STEPS = 100  # of `_estimated_rate`
-MIN_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
-MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
-MAX_PRECISION = 0.99  # of detections: no score makes an object certain
+MIN_DETECTION_SCORE = 0.01  # even detections with low scores show that the model sees something
+ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly that within a kind
+MIN_MOVED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
+RATE_STEPS = 100  # iterations of `_estimated_rate`
+MIN_DEVIATION = 0.06  # lower limit of a class's deviation of IoUs: people do not draw boxes more exactly
+MIN_NEIGHBORS = 10  # detections on either side over which precision is averaged
+MAX_PRECISION = 0.99  # upper limit of a detection's precision: no score makes an object certain
+
+
+class _LabelError(NamedTuple):
+    """A label error before it becomes an `Issue`."""
+
+    score: float
+    kind: str
+    detection: int  # suggested correction; -1: the label should be removed
+    label: int | None  # None: there is no label
 
 
 def find_label_errors(
-    split: CheckedSplit, table: DetectionTable, class_metrics: Mapping[str, np.ndarray], least_score: float = 0.0
+    split: CheckedSplit, table: DetectionTable, class_metrics: Mapping[str, np.ndarray], min_score: float = 0.0
 ) -> list[Issue]:
-    """Label errors that score at least ``least_score``, the most probable first: at most one per label, and one per
-    detection without a label. Crowd regions explain detections, but are not examined; nor are repeated rows, which the
-    scan reports.
+    """Finds label errors that score at least ``min_score``, at most one per label and one per detection without a
+    label.
+
+    Crowd regions explain detections, but are not examined; nor are repeated rows, which the scan reports.
 
     Args:
         table: all detections of the model; those below `MIN_DETECTION_SCORE` are not used.
-        class_metrics: AP50 and AP75 of these detections, float (C,); errors about classes below `MIN_AP` are left
-            out.
+        class_metrics: AP50 and AP75 of these detections, float (C,). Classes below `MIN_AP` are not judged.
+
+    Returns issues, the most probable first.
     """
-    truth, is_repeated = split.index.ground_truth(), split.index.repeated
+    truth = split.index.ground_truth()
+    is_repeated = split.index.repeated
     seen = np.flatnonzero(table.scores > MIN_DETECTION_SCORE)
     seen = seen[np.argsort(table.image_index[seen], kind="stable")]
     table = table.take(seen)
@@ -67,34 +79,44 @@ def find_label_errors(
     scores[1] *= _trust(class_metrics["AP75"], GOOD_AP75)[truth.classes]
     is_other = suggested[0] >= 0
     scores[0, is_other] *= trust[table.classes[suggested[0, is_other]]]
-    kinds, best = (SWAPPED, MOVED, SPURIOUS), scores.argmax(0)
-    least_score = max(least_score, np.finfo(float).tiny)
-    rows = np.flatnonzero(~truth.crowd & ~is_repeated & (scores.max(0) >= least_score))
-    errors = [(float(scores[best[row], row]), kinds[best[row]], suggested[best[row], row], row) for row in rows]
-    rows, real = _unlabeled(table, pairs, matched)
-    unlabeled = zip(rows, real * trust[table.classes[rows]])
-    errors += [(float(score), MISSED, detection, None) for detection, score in unlabeled if score >= least_score]
-    errors.sort(key=lambda error: -error[0])
-    return [_issue(split, table, *error) for error in errors]
+    kinds = (SWAPPED, MOVED, SPURIOUS)
+    best = scores.argmax(0)
+    min_score = max(min_score, np.finfo(float).tiny)
+    errors: list[_LabelError] = []
+    for row in np.flatnonzero(~truth.crowd & ~is_repeated & (scores.max(0) >= min_score)).tolist():
+        kind = int(best[row])
+        errors.append(_LabelError(float(scores[kind, row]), kinds[kind], int(suggested[kind, row]), row))
+    unlabeled, real = _unlabeled(table, pairs, matched)
+    for detection, score in zip(unlabeled.tolist(), (real * trust[table.classes[unlabeled]]).tolist()):
+        if score >= min_score:
+            errors.append(_LabelError(score, MISSED, detection, None))
+    errors.sort(key=lambda error: -error.score)
+    return [_to_issue(split, table, error) for error in errors]
 
 
 def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
-    """How far a class's labels are judged, from 0 to 1, float64 (C,), by its AP; nan: not at all."""
+    """Returns the weight of a class's label errors, 0 to 1, float64 (C,), by its AP; 0 for nan."""
     return np.where(class_ap >= MIN_AP, np.minimum(class_ap / good_ap, 1), 0)
 
 
 def trust_lines(
     model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
 ) -> list[str]:
-    """How far a model, which the sentences call ``model``, can be trusted about labels. ``results``: by split, of the
-    detections that `find_label_errors` gets; ``issues``: all that are listed."""
+    """Describes how far a model can be trusted about labels.
+
+    Args:
+        model: how the sentences name the model.
+        results: by split, of the detections that `find_label_errors` gets.
+        issues: all that are listed.
+    """
     scored = {split: result for split, result in results.items() if result.class_targets.any()}
     if not scored:
         return []
     lines = [f"{model} has " + ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in scored.items()) + "."]
     for split, result in scored.items():
-        ap50, ap75 = result.class_metrics["AP50"], result.class_metrics["AP75"]
-        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP)]
+        ap50 = result.class_metrics["AP50"]
+        ap75 = result.class_metrics["AP75"]
+        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP).tolist()]
         loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
         if weak:
             lines.append(
@@ -102,9 +124,9 @@ def trust_lines(
                 "errors are not listed."
             )
         if loose.size:
-            shown = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose])
-            lines.append(f"On {split} it places boxes of {shown} too loosely to judge where labels are.")
-    scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS]
+            classes = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose.tolist()])
+            lines.append(f"On {split} it places boxes of {classes} too loosely to judge where labels are.")
+    scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS and issue.score is not None]
     if scores:
         lines.append(
             f"Of {counted(len(scores), 'listed label error')}, about {sum(scores):.0f} are real if {ERROR_RATE:.0%} of "
@@ -113,28 +135,40 @@ def trust_lines(
     return lines
 
 
-def _issue(
-    split: CheckedSplit, table: DetectionTable, score: float, kind: str, detection: int, row: int | None
-) -> Issue:
-    """``row``: the label, None if it is missing; ``detection``: what it should be, -1 if it should go."""
-    labeled, suggestion = () if row is None else (split.box(row),), None
-    if detection >= 0:
-        class_id, box = int(table.classes[detection]), table.boxes_xyxy_px[detection]
+def _to_issue(split: CheckedSplit, table: DetectionTable, error: _LabelError) -> Issue:
+    labeled = None if error.label is None else split.box(error.label)
+    suggestion = None
+    if error.detection >= 0:
+        class_id = int(table.classes[error.detection])
+        box = table.boxes_xyxy_px[error.detection]
         suggestion = LabelBox(split.index.names[class_id], class_id, tuple(box.tolist()))
-    name = (suggestion or labeled[0]).class_name
-    text = {
+    image = int(table.image_index[error.detection]) if error.label is None else split.image_of(error.label)
+    return Issue(
+        kind=error.kind,
+        text=_description(error.kind, labeled, suggestion),
+        split=split.name,
+        images=(split.index.paths[image],),
+        where="" if labeled is None else labeled.where or "",
+        boxes=() if labeled is None else (labeled,),
+        score=round(error.score, 4),
+        suggestion=suggestion,
+    )
+
+
+def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | None) -> str:
+    """Describes a label error, given the box as labeled (None if it is missing) and as it should be (None: removed)."""
+    labeled_name = "" if labeled is None else labeled.class_name
+    name = labeled_name if suggestion is None else suggestion.class_name
+    return {
         MISSED: f"{name} without a label",
         SPURIOUS: f"{name} where the model sees nothing",
-        SWAPPED: f"{labeled[0].class_name if labeled else ''} that looks like {name}",
+        SWAPPED: f"{labeled_name} that looks like {name}",
         MOVED: f"{name} that the model places elsewhere",
     }[kind]
-    image = split.index.paths[int(table.image_index[detection]) if row is None else split.image_of(row)]
-    where = labeled[0].where or "" if labeled else ""
-    return Issue(kind, text, split.name, (image,), where, labeled, round(score, 4), suggestion)
 
 
 class _Match(NamedTuple):
-    """One-to-one matches of detections and labels from `NEAR_OBJECT` on, the best of overlap times score first."""
+    """One-to-one matches of detections and labels with an IoU of at least `NEAR_OBJECT`, by overlap times score."""
 
     label: np.ndarray  # int64 (D,) of each detection; -1: none
     detection: np.ndarray  # int64 (M,) of each label; -1: none
@@ -147,21 +181,23 @@ def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
     weighted = pairs._replace(overlap=pairs.overlap * scores)
     label = match_by_overlap(weighted, scores, len(table.scores), len(truth.classes))
     is_match = label[pairs.detection] == pairs.target
-    detection, overlap = np.full(len(truth.classes), -1), np.zeros(len(truth.classes))
+    detection = np.full(len(truth.classes), -1)
+    overlap = np.zeros(len(truth.classes))
     detection[pairs.target[is_match]] = pairs.detection[is_match]
     overlap[pairs.target[is_match]] = pairs.overlap[is_match]
     return _Match(label, detection, overlap)
 
 
 def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_RATE) -> np.ndarray:
-    """The probability of an error, given the probabilities (or densities) of what is seen with and without it."""
-    wrong, right = rate * if_wrong, (1 - rate) * if_right
+    """Computes the probability of an error from the likelihoods of the observation with and without it."""
+    wrong = rate * if_wrong
+    right = (1 - rate) * if_right
     return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
 
 
 def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
-    """The rate of errors that agrees with their posteriors (expectation maximization), within `MIN_MOVED_RATE` and
-    `ERROR_RATE`. Arguments: those of `_posterior`."""
+    """Estimates the rate of errors by expectation maximization, within `MIN_MOVED_RATE` and `ERROR_RATE`. Arguments as
+    in `_posterior`."""
     rate = ERROR_RATE
     for _ in range(RATE_STEPS if if_wrong.size else 0):
         rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MOVED_RATE, ERROR_RATE))
@@ -169,19 +205,26 @@ def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
 
 
 def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest value float64 (M,) among the ``chosen`` pairs of each label, 0 if there is none, and its detection
-    int64 (M,), -1 if there is none."""
+    """Finds the largest ``value`` among the ``chosen`` pairs of each label.
+
+    Returns values float64 (M,), 0 where there is none, and their detections int64 (M,), -1 where there is none.
+    """
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(value[rows], kind="stable")]  # the largest is written last
-    best, detection = np.zeros(labels), np.full(labels, -1)
-    best[pairs.target[rows]], detection[pairs.target[rows]] = value[rows], pairs.detection[rows]
+    best = np.zeros(labels)
+    detection = np.full(labels, -1)
+    best[pairs.target[rows]] = value[rows]
+    detection[pairs.target[rows]] = pairs.detection[rows]
     return best, detection
 
 
 def _label_scores(
     truth: GroundTruth, table: DetectionTable, pairs: Pairs, matched: _Match
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores float64 (3, M) that labels are swapped, moved or spurious, and the suggested detections int64 (3, M)."""
+    """Scores labels as swapped, moved or spurious.
+
+    Returns scores float64 (3, M), and the suggested detections int64 (3, M), -1: none.
+    """
     count = len(truth.classes)
     score = table.scores[pairs.detection]
     is_same = table.classes[pairs.detection] == truth.classes[pairs.target]
@@ -193,12 +236,14 @@ def _label_scores(
 
     rows = np.flatnonzero(matched.detection >= 0)
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
-    moved, moved_to = np.zeros(count), np.full(count, -1)
+    moved = np.zeros(count)
+    moved_to = np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
     low = _deviations_below(matched.overlap[rows], truth.classes[rows])
     overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
     apart = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2  # people draw boxes loosely, too
-    if_moved, if_placed = table.scores[moved_to[rows]] * apart, np.maximum(overlaps_less, np.exp(-low))
+    if_moved = table.scores[moved_to[rows]] * apart
+    if_placed = np.maximum(overlaps_less, np.exp(-low))
     moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
 
     seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes)
@@ -207,12 +252,13 @@ def _label_scores(
 
 
 def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the rows of each class, ascending."""
     for c in np.unique(classes):
         yield np.flatnonzero(classes == c)
 
 
 def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """How far IoUs (n,) are below the median of their class, in robust standard deviations of the class; at least 0."""
+    """Returns how many robust standard deviations of their class IoUs (n,) are below its median; at least 0."""
     result = np.zeros(len(overlap))
     for rows in _rows_by_class(classes):
         agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
@@ -224,7 +270,7 @@ def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The fraction of the class's values that are at most as large, float64 (n,)."""
+    """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
     result = np.ones(len(values))
     for rows in _rows_by_class(classes):
         result[rows] = np.searchsorted(np.sort(values[rows]), values[rows], side="right") / len(rows)
@@ -232,8 +278,10 @@ def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
-    """Detections without a label, int64 (n,), the best of those that overlap each other, and their scores (n,). The
-    most confident one is first, and so remains first among equal scores."""
+    """Finds detections without a label, and of those that overlap each other only the best.
+
+    Returns them, int64 (n,), the most confident first, and the scores (n,) of their missing labels.
+    """
     is_matched = matched.label >= 0
     is_explained = is_matched.copy()
     is_explained[pairs.detection[pairs.overlap >= SAME_OBJECT]] = True
@@ -248,7 +296,8 @@ def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np
 
 
 def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
-    """bool (n,): no detection in ``rows``, int64 (n,), of any class, is at the same object with a higher score."""
+    """Returns whether no detection in ``rows``, int64 (n,), of any class, has a higher score on the same object: bool
+    (n,)."""
     boxes = table.boxes_xyxy_px[rows]
     objects = Objects(table.image_index[rows], xyxy_to_xywh(boxes), np.zeros(len(rows), bool))
     rank = np.empty(len(rows), np.int64)
@@ -260,8 +309,8 @@ def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
 
 
 def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The fraction of matched detections among those of the class with similar scores, float64 (n,), rising with the
-    score."""
+    """Estimates precision as the fraction of matched detections among those of the class with similar scores, made
+    monotonic in the score: float64 (n,)."""
     result = np.zeros(len(scores))
     for rows in _rows_by_class(classes):
         rows = rows[np.argsort(scores[rows], kind="stable")]

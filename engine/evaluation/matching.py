@@ -1,4 +1,4 @@
-"""Matches detections to objects by COCO's rules: which are true positives, which false positives, which are ignored.
+"""Matches detections to objects by COCO's rules, as true positives, false positives or ignored.
 
 Only the few detections that overlap an object of their group by at least the lowest IoU threshold are assigned. A group
 is a pair of image and class, or an image where classes do not matter.
@@ -46,7 +46,7 @@ class Pairs(NamedTuple):
     overlap: np.ndarray  # float64 (P,) IoU; intersection over the detection's area where the object is crowd
 
     def take(self, rows: np.ndarray) -> Pairs:
-        """``rows``: a mask or indices."""
+        """Selects ``rows``: a mask or indices."""
         return Pairs(*(column[rows] for column in self))
 
 
@@ -70,18 +70,18 @@ class Matches(NamedTuple):
 
     @property
     def object_classes(self) -> np.ndarray:
-        """int64 (M,)."""
+        """Class of each object: int64 (M,)."""
         return self.objects.group % self.num_classes
 
     def targets(self) -> np.ndarray:
-        """Number of objects that count, by class and area range: int64 (C, A)."""
+        """Counts the objects that are not ignored, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
         np.add.at(counts, self.object_classes, ~self.ignored)
         return counts
 
 
 class Outcomes(NamedTuple):
-    """All detections, sorted by class and then by falling score. Those that are neither true nor false positives lie in
+    """All detections, sorted by class, then by descending score. Those that are neither true nor false positives lie in
     a crowd region or out of the area range."""
 
     class_offsets: np.ndarray  # int64 (C + 1,)
@@ -113,7 +113,7 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -
 
 
 def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
-    """Rank of each image in the order of ids, numbers before names: int64 (N,)."""
+    """Ranks images by their ids, numbers before names: int64 (N,)."""
     order = sorted(range(len(image_ids)), key=lambda i: (isinstance(image_ids[i], str), image_ids[i]))
     ranks = np.empty(len(image_ids), dtype=np.int64)
     ranks[order] = np.arange(len(image_ids))
@@ -121,25 +121,33 @@ def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
 
 
 def _out_of_range(area: np.ndarray) -> np.ndarray:
-    """bool (..., A)."""
+    """Returns which areas (...,) are outside which of `AREA_RANGES`: bool (..., A)."""
     return (area[..., None] < AREA_RANGES[:, 0]) | (area[..., None] > AREA_RANGES[:, 1])
 
 
 def sort_by_class(matches: Matches) -> Outcomes:
-    """The outcomes of all detections of a class together, best first; equal scores in the order of the images."""
-    ranked, (rows, matched, ignored, _) = matches.ranked, matches.assignment
+    """Sorts the outcomes of all images by class, then by score; equal scores in the order of the images."""
+    ranked = matches.ranked
+    rows, matched, ignored, _ = matches.assignment
     x1, y1, x2, y2 = ranked.boxes_xyxy.T
     out_of_range = _out_of_range((x2 - x1) * (y2 - y1))[:, :, None]
     false_positive = np.repeat(~out_of_range, IOU_THRESHOLDS.size, 2)
     true_positive = np.zeros_like(false_positive)
-    true_positive[rows], false_positive[rows] = matched & ~ignored, ~matched & ~out_of_range[rows]
+    true_positive[rows] = matched & ~ignored
+    false_positive[rows] = ~matched & ~out_of_range[rows]
     order = np.lexsort((-ranked.scores, ranked.classes))
     offsets = np.searchsorted(ranked.classes[order], np.arange(matches.num_classes + 1))
-    return Outcomes(offsets, *(v[order] for v in (ranked.scores, ranked.classes, true_positive, false_positive)))
+    return Outcomes(
+        class_offsets=offsets,
+        scores=ranked.scores[order],
+        classes=ranked.classes[order],
+        true_positive=true_positive[order],
+        false_positive=false_positive[order],
+    )
 
 
 def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> CocoAssignment:
-    """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
+    """Computes the greedy assignment of COCO's evaluation for all groups, area ranges and IoU thresholds at once.
 
     Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
     the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
@@ -194,30 +202,31 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
-    """Returns all (detection, object) pairs of equal group with at least ``min_overlap``.
+    """Returns all (detection, object) pairs of one group that overlap by at least ``min_overlap``.
 
     Args:
-        group: int64 (D,) ascending.
+        group: int64 (D,) ascending, of the detections.
         boxes_xyxy: float64 (D, 4), in the frame of ``objects``.
     """
     first = np.searchsorted(objects.group, group, side="left")
     count = np.searchsorted(objects.group, group, side="right") - first
     rows = np.flatnonzero(count)  # detections whose group has objects
     boxes_xywh = xyxy_to_xywh(boxes_xyxy)
-    no_rows = np.zeros(0, dtype=np.int64)
-    chunks = [Pairs(no_rows, no_rows, np.zeros(0))]
+    none = np.zeros(0, dtype=np.int64)
+    pairs = [Pairs(none, none, np.zeros(0))]
     chunk_of_row = np.cumsum(count[rows]) // _CHUNK_PAIRS
-    for chunk_rows in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
-        n = count[chunk_rows]
-        detection = np.repeat(chunk_rows, n)
-        target = np.arange(n.sum()) + np.repeat(first[chunk_rows] - np.cumsum(n) + n, n)
+    for chunk in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
+        n = count[chunk]
+        detection = np.repeat(chunk, n)
+        target = np.arange(n.sum()) + np.repeat(first[chunk] - np.cumsum(n) + n, n)
         overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
-        chunks.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
-    return Pairs(*map(np.concatenate, zip(*chunks)))
+        pairs.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
+    return Pairs(*map(np.concatenate, zip(*pairs)))
 
 
 def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """IoU of (P, 4) with (P, 4) in the order of operations of pycocotools, so that thresholds fall the same way."""
+    """Computes the IoU of (P, 4) with (P, 4) in pycocotools' order of operations, so that thresholds fall the same
+    way."""
     dx, dy, dw, dh = detections_xywh.T
     gx, gy, gw, gh = objects_xywh.T
     w = np.maximum(np.minimum(dw + dx, gw + gx) - np.maximum(dx, gx), 0)
@@ -254,11 +263,11 @@ def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targ
 
 
 def _position_in_run(keys: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... within each run of equal neighbors of ``keys`` (N,): int64 (N,)."""
+    """Counts 0, 1, 2, ... within each run of equal neighbors of ``keys`` (N,): int64 (N,)."""
     starts = _run_starts(keys)
     return np.arange(keys.size) - np.repeat(starts, np.diff(np.r_[starts, keys.size]))
 
 
 def _run_starts(keys: np.ndarray) -> np.ndarray:
-    """Where each run of equal neighbors of ``keys`` (N,) starts: int64, [0] for N = 0."""
+    """Returns where each run of equal neighbors of ``keys`` (N,) starts: int64, [0] for N = 0."""
     return np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])

@@ -33,29 +33,30 @@ _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
 class Scores(NamedTuple):
-    """What metrics are computed from; nan for classes without objects. Curves are at IoU 0.5."""
+    """Curves from which metrics are computed; nan for classes without objects. ``curve_`` ones are at IoU 0.5."""
 
     precision: np.ndarray  # float64 (C, A, T, R) interpolated
     curve_precision: np.ndarray  # float64 (C, S) of the detections above each of `CONFIDENCES`
     curve_recall: np.ndarray  # float64 (C, S)
     curve_f1: np.ndarray  # float64 (C, S)
-    best: int  # where the mean F1 is largest
+    best: int  # index in `CONFIDENCES` of the largest mean F1
 
 
 @dataclass(frozen=True)
 class ConfidenceCurves:
-    """Precision, recall and F1 at IoU 0.5 of the detections that score above each of `CONFIDENCES`: float64 (C, S), nan
-    for classes without objects. ``best`` is where the mean F1 is largest."""
+    """Precision, recall and F1 at IoU 0.5 of the detections that score above each of `CONFIDENCES`; nan for classes
+    without objects."""
 
-    precision: np.ndarray
-    recall: np.ndarray
-    f1: np.ndarray
-    best: int
+    precision: np.ndarray  # float64 (C, S)
+    recall: np.ndarray  # float64 (C, S)
+    f1: np.ndarray  # float64 (C, S)
+    best: int  # index in `CONFIDENCES` of the largest mean F1
 
     @classmethod
     def of(cls, outcomes: Outcomes, targets: np.ndarray) -> ConfidenceCurves:
-        """``targets``: int64 (C,) number of objects that count."""
-        classes, steps = targets.size, CONFIDENCES.size
+        """Computes the curves. ``targets``: int64 (C,), number of objects that count."""
+        classes = targets.size
+        steps = CONFIDENCES.size
         exceeded = np.searchsorted(CONFIDENCES, outcomes.scores, side="left")  # how many of the confidences
         cell = outcomes.classes * (steps + 1) + exceeded
 
@@ -63,27 +64,30 @@ class ConfidenceCurves:
             histogram = np.bincount(cell[rows], minlength=classes * (steps + 1)).reshape(classes, steps + 1)
             return histogram[:, :0:-1].cumsum(1)[:, ::-1]
 
-        tp, fp = (counts(part[:, 0, 0]) for part in (outcomes.true_positive, outcomes.false_positive))
-        found = tp + fp
-        precision = tp / np.maximum(found, 1)
+        tp = counts(outcomes.true_positive[:, 0, 0])
+        detections = tp + counts(outcomes.false_positive[:, 0, 0])
+        precision = tp / np.maximum(detections, 1)
         # No detection is left above the best score of a class: keep the last measured value.
-        last_measured = np.maximum((found > 0).sum(1) - 1, 0)
+        last_measured = np.maximum((detections > 0).sum(1) - 1, 0)
         precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
         recall = tp / np.maximum(targets, 1)[:, None]
         precision[targets == 0] = np.nan
         recall[targets == 0] = np.nan
         f1 = f1_score(precision, recall)
-        return cls(precision, recall, f1, _middle_of_best(mean_known(f1, axis=0)))
+        return cls(precision, recall, f1, _middle_of_best(nanmean(f1, axis=0)))
 
     @property
     def threshold(self) -> float | None:
-        """The confidence with the best mean F1; None if no confidence finds anything."""
-        return float(CONFIDENCES[self.best]) if mean_known(self.f1[:, self.best]) > 0 else None
+        """The confidence with the best mean F1; None if no confidence gives a true positive."""
+        return float(CONFIDENCES[self.best]) if nanmean(self.f1[:, self.best]) > 0 else None
 
 
 def _middle_of_best(mean_f1: np.ndarray) -> int:
-    """Where ``mean_f1``, float64 (S,), is largest: the middle of the first such run of confidences, so that the
-    threshold keeps its distance from the scores on both sides, which rounding changes. 0 if all are nan."""
+    """Returns where ``mean_f1``, float64 (S,), is largest; 0 if all are nan.
+
+    It is the middle of the first such run of confidences, so that the threshold keeps its distance from the scores on
+    both sides, which rounding changes.
+    """
     if np.isnan(mean_f1).all():
         return 0
     first = int(np.argmax(mean_f1))
@@ -93,9 +97,11 @@ def _middle_of_best(mean_f1: np.ndarray) -> int:
 
 
 class Metric(NamedTuple):
+    """A metric and its names."""
+
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
-    values: Callable[[Scores], np.ndarray]  # float64 (C, ...), the mean of which is the metric, of a class or of all
+    values: Callable[[Scores], np.ndarray]  # float64 (C, ...), averaged to the metric of a class, or of all
 
 
 METRICS = (
@@ -113,36 +119,39 @@ class Fitness:
     """The number that decides which epoch is the best: a metric of all classes, or of one."""
 
     metric: str  # a name of `METRICS`
-    name: str  # of the metric and the class, for readers
-    class_index: int | None = None
+    name: str  # for display: the metric and the class
+    class_index: int | None = None  # None: all classes
 
     @classmethod
-    def parse(cls, text: str, names: Sequence[str]) -> Fitness:
-        """``--fitness``: a metric in any case, ``METRIC:CLASS``, or a class, which means its AP. A class is given by
-        name or number. Raises UserError for a metric or a class that does not exist."""
+    def parse(cls, value: str, names: Sequence[str]) -> Fitness:
+        """Parses ``--fitness``: a metric in any case, ``METRIC:CLASS``, or a class, which means its AP. A class is
+        given by name or number. Raises UserError for a metric or a class that does not exist."""
         titles = {metric.name: "F1" if metric.name == "f1" else metric.name for metric in METRICS}
         metrics = {name.lower(): name for name in titles}
-        if metric := metrics.get(text.lower()):
+        metric = metrics.get(value.lower())
+        if metric is not None:
             return cls(metric, titles[metric])
-        kind, _, wanted = text.partition(":")
-        metric = metrics.get(kind.lower()) if wanted and text not in names else None
+        prefix, _, class_name = value.partition(":")
+        if class_name and value not in names:
+            metric = metrics.get(prefix.lower())
         if metric is None:
-            metric, wanted = "AP", text
-            if text not in names:
-                hint = suggestion(text, [*titles.values(), *names])
+            if value not in names:
+                hint = suggestion(value, [*titles.values(), *names])
                 known = ", ".join(titles.values())
-                raise UserError(f"--fitness {text}: neither a metric ({known}) nor a class of the data set{hint}")
-        chosen = [wanted] if wanted in names else typed_classes([wanted])
+                raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
+            metric = "AP"
+            class_name = value
+        chosen = [class_name] if class_name in names else typed_classes([class_name])
         (index,) = class_numbers(chosen, dict(enumerate(names)), "the data set", flag="--fitness")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 
     @property
     def column(self) -> str:
-        """Its name in results.csv."""
+        """Name of the column in results.csv."""
         return f"metrics/{self.metric if self.class_index is None else self.name}"
 
     def of(self, result: EvalResult) -> float:
-        """nan if there is nothing to score."""
+        """Returns the fitness of ``result``; nan if there is nothing to score."""
         if self.class_index is None:
             return result.metrics[self.metric]
         return float(result.class_metrics[self.metric][self.class_index])
@@ -167,14 +176,18 @@ def score_detections(
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall, F1 and the confusion matrix are those of ``shown``, the detections as detect.py finds them (None:
-    of ``table``), at IoU 0.5, above the confidence with the best mean F1. Above the best score of a class its precision
-    stays that of this score. Classes without objects are nan, and the means leave them out.
+    Precision, recall, F1 and the confusion matrix are computed at IoU 0.5, above the confidence with the best mean F1.
+    Above the best score of a class, its precision stays that at this score. Classes without objects are nan, and the
+    means leave them out.
 
-    ``plain``: ``shown`` without box voting, which has a threshold of its own; None: it is not computed.
+    Args:
+        table: detections whose AP is computed.
+        shown: detections as detect.py finds them, for precision, recall, F1 and the confusion matrix; None: ``table``.
+        plain: ``shown`` without box voting, for its best threshold; None: that threshold is not computed.
     """
     matches = match_detections(gt, table, num_classes)
-    outcomes, targets = sort_by_class(matches), matches.targets()
+    outcomes = sort_by_class(matches)
+    targets = matches.targets()
     precision = interpolated_precision(outcomes, targets)
     curves = ConfidenceCurves.of(outcomes, targets[:, 0])
     scored_confidence = curves.threshold
@@ -185,10 +198,10 @@ def score_detections(
     scores = Scores(precision, curves.precision, curves.recall, curves.f1, curves.best)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     values = {m.name: m.values(scores) for m in METRICS}
-    ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
+    ap_small, ap_medium, ap_large = (float(nanmean(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
-        metrics={m.name: float(mean_known(values[m.name])) for m in METRICS},
-        class_metrics={name: mean_known(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
+        metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
+        class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         best_confidence=float(CONFIDENCES[curves.best]),
         ap_small=ap_small,
         ap_medium=ap_medium,
@@ -208,24 +221,22 @@ def score_detections(
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
-    """The confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
+    """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
     matches = match_detections(gt, table, num_classes)
     return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0]).threshold
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
-    """The largest precision at or beyond each recall point: float64 (C, A, T, R); 0 where the recall is never reached,
-    nan where there is no object. ``targets``: int64 (C, A) number of objects that count."""
+    """Computes the largest precision at or beyond each recall point: float64 (C, A, T, R); 0 where the recall is never
+    reached, nan where there is no object. ``targets``: int64 (C, A), number of objects that count."""
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
     for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(outcomes.class_offsets) > 0)):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         for a in np.flatnonzero(targets[c]):
-            tp, fp = (
-                np.cumsum(part[rows, a], axis=0, dtype=np.int32)
-                for part in (outcomes.true_positive, outcomes.false_positive)
-            )
+            tp = np.cumsum(outcomes.true_positive[rows, a], axis=0, dtype=np.int32)
+            fp = np.cumsum(outcomes.false_positive[rows, a], axis=0, dtype=np.int32)
             precision = tp / (fp + tp + _SPACING)
             envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
             # The recall at a count is compared as COCO does, in floating point; counts are then searched as integers.
@@ -236,8 +247,9 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     return result
 
 
-def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Mean of the values that are not nan; nan, without a warning, where there is none."""
+def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """Computes the mean of the values that are not nan, as `numpy.nanmean`, but without a warning where there is
+    none."""
     valid = ~np.isnan(values)
     count = valid.sum(axis)
     total = np.where(valid, values, 0.0).sum(axis)
@@ -245,23 +257,29 @@ def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) ->
 
 
 def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, confidence: float) -> np.ndarray:
-    """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
+    """Counts detections and objects by predicted and true class.
 
-    int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background. The sum of a column is the
-    number of objects of that class, without crowd regions. The sum of a row is the number of detections of that class
-    above ``confidence``, without those that match no object and lie in a crowd region of their class.
+    Classes do not matter to matching: larger IoU first, then larger score. The sum of a column is the number of objects
+    of that class, without crowd regions. The sum of a row is the number of detections of that class above
+    ``confidence``, without those that match no object and lie in a crowd region of their class.
+
+    Returns int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
-    shown = table.take(table.scores > confidence)
-    shown = shown.take(np.argsort(shown.image_index, kind="stable"))
-    predicted, scores, true = shown.classes, shown.scores, gt.classes
+    confident = table.take(table.scores > confidence)
+    confident = confident.take(np.argsort(confident.image_index, kind="stable"))
+    predicted = confident.classes
+    scores = confident.scores
+    true = gt.classes
     objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)
-    pairs = overlapping_pairs(shown.image_index, shown.boxes_xyxy_px, objects, CONFUSION_IOU)
+    pairs = overlapping_pairs(confident.image_index, confident.boxes_xyxy_px, objects, CONFUSION_IOU)
     on_crowd = gt.crowd[pairs.target]
-    plain, crowd = pairs.take(~on_crowd), pairs.take(on_crowd)
-    match = match_by_overlap(plain, scores[plain.detection], scores.size, true.size)
+    on_object = pairs.take(~on_crowd)
+    crowd = pairs.take(on_crowd)
+    match = match_by_overlap(on_object, scores[on_object.detection], scores.size, true.size)
     in_crowd = np.zeros(scores.size, dtype=bool)
     in_crowd[crowd.detection[predicted[crowd.detection] == true[crowd.target]]] = True
-    matched, missed = match >= 0, ~gt.crowd
+    matched = match >= 0
+    missed = ~gt.crowd
     missed[match[matched]] = False
     counted = matched | ~in_crowd
     row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]

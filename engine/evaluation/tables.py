@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.evaluation.analysis import KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
-from engine.evaluation.metrics import METRICS, mean_known
+from engine.evaluation.metrics import METRICS, nanmean
 from utils.boxes import xyxy_to_xywh
 from utils.files.safe_io import atomic_write, write_csv, write_whole
 from utils.strings import aligned, counted, listed
@@ -23,26 +23,29 @@ SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
 
 
 class Row(NamedTuple):
-    """A line of a table; scores are nan where there is nothing to score."""
+    """A row of a table; scores are nan where there is nothing to score."""
 
     name: str
-    part: int | str  # number of images, or the size of the objects
+    subset: int | str  # number of images, or the size of the objects
     instances: int
     scores: tuple[float, ...]
 
 
 def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> list[Row]:
-    """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
-    every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
+    """Makes a row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
+    total = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
     scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
-    columns = names, gt.images_per_class(len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
-    return [every, *map(Row, *columns)]
+    images = gt.images_per_class(len(names)).tolist()
+    targets = result.class_targets.tolist()
+    by_class = zip(names, images, targets, scores)
+    return [total, *(Row(name, count, objects, tuple(values)) for name, count, objects, values in by_class)]
 
 
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
-    """A row for each size of all classes together, then of each class. Columns: `SIZE_COLUMNS`."""
+    """Makes a row for each size of all classes together, then of each class. Columns: `SIZE_COLUMNS`."""
     scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
-    totals, means = sizes.targets.sum(0), mean_known(scores, axis=0)
+    totals = sizes.targets.sum(0)
+    means = nanmean(scores, axis=0)
     return [
         Row(name, size, count, tuple(row))
         for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores])
@@ -51,41 +54,41 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
 
 
 def format_table(rows: Sequence[Row]) -> list[str]:
-    """Aligned lines of `result_rows`, without the classes that have no objects."""
-    shown = [row for row in rows if row.name == "all" or row.instances]
-    cells = [(row.name, str(row.part), str(row.instances), *map(number_text, row.scores)) for row in shown]
+    """Aligns the lines of `result_rows`. Classes without objects are left out."""
+    scored = [row for row in rows if row.name == "all" or row.instances]
+    cells = [(row.name, str(row.subset), str(row.instances), *map(number_text, row.scores)) for row in scored]
     return aligned([COLUMNS, *cells])
 
 
 def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
-    """AP by size, the confidence of P, R and F1, the classes of which it finds nothing, and the time per image."""
+    """Returns lines: AP by size, the confidence of P, R and F1, the classes that it misses, and the time per image."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
-    silenced = silenced_text(result, names)
-    if silenced:
-        lines.append(silenced)
+    missed_classes = missed_classes_text(result, names)
+    if missed_classes:
+        lines.append(missed_classes)
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
         lines.append(f"ms per image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
     return lines
 
 
-def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
-    """A sentence about the classes of which the best confidence finds no object, and where each is found best; "" if
-    there is none."""
-    silenced = result.missed_at_best_confidence
-    if not silenced.size:
+def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
+    """Describes the classes of which the best confidence finds no object, and at which confidence each has its best F1.
+    Returns "" if there is none."""
+    missed = result.missed_at_best_confidence
+    if not missed.size:
         return ""
-    f1 = result.curve_f1[silenced]
-    best = zip(silenced, f1.max(1), result.curve_confidence[f1.argmax(1)])
-    shown = listed([f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best], 5)
-    classes = counted(silenced.size, "class")
-    return f"No object of {classes} is found at confidence {result.best_confidence:.3f}: {shown}"
+    f1 = result.curve_f1[missed]
+    best = zip(missed.tolist(), f1.max(1), result.curve_confidence[f1.argmax(1)])
+    classes = listed([f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best], 5)
+    count = counted(missed.size, "class")
+    return f"No object of {count} is found at confidence {result.best_confidence:.3f}: {classes}"
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:
-    """A line per kind of error: how many there are, and the AP50 that they cost."""
+    """Returns a line per kind of error: its count, and the AP50 that it costs."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     cells = [(name, count, number_text(cost)) for name, count, cost in rows]
@@ -93,18 +96,21 @@ def format_errors(errors: ErrorSplit) -> list[str]:
 
 
 def number_text(value: float) -> str:
-    """Four decimals, or a dash for nan."""
+    """Formats with four decimals; nan as a dash."""
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def plain_number(value: float) -> float | None:
-    """None for nan, which JSON lacks."""
+    """Converts to a number for JSON, which has no nan: None instead."""
     return None if math.isnan(value) else float(value)
 
 
 def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """A CSV file of all rows, unrounded; nan is an empty cell."""
-    write_csv(path, [columns, *([*cells, *("" if math.isnan(s) else s for s in scores)] for *cells, scores in rows)])
+    """Writes all rows to a CSV file, unrounded; nan is an empty cell."""
+    lines: list[Sequence[object]] = [columns]
+    for *cells, scores in rows:
+        lines.append([*cells, *("" if math.isnan(score) else score for score in scores)])
+    write_csv(path, lines)
 
 
 def write_results_json(
@@ -115,13 +121,13 @@ def write_results_json(
     errors: ErrorSplit,
     settings: dict[str, Any],
 ) -> None:
-    """All scores, the confusion matrix, and the ``settings`` of the validation; nan is null.
+    """Writes all scores, the confusion matrix, and the ``settings`` of the validation; nan is null.
 
     ``rows`` and ``sizes``: see `result_rows` and `size_rows`.
     """
     overall = {name.lower(): value for name, value in result.metrics.items()}
     overall |= {name: getattr(result, name) for name in ("best_confidence", "ap_small", "ap_medium", "ap_large")}
-    of_classes = zip(rows[1:], errors.counts, errors.class_cost)
+    class_errors = zip(rows[1:], errors.counts, errors.class_cost)
     content = {
         **{name: plain_number(value) for name, value in overall.items()},
         "images": result.num_images,
@@ -138,10 +144,10 @@ def write_results_json(
             "kinds": _kinds(errors.counts.sum(0), errors.cost),
             "false_positives_cost": plain_number(errors.false_positive_cost),
             "not_found_cost": plain_number(errors.false_negative_cost),
-            "classes": [{"class": row.name, **_kinds(count, cost)} for row, count, cost in of_classes],
+            "classes": [{"class": row.name, **_kinds(count, cost)} for row, count, cost in class_errors],
         },
         "sizes": {
-            "areas_px": dict(zip(SIZES, AREA_RANGES.tolist())),  # least and largest
+            "areas_px": dict(zip(SIZES, AREA_RANGES.tolist())),  # smallest and largest
             "rows": _json_rows(SIZE_COLUMNS, sizes),
         },
         "extras": {name: plain_number(value) for name, value in result.extras.items()},
@@ -159,8 +165,9 @@ def _kinds(counts: np.ndarray, costs: np.ndarray) -> dict[str, dict[str, Any]]:
 
 
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
-    """COCO JSON with a detection a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of
-    ``gt``. pycocotools reads the file with ``loadRes``.
+    """Writes COCO JSON with one detection per line, which pycocotools reads with ``loadRes``.
+
+    Keys: image_id, category_id, bbox (x, y, w, h in pixels), score. Ids are those of ``gt``.
     """
     image_ids = [json.dumps(i) for i in gt.image_ids]
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), 5)

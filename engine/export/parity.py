@@ -24,7 +24,7 @@ from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
-from engine.evaluation.metrics import mean_known, score_detections
+from engine.evaluation.metrics import nanmean, score_detections
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import (
     SCORED,
@@ -263,4 +263,4 @@ def match_tables(first: DetectionTable, second: DetectionTable, min_iou: float) 
 def f1_at(result: EvalResult, threshold: float) -> float:
     """The mean F1 of the classes that have objects, at a confidence."""
     at = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
-    return float(np.nan_to_num(mean_known(result.curve_f1[:, at])))
+    return float(np.nan_to_num(nanmean(result.curve_f1[:, at])))

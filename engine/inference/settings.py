@@ -19,7 +19,7 @@ from torch import Tensor
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import DETECTION_IOU, SHOWN, PostprocessSettings, detection_iou, select_detections
+from models.postprocess.detections import DETECTED, DETECTION_IOU, PostprocessSettings, detection_iou, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
@@ -213,7 +213,7 @@ class Pipeline:
                 raw = (tiled or self.model)(pixels)
             computed = self._now()
             raw = [level.float() for level in raw]
-            found = tiled.stitch(raw)[SHOWN] if tiled else _select(self.model, raw, settings)
+            found = tiled.stitch(raw)[DETECTED] if tiled else _select(self.model, raw, settings)
             detections = Detections(*(t.cpu() for t in found))
             if not detections.counts.any():
                 self._check_outputs(raw)
@@ -233,7 +233,7 @@ class Pipeline:
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,
-            lambda model, raw: {SHOWN: _select(model, raw, settings)},
+            lambda model, raw: {DETECTED: _select(model, raw, settings)},
             tiles=self.tiles,
             view_input=ViewInput(
                 stride=self.model.stride,
@@ -241,7 +241,7 @@ class Pipeline:
                 only_hw=self.model.input_hw,
                 batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
             ),
-            selections={SHOWN: settings.postprocess},
+            selections={DETECTED: settings.postprocess},
         )
 
     def _now(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,16 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def choose_optimizer(name: str, total_steps: int) -> str:
-    """``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long one."""
+    """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
+    one."""
     if name != "auto":
         return name
     return "Muon" if total_steps <= SHORT_RUN else "SGD"
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Trainable parameters as ``weight`` (matrices, kernels), ``norm`` (scales) and ``bias``; only the first decays."""
+    """Sorts trainable parameters into ``weight`` (matrices, kernels), ``norm`` (scales) and ``bias``. Only the first
+    decays."""
     groups: dict[str, list[nn.Parameter]] = {"weight": [], "norm": [], "bias": []}
     seen: set[int] = set()
     for module in model.modules():
@@ -63,7 +65,9 @@ class OptimizerSet:
     def __init__(
         self, optimizers: list[torch.optim.Optimizer], name: str = "", row_rates: Sequence[RowRates] = ()
     ) -> None:
-        self.optimizers, self.name, self._row_rates = optimizers, name, row_rates
+        self.optimizers = optimizers
+        self.name = name
+        self._row_rates = row_rates
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None  # set by GradScaler
         self.found_nonfinite: Tensor | None = None  # set by the step: float 1 where a gradient is not finite, else 0
@@ -79,18 +83,19 @@ class OptimizerSet:
     def consolidate(self) -> None:
         """Gathers sharded state on rank 0, whose `state_dict` is then complete. All ranks must call it."""
         for optimizer in self.optimizers:
-            if _local(optimizer) is not optimizer:
+            if isinstance(optimizer, _Sharded):
                 optimizer.consolidate_state_dict(to=0)
         if self.parameters[0].is_cuda:  # it copies to the host without waiting
             torch.cuda.synchronize(self.parameters[0].device)
 
     @torch.no_grad()
     def step(self) -> None:
+        """Updates the parameters, unless `found_inf` or `found_nonfinite` is 1 on the device."""
         flags = [flag.reshape(()).float() for flag in (self.found_inf, self.found_nonfinite) if flag is not None]
         skipped = torch.stack(flags).amax() if flags else None
         before = [rates.parameter.detach().clone() for rates in self._row_rates]
         for optimizer in self.optimizers:
-            local = _local(optimizer)
+            local = cast(_SkipsOnDevice, _local(optimizer))
             local.found_inf = skipped  # torch's fused kernels, and Muon, change nothing where it is 1
             local.grad_scale = None  # gradients are unscaled before
             optimizer.step()
@@ -98,6 +103,7 @@ class OptimizerSet:
             parameter.copy_(torch.lerp(old, parameter, factors))
 
     def zero_grad(self) -> None:
+        """Sets all gradients to None."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -110,17 +116,21 @@ class OptimizerSet:
             if "momentum" in group:
                 group["momentum"] = momentum
             elif "betas" in group:
-                group["betas"] = (momentum if group["follow_momentum"] else group["betas"][0], group["betas"][1])
+                beta1, beta2 = group["betas"]
+                group["betas"] = (momentum if group["follow_momentum"] else beta1, beta2)
 
     def rates(self) -> dict[str, float]:
-        """Learning rates by kind of parameter; if some are pretrained, the names of the others begin with ``new_``."""
-        lr_mults = {group["lr_mult"] for group in self.param_groups}
-        return {
-            f"lr/{'new_' if group['is_new'] and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]
-            for group in self.param_groups
-        }
+        """Returns learning rates by kind of parameter. If loaded parameters have rates of their own, the names of the
+        others begin with ``new_``."""
+        has_two_rates = len({group["lr_mult"] for group in self.param_groups}) > 1
+        rates = {}
+        for group in self.param_groups:
+            prefix = "new_" if has_two_rates and group["is_new"] else ""
+            rates[f"lr/{prefix}{group['kind']}"] = group["lr"]
+        return rates
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the states of the optimizers, in their order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,13 +149,29 @@ class OptimizerSet:
             _fill_momentum_buffers(optimizer)
 
 
+@runtime_checkable
+class _Sharded(Protocol):
+    """`engine.optim.zero.ShardedOptimizer`, which is imported late."""
+
+    optim: torch.optim.Optimizer
+
+    def consolidate_state_dict(self, to: int = 0) -> None: ...
+
+
+class _SkipsOnDevice(Protocol):
+    """What torch's fused optimizers and `Muon` read of themselves, though torch declares it nowhere."""
+
+    found_inf: Tensor | None
+    grad_scale: Tensor | None
+
+
 def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds this rank's state: the inner one of a ZeroRedundancyOptimizer, else itself."""
-    return getattr(optimizer, "optim", optimizer)
+    """Returns the optimizer that holds this rank's state: the inner one of a ZeroRedundancyOptimizer, else itself."""
+    return optimizer.optim if isinstance(optimizer, _Sharded) else optimizer
 
 
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
-    """Equal for optimizers with compatible state (as Adam and AdamW)."""
+    """Identifies the kind of state: equal for optimizers with compatible state, such as Adam and AdamW."""
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
 
 
@@ -171,7 +197,8 @@ def _fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
     and without a buffer in one step."""
     local = _local(optimizer)
     if isinstance(local, torch.optim.SGD):
-        for parameter in (p for group in local.param_groups for p in group["params"]):
+        parameters = [parameter for group in local.param_groups for parameter in group["params"]]
+        for parameter in parameters:
             if local.state[parameter].get("momentum_buffer") is None:
                 local.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -194,11 +221,17 @@ def _muon(groups: Groups, construct: Construct, momentum: float) -> list[torch.o
     """Muon for weights, AdamW for the rest."""
     weights = [group for group in groups if group["kind"] == "weight"]
     rest = [group | {"follow_momentum": False} for group in groups if group["kind"] != "weight"]
-    built = [construct(Muon, weights, momentum=momentum)] if weights else []
-    return built + ([construct(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True)] if rest else [])
+    optimizers = []
+    if weights:
+        optimizers.append(construct(Muon, weights, momentum=momentum))
+    if rest:
+        optimizers.append(construct(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True))
+    return optimizers
 
 
 class Rule(NamedTuple):
+    """How an optimizer is built, and its default learning rate."""
+
     lr: float  # initial learning rate that suits a run from scratch
     build: Callable[[Groups, Construct, float], list[torch.optim.Optimizer]]
 
@@ -232,7 +265,7 @@ class LoadedParameters:
     new_lr_mult: float = 1.0  # multiplies the rule's rate for parameters and rows that are not loaded, if others are
 
     def row_rates(self, model: nn.Module, new_lr_mult: float) -> list[RowRates]:
-        """The rates of parameters of which only some rows are loaded, relative to those of the new rows."""
+        """Returns the rates of parameters of which only some rows are loaded, relative to those of the new rows."""
         relative = self.lr_mult / new_lr_mult
         if relative == 1:
             return []
@@ -276,7 +309,7 @@ def build_optimizer(
 def _parameter_groups(
     model: nn.Module, settings: OptimizerSettings, loaded: LoadedParameters, *, lr: float, new_lr_mult: float
 ) -> Groups:
-    """The groups of parameters with one rate and one weight decay: by kind, and loaded ones before new ones."""
+    """Groups parameters that have one rate and one weight decay: by kind, loaded ones before new ones."""
     loaded_ids = {id(model.get_parameter(name)) for name, new_rows in loaded.new_rows.items() if not new_rows}
     groups: Groups = []
     for kind, parameters in split_parameters(model).items():

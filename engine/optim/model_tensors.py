@@ -7,20 +7,19 @@ stored: convolution kernels (O, I, h, w) are channels_last by default, so their 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 
 def float_buffers(model: nn.Module) -> list[Tensor]:
-    """The floating-point buffers of ``model`` (unwrapped), mostly running statistics of batch norms."""
+    """Lists the floating-point buffers of ``model`` (unwrapped), mostly running statistics of batch norms."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 @torch.no_grad()
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of the values of ``tensors``, concatenated (1-D)."""
+    """Copies the values of ``tensors`` into one vector (1-D)."""
     return torch.cat([t.reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
 
 
@@ -29,11 +28,11 @@ def copy_from_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies ``flat`` (1-D), as `flatten` returns it, into ``tensors``."""
     pieces = flat.split([t.numel() for t in tensors])
     if tensors:
-        torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors)])
+        torch._foreach_copy_(list(tensors), [piece.view(t.shape) for piece, t in zip(pieces, tensors)])
 
 
 def dense_format(tensor: Tensor) -> torch.memory_format | None:
-    """The memory format, contiguous or channels_last, in which ``tensor`` is dense; None if it is dense in neither."""
+    """Returns the memory format, contiguous or channels_last, in which ``tensor`` is dense; None if in neither."""
     if tensor.is_contiguous():
         return torch.contiguous_format
     is_kernel = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -42,14 +41,29 @@ def dense_format(tensor: Tensor) -> torch.memory_format | None:
 
 @torch.no_grad()
 def flatten_as(tensors: Sequence[Tensor], likes: Sequence[Tensor]) -> list[Tensor]:
-    """The values (n,) of each tensor in the memory order of its ``like``, which has the same shape and is dense: views
-    where possible."""
-    laid = (t.contiguous(memory_format=dense_format(like)) for t, like in zip(tensors, likes, strict=True))
-    return [t.as_strided((t.numel(),), (1,)) for t in laid]
+    """Returns the values (n,) of each tensor in the memory order of its ``like``, which has the same shape and is
+    dense. The results are views where possible.
+
+    Raises ValueError for a ``like`` that is neither contiguous nor channels_last.
+    """
+    vectors = []
+    for tensor, like in zip(tensors, likes, strict=True):
+        memory_format = dense_format(like)
+        if memory_format is None:
+            raise ValueError(
+                f"neither contiguous nor channels_last: shape {tuple(like.shape)}, strides {like.stride()}"
+            )
+        dense = tensor.contiguous(memory_format=memory_format)
+        vectors.append(dense.as_strided((dense.numel(),), (1,)))
+    return vectors
 
 
 def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
-    """Views of ``vector`` (1-D, the concatenation of what `flatten_as` returns) with the shapes and strides of
+    """Returns views of ``vector`` (1-D, the concatenation of what `flatten_as` returns) with the shapes and strides of
     ``likes``. Fused optimizers require a gradient to have the strides of its parameter."""
-    ends = accumulate((like.numel() for like in likes), initial=vector.storage_offset())
-    return [vector.as_strided(like.shape, like.stride(), start) for like, start in zip(likes, ends)]
+    views = []
+    start = int(vector.storage_offset())  # to its stubs, an offset may be symbolic
+    for like in likes:
+        views.append(vector.as_strided(like.shape, like.stride(), start))
+        start += like.numel()
+    return views

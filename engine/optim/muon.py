@@ -10,10 +10,10 @@ launches per parameter, and the host never waits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
@@ -28,14 +28,16 @@ _BATCH_COST = 2_000_000  # number of values whose iteration takes about as long 
 
 
 def pads_matrices(device: torch.device) -> bool:
-    """Whether matrices on ``device`` are padded to common shapes."""
+    """Returns whether matrices on ``device`` are padded to common shapes."""
     return device.type == "cuda"
 
 
 @cache
 def iteration_dtype(device_type: str) -> torch.dtype:
-    """bfloat16, or float32 on a CPU that emulates bfloat16, where its products take ten times as long."""
-    return torch.float32 if device_type == "cpu" and not cpu_multiplies_bf16() else torch.bfloat16
+    """Returns bfloat16, or float32 on a CPU that emulates bfloat16, where its products take ten times as long."""
+    if device_type == "cpu" and not cpu_multiplies_bf16():
+        return torch.float32
+    return torch.bfloat16
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -69,10 +71,11 @@ def plan_batches(shapes: Sequence[tuple[int, int]], *, padded: bool) -> list[Mat
         return MatrixBatch([*a.members, *b.members], max(a.rows, b.rows), max(a.columns, b.columns))
 
     unit = _ALIGNMENT if padded else 1
-    by_shape = defaultdict(list)
+    by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, shape in enumerate(shapes):
-        by_shape[tuple(-(-side // unit) * unit for side in sorted(shape))].append(number)
-    batches = [MatrixBatch(members, *shape) for shape, members in by_shape.items()]
+        rows, columns = (-(-side // unit) * unit for side in sorted(shape))
+        by_shape[rows, columns].append(number)
+    batches = [MatrixBatch(members, rows, columns) for (rows, columns), members in by_shape.items()]
     while padded and len(batches) > 1:
         saving, a, b = max(
             ((cost(a) + cost(b) - cost(union(a, b)), a, b) for a, b in combinations(batches, 2)),
@@ -86,15 +89,17 @@ def plan_batches(shapes: Sequence[tuple[int, int]], *, padded: bool) -> list[Mat
 
 def as_matrix(tensor: Tensor) -> Tensor:
     """Flattens a tensor to (first dimension, product of the others); copies only kernels that are not channels_last."""
-    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).flatten(1)
+    if tensor.dim() == 4:
+        tensor = tensor.permute(0, 2, 3, 1)  # the memory order of channels_last
+    return tensor.flatten(1)
 
 
 def unflatten(matrix: Tensor, like: Tensor) -> Tensor:
-    """A view of ``matrix`` in the shape of ``like``; undoes `as_matrix`."""
+    """Returns a view of ``matrix`` in the shape of ``like``; undoes `as_matrix`."""
     if like.dim() != 4:
         return matrix.view(like.shape)
-    a, b, c, d = like.shape
-    return matrix.view(a, c, d, b).permute(0, 3, 1, 2)
+    out_channels, in_channels, height, width = like.shape
+    return matrix.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
 
 
 class Muon(Optimizer):
@@ -112,23 +117,36 @@ class Muon(Optimizer):
     def __init__(self, params: Iterable[Any], lr: float, momentum: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: Tensor | None = None
-        self._plans: dict[tuple, list[tuple[MatrixBatch, Tensor]]] = {}  # with factors of the rate, (n, 1, 1)
+        self._plans: dict[tuple[tuple[int, int], ...], list[tuple[MatrixBatch, Tensor]]] = {}  # see `_plan`
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates all parameters that have a gradient. ``closure`` must be None: nothing here computes a loss again."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            if parameters := [parameter for parameter in group["params"] if parameter.grad is not None]:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
                 self._update(parameters, group)
+        return None
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Updates ``parameters`` of ``group``, all of which have a gradient."""
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         bad = (parameters[0].new_zeros(()) if self.found_inf is None else self.found_inf).bool()
         keep = 1 - bad.to(parameters[0].dtype)
-        # The momentum does not change where the step is bad.
-        gradients = [torch.where(bad, buffer, parameter.grad) for buffer, parameter in zip(buffers, parameters)]
+        gradients = []
+        for buffer, parameter in zip(buffers, parameters):
+            gradient = cast(Tensor, parameter.grad)  # `step` passes only parameters with a gradient
+            gradients.append(torch.where(bad, buffer, gradient))  # the momentum does not change where the step is bad
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, buffers, group["momentum"])
         moves = self._orthogonalize([as_matrix(update) for update in updates], keep * group["lr"])
@@ -137,21 +155,36 @@ class Muon(Optimizer):
 
     def _orthogonalize(self, matrices: list[Tensor], rate: Tensor) -> list[Tensor]:
         """Returns the orthogonalized matrices, times ``rate`` () and the factor of their size."""
-        like, wide = matrices[0], [m.mT if m.shape[0] > m.shape[1] else m for m in matrices]
+        like = matrices[0]
+        wide = [matrix.mT if _is_tall(matrix) else matrix for matrix in matrices]
         moves = list(matrices)
-        for batch, factors in self._plan(tuple(m.shape for m in wide), like):
-            sides = [(slot, *map(slice, wide[i].shape)) for slot, i in enumerate(batch.members)]
-            shape, dtype = (len(sides), batch.rows, batch.columns), iteration_dtype(like.device.type)
-            padded = torch.zeros(shape, dtype=dtype, device=like.device)
-            torch._foreach_copy_([padded[part] for part in sides], [wide[i] for i in batch.members])
-            found = orthogonalize(padded).to(like.dtype) * (rate * factors)
-            for i, part in zip(batch.members, sides):
-                moves[i] = found[part].mT if matrices[i].shape[0] > matrices[i].shape[1] else found[part]
+        for batch, factors in self._plan(wide):
+            members = [wide[i] for i in batch.members]
+            shape = (len(members), batch.rows, batch.columns)
+            padded = torch.zeros(shape, dtype=iteration_dtype(like.device.type), device=like.device)
+            torch._foreach_copy_(_without_padding(padded, members), members)
+            orthogonal = orthogonalize(padded).to(like.dtype) * (rate * factors)
+            for i, move in zip(batch.members, _without_padding(orthogonal, members)):
+                moves[i] = move.mT if _is_tall(matrices[i]) else move
         return moves
 
-    def _plan(self, shapes: tuple[tuple[int, int], ...], like: Tensor) -> list[tuple[MatrixBatch, Tensor]]:
+    def _plan(self, wide: Sequence[Tensor]) -> list[tuple[MatrixBatch, Tensor]]:
+        """Returns the batches of the matrices ``wide``, each with the factors of the learning rate (n, 1, 1)."""
+        like = wide[0]
+        shapes = tuple((matrix.shape[0], matrix.shape[1]) for matrix in wide)
         if shapes not in self._plans:
-            batches = plan_batches(shapes, padded=pads_matrices(like.device))
-            factors = [[0.2 * max(shapes[i]) ** 0.5 for i in batch.members] for batch in batches]
-            self._plans[shapes] = [(b, like.new_tensor(f).view(-1, 1, 1)) for b, f in zip(batches, factors)]
+            plan = []
+            for batch in plan_batches(shapes, padded=pads_matrices(like.device)):
+                factors = [0.2 * max(shapes[i]) ** 0.5 for i in batch.members]
+                plan.append((batch, like.new_tensor(factors).view(-1, 1, 1)))
+            self._plans[shapes] = plan
         return self._plans[shapes]
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
+
+
+def _without_padding(padded: Tensor, members: Sequence[Tensor]) -> list[Tensor]:
+    """Returns for each of ``members`` the view of its values in ``padded`` (n, rows, columns)."""
+    return [matrix[: member.shape[0], : member.shape[1]] for matrix, member in zip(padded, members)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -14,12 +16,21 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
     torch sends each by itself, 184 of them for yolov8n, or keeps all as views of a buffer, which are not channels_last.
     """
 
+    if TYPE_CHECKING:  # torch's decorator hides the type of the parent's method
+
+        def _partition_parameters(self) -> list[list[dict[str, Any]]]:
+            """Returns the groups of parameters of each rank."""
+
     def _sync_params(self) -> None:
-        parts = [[p for group in groups for p in group["params"]] for groups in self._partition_parameters()]
-        flat = [flatten(part) for part in parts]
-        sent = [dist.broadcast(values, src=rank, async_op=True) for rank, values in enumerate(flat) if parts[rank]]
-        for work in sent:
-            work.wait()
-        for rank, (values, part) in enumerate(zip(flat, parts)):
+        by_rank = [[p for group in groups for p in group["params"]] for groups in self._partition_parameters()]
+        vectors = [flatten(parameters) for parameters in by_rank]
+        works = []
+        for rank, vector in enumerate(vectors):
+            if by_rank[rank]:
+                works.append(dist.broadcast(vector, src=rank, async_op=True))
+        for work in works:
+            if work is not None:  # None only on a process outside of the group
+                work.wait()
+        for rank, (vector, parameters) in enumerate(zip(vectors, by_rank)):
             if rank != self.rank:
-                copy_from_flat(values, part)
+                copy_from_flat(vector, parameters)

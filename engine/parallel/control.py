@@ -64,7 +64,7 @@ class RunControl:
 
     @contextmanager
     def training(self, folder: Path) -> Iterator[None]:
-        """Around the training: signals are only noted, and the watchdog expects steps."""
+        """Within the block, signals are only noted, and the watchdog expects steps."""
         with self._signals.deferred(), self._watchdog.training(folder):
             yield
 
@@ -110,12 +110,14 @@ class RunControl:
         return max(action, Action.SAVE)
 
     def agree(self) -> Action:
-        """At the start and after an epoch: `Action.STOP` if any rank has requested it."""
-        return self._stop(0) if max_over_ranks(self._ctx, int(self._wants_stop)) else Action.CONTINUE
+        """Returns `Action.STOP` if any rank has requested it. Called at the start and after an epoch."""
+        if max_over_ranks(self._ctx, int(self._wants_stop)):
+            return self._stop(0)
+        return Action.CONTINUE
 
     def stops_validation(self) -> bool:
-        """Whether a signal has reached this rank or, as of the last poll, another. Called before each batch of a
-        validation."""
+        """Returns whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
+        a validation."""
         self._watchdog.beat()
         store = self._ctx.store
         now = time.monotonic()
@@ -131,13 +133,15 @@ class RunControl:
     def after_validation(self) -> Action:
         """Returns `Action.STOP` if `stops_validation` has ended the validation on any rank."""
         code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
-        return self._stop(code) if code else Action.CONTINUE
+        if code:
+            return self._stop(code)
+        return Action.CONTINUE
 
     def finish(self, position: str, last: Path) -> None:
         """Logs and raises how the run has ended. Returns if all epochs are done, or if a request has stopped the run.
 
         Args:
-            position: how far the run has come, in words.
+            position: progress text, such as ``2 epochs``.
             last: the checkpoint to resume from.
 
         Raises Stopped if a signal to any rank has stopped it, and UserError if a hook has failed; on the other ranks

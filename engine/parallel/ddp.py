@@ -80,25 +80,27 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
     if ctx.is_distributed:
         if sync_bn:
             convert_sync_bn(model, sync_bn_group(ctx, sync_bn))
-        ids = [ctx.device.index] if ctx.device.type == "cuda" else None
-        ddp = nn.parallel.DistributedDataParallel
-        options = inspect.signature(ddp.__init__).parameters
-        syncs_buffers = "forward_sync_buffers"
-        if syncs_buffers not in options:  # before torch 2.15
-            syncs_buffers = "broadcast_buffers"
-        return ddp(
+        device_ids = [ctx.device.index] if ctx.device.type == "cuda" else None
+        options: dict[str, Any] = {_buffer_option(): False}
+        return nn.parallel.DistributedDataParallel(
             model,
-            device_ids=ids,
+            device_ids=device_ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mebibytes(model),
             static_graph=static,
-            **{syncs_buffers: False},
+            **options,
         )
     if len(ctx.devices) > 1:
         count = len(ctx.devices)
         log.info("DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster", count, count)
         return DataParallel(model, device_ids=[d.index for d in ctx.devices])
     return model
+
+
+def _buffer_option() -> str:
+    """Returns the name of DDP's option to send buffers with each forward pass, which torch 2.15 has renamed."""
+    options = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
 
 
 class DataParallel(nn.DataParallel):
@@ -158,11 +160,8 @@ class Strategy:
         self.ctx = ctx
         self.model = model
         self.autocast = autocast
-        self.ddp_divides_by = ctx.world_size if self._is_ddp else 1
-
-    @property
-    def _is_ddp(self) -> bool:
-        return isinstance(self.model, nn.parallel.DistributedDataParallel)
+        is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        self.ddp_divides_by = ctx.world_size if is_ddp else 1
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
         """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
@@ -184,7 +183,9 @@ class Strategy:
 
     def without_gradient_sync(self) -> AbstractContextManager[None]:
         """Returns a context in which DDP does not send gradients: they are accumulated locally."""
-        return self.model.no_sync() if self._is_ddp else nullcontext()
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,7 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_stage(
     ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
 ) -> Stage:
+    """Builds the stage of this process."""
     stage = FirstStage if ctx.rank % STAGES == 0 else LastStage
     return stage(ctx, model, autocast, parameters)
 
@@ -68,15 +69,18 @@ class Stage(Strategy):
     def __init__(
         self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
     ) -> None:
-        """``model`` is in training mode, not wrapped; the optimizer trains ``parameters``."""
+        """Chooses the layers of this process. ``model`` is in training mode, not wrapped; the optimizer trains
+        ``parameters``."""
         super().__init__(ctx, model, autocast)
+        self._detector = model
         self._parameters = parameters
         self._peer = ctx.rank ^ 1
         self._side = 2 * model.stride
         self._cut, self._examples = _cut(model, self._side, autocast)
         self._taken = model.inputs_from_before(self._cut)
-        first_norms = _trained_norms(model.model[: self._cut])
-        last_norms = _trained_norms(model.model[self._cut :])
+        layers = list(model.model)
+        first_norms = _trained_norms(layers[: self._cut])
+        last_norms = _trained_norms(layers[self._cut :])
         is_first = ctx.rank % STAGES == 0
         self._norms = first_norms if is_first else last_norms
         self._peer_statistics = _statistics(last_norms if is_first else first_norms)
@@ -84,8 +88,8 @@ class Stage(Strategy):
         self._begin([])
 
     def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
-        """As `Strategy.run`; also leaves the mean over the copies of the model in the batch norms' statistics.
-        ``batches`` are also those of the peer."""
+        """Does what `Strategy.run` does, and leaves the mean over the copies of the model in the batch norms'
+        statistics. The peer has the same ``batches``."""
         self._begin([tuple(batch.images.shape) for batch in batches])
         sums, total = accumulate(batches)
         self._end()
@@ -112,9 +116,8 @@ class Stage(Strategy):
         for example in self._examples:
             _, channels, rows, columns = example.shape  # of an image of `_side` pixels
             size = (images, channels, height * rows // self._side, width * columns // self._side)
-            maps.append(
-                torch.empty(size, dtype=example.dtype, device=example.device, memory_format=dense_format(example))
-            )
+            memory_format = dense_format(example) or torch.contiguous_format
+            maps.append(torch.empty(size, dtype=example.dtype, device=example.device, memory_format=memory_format))
         return maps
 
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> list[dist.Work]:
@@ -141,7 +144,7 @@ class FirstStage(Stage):
         self._waiting: _Sent | None = None  # for its backward pass
 
     def forward(self, images: Tensor) -> None:
-        """F of a micro-batch, then B of the one before."""
+        """Runs F of a micro-batch, then B of the one before."""
         with torch.set_grad_enabled(not self._recomputes):
             maps = self._maps(images)
         previous = self._waiting
@@ -150,16 +153,20 @@ class FirstStage(Stage):
             self._backward(previous)
 
     def _end(self) -> None:
-        self._backward(self._waiting)
+        if self._waiting is not None:
+            self._backward(self._waiting)
         self._waiting = None
 
     def _maps(self, images: Tensor) -> list[Tensor]:
+        """Computes the maps that the second process takes."""
         kept: dict[int, Tensor] = {}
         with self.autocast():
-            kept[self._cut - 1] = self.model.run_layers(0, self._cut, images, kept)
+            last = self._detector.run_layers(0, self._cut, images, kept)
+        kept[self._cut - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
         return [kept[layer] for layer in self._taken]
 
     def _backward(self, sent: _Sent) -> None:
+        """Runs B of a micro-batch, with the gradients that the second process sends."""
         gradients = self._maps_for(sent.images.shape)
         works = self._start(dist.irecv, gradients)
         _wait(sent.works)  # before its maps are replaced
@@ -168,9 +175,9 @@ class FirstStage(Stage):
             with _fixed_statistics(self._norms):
                 maps = self._maps(sent.images)
         _wait(works)
-        pairs = [(values, gradient) for values, gradient in zip(maps, gradients) if values.requires_grad]
-        if pairs:  # else all layers are frozen
-            torch.autograd.backward(*zip(*pairs))
+        trained = [number for number, values in enumerate(maps) if values.requires_grad]
+        if trained:  # else all layers are frozen
+            torch.autograd.backward([maps[number] for number in trained], [gradients[number] for number in trained])
 
 
 class LastStage(Stage):
@@ -188,14 +195,16 @@ class LastStage(Stage):
             self._incoming.append((maps, self._start(dist.irecv, maps)))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """F of a micro-batch: the head's raw maps. Their backward pass sends gradients to the first process."""
+        """Runs F of a micro-batch, and returns the head's raw maps. Their backward pass sends gradients to the first
+        process."""
         maps, works = self._incoming.popleft()
         self._receive_next()
         _wait(works)
         received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
         kept = dict(zip(self._taken, received))
         with self.autocast():
-            return self.model.run_layers(self._cut, len(self.model.model), kept.get(self._cut - 1), kept)
+            raw = self._detector.run_layers(self._cut, len(self._detector.model), kept.get(self._cut - 1), kept)
+        return cast(list[Tensor], raw)  # the last layer is the head
 
     def send_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Sends the gradients of the maps that the last `forward` received."""
@@ -249,8 +258,10 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
     with eval_mode(model), autocast():
         for layer in range(len(model.model)):
             counts.append(0)
-            x = model.run_layers(layer, layer + 1, x, kept)
-            outputs.append(x)
+            output = model.run_layers(layer, layer + 1, x, kept)
+            if isinstance(output, Tensor):  # all but that of the head, which no layer takes
+                x = output
+                outputs.append(output)
     for handle in handles:
         handle.remove()
     total = sum(counts)
@@ -266,12 +277,16 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
     return cut, [outputs[layer] for layer in taken]
 
 
-def _trained_norms(layers: nn.Module) -> list[nn.BatchNorm2d]:
-    return [norm for norm in layers.modules() if isinstance(norm, nn.BatchNorm2d) and norm.weight.requires_grad]
+def _trained_norms(layers: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
+    modules = [module for layer in layers for module in layer.modules()]
+    return [module for module in modules if isinstance(module, nn.BatchNorm2d) and module.weight.requires_grad]
 
 
 def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[Tensor]:
-    return [statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)]
+    statistics = []
+    for norm in norms:
+        statistics += [tensor for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
+    return statistics
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What the ranks tell each other with a step, and what the host reads of it: one step late, so that it never waits for
-the device."""
+"""Values of a step: requests and sums that ranks exchange, and results that the host reads one step late, so that it
+never waits for the device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class StepFlags(NamedTuple):
     interrupt: bool = False  # SIGINT
 
     def __or__(self, other: StepFlags) -> StepFlags:
-        return StepFlags(*(a or b for a, b in zip(self, other)))
+        return StepFlags(
+            save=self.save or other.save, stop=self.stop or other.stop, interrupt=self.interrupt or other.interrupt
+        )
 
     def counted(self, like: Tensor) -> Tensor:
-        """Returns a 1 for each flag that is set and a 0 for the others (F,), made on the device without a host sync."""
+        """Returns 1 for each flag that is set and 0 for the others (F,), made on the device without a host sync."""
         values = like.new_zeros(len(self))
         for number, is_set in enumerate(self):
             if is_set:

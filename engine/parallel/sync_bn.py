@@ -6,6 +6,8 @@ On a GPU only its kernels are used here.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ class _GlobalNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         count = x.numel() // x.shape[1]
@@ -45,7 +47,7 @@ class _GlobalNorm(torch.autograd.Function):
         return out.to(x.dtype), mean, variance, total
 
     @staticmethod
-    def backward(ctx, grad: Tensor, *_: Tensor | None):
+    def backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         normal, weight, inverse, total = ctx.saved_tensors
         wide = grad.to(normal.dtype)
         grad_bias = wide.sum((0, 2, 3))
@@ -59,12 +61,14 @@ class _GlobalNorm(torch.autograd.Function):
 
 
 class _GlobalNormByKernels(torch.autograd.Function):
-    """As `_GlobalNorm`, with the kernels of torch.nn.SyncBatchNorm: GPUs only; activations are saved in their own type,
-    not as float32. Also updates the running statistics."""
+    """Does what `_GlobalNorm` does, with the kernels of torch.nn.SyncBatchNorm, on GPUs only.
+
+    Activations are saved in their own type, not as float32. Also updates the running statistics.
+    """
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -72,7 +76,7 @@ class _GlobalNormByKernels(torch.autograd.Function):
         running_var: Tensor,
         momentum: float,
         eps: float,
-        group,
+        group: dist.ProcessGroup | None,
     ) -> Tensor:
         x = _dense(x)
         channels = x.shape[1]
@@ -89,10 +93,12 @@ class _GlobalNormByKernels(torch.autograd.Function):
         )
         ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
         ctx.group = group
-        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps) if x.numel() else torch.empty_like(x)
+        if not x.numel():
+            return torch.empty_like(x)
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse, counts = ctx.saved_tensors
         grad = _dense(grad)
         if x.numel():
@@ -103,14 +109,15 @@ class _GlobalNormByKernels(torch.autograd.Function):
             sums, products, grad_weight, grad_bias = (torch.zeros_like(t) for t in (mean, mean, weight, weight))
         both = torch.cat([sums, products])
         dist.all_reduce(both, group=ctx.group)
+        total_sums, total_products = both.chunk(2)
         grad_x = grad
         if x.numel():
-            grad_x = torch.batch_norm_backward_elemt(grad, x, mean, inverse, weight, *both.chunk(2), counts)
+            grad_x = torch.batch_norm_backward_elemt(grad, x, mean, inverse, weight, total_sums, total_products, counts)
         return grad_x, grad_weight, grad_bias, None, None, None, None, None
 
 
-def _gather(local: Tensor, group) -> Tensor:
-    """``local`` (n,) of all processes of a group: (processes, n)."""
+def _gather(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Gathers ``local`` (n,) of all processes of a group: (processes, n)."""
     table = local.new_empty(dist.get_world_size(group) * len(local))
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # deprecated where both exist
     gather(table, local, group=group)
@@ -118,7 +125,7 @@ def _gather(local: Tensor, group) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """In a memory format that the kernels support: channels_last is kept, anything else becomes contiguous."""
+    """Returns ``x`` in a memory format that the kernels support: channels_last stays, all else becomes contiguous."""
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 
 
@@ -130,13 +137,16 @@ class GlobalBatchNorm2d(BatchNorm2d):
     """BatchNorm2d with training statistics over all processes of ``group`` (None: the whole run)."""
 
     group: dist.ProcessGroup | None = None
+    running_mean: Tensor  # never None: these norms track statistics
+    running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
         if _has_kernels(x.device):
-            moved = (self.running_mean, self.running_var, self.momentum)
-            return _GlobalNormByKernels.apply(x, self.weight, self.bias, *moved, self.eps, self.group)
+            return _GlobalNormByKernels.apply(
+                x, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps, self.group
+            )
         out, mean, variance, total = _GlobalNorm.apply(x, self.weight, self.bias, self.eps, self.group)
         with torch.no_grad():
             unbiased = variance * (total / (total - 1).clamp(min=1))
@@ -150,5 +160,5 @@ def convert_sync_bn(model: nn.Module, group: dist.ProcessGroup | None = None) ->
     for module in model.modules():
         if type(module) in (nn.BatchNorm2d, BatchNorm2d):
             module.__class__ = GlobalBatchNorm2d
-            module.group = group
+            cast(GlobalBatchNorm2d, module).group = group
     return model

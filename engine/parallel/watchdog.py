@@ -80,10 +80,12 @@ class Watchdog:
 
     @contextmanager
     def training(self, folder: Path) -> Iterator[None]:
-        """Around the training: a beat is expected every `STALL_S` seconds; stacks go to ``folder``. Watching stops
-        after it, as processes may end one by one."""
+        """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it,
+        as processes may end one by one."""
         self.beat()
-        self._folder, self._stall_s, self._stop_timeout_s = folder, STALL_S, STOP_TIMEOUT_S
+        self._folder = folder
+        self._stall_s = STALL_S
+        self._stop_timeout_s = STOP_TIMEOUT_S
         try:
             yield
         except Stopped:
@@ -95,10 +97,11 @@ class Watchdog:
         self._closed.set()
 
     def stop_agreed(self) -> None:
-        """The ranks have agreed to stop and now write the checkpoint, which may take as long as it needs."""
+        """Waits without limit from now on: the ranks have agreed to stop, and write the checkpoint."""
         self._stop_timeout_s = math.inf
 
     def _watch(self) -> None:
+        """Checks what the class lists, until closed. Runs in the thread."""
         while not self._closed.wait(CHECK_EVERY_S):
             now = time.monotonic()
             self._report_stall(now)
@@ -135,12 +138,14 @@ class Watchdog:
     def _end_after_peer(self, now: float) -> None:
         """Ends the process if another one of this machine has died and no step has ended since."""
         if self._dead_peer is None:
-            self._dead_peer = next((rank for rank, process in self._peers.items() if has_died(process)), None)
+            dead = [rank for rank, process in self._peers.items() if has_died(process)]
+            self._dead_peer = dead[0] if dead else None
             self._peer_died_at = now
         if self._dead_peer is not None and now - max(self._peer_died_at, self._beat_at) > PEER_DEAD_S:
             self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended; ended", PEER_LOST)
 
     def _write_stacks(self, silent_s: float) -> None:
+        """Appends the stacks of all threads to this rank's file. ``silent_s``: seconds without a step."""
         rank = self._ctx.rank if self._ctx is not None else 0
         title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
         path = self._folder / f"stall_rank{rank}.txt"
@@ -151,6 +156,7 @@ class Watchdog:
         log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:
+        """Ends the process at once, without cleaning up."""
         if reason:
             print(f"error: {reason}", file=sys.stderr, flush=True)
         decoder_warnings.pass_on()

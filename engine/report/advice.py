@@ -1,5 +1,7 @@
-"""The text at the top of a report: how training went, where the model is wrong, and what to do next. Each sentence
-follows from numbers by a rule; a rule whose numbers are unknown says nothing."""
+"""The text at the top of a report: how training went, where the model is wrong, and what to do next.
+
+Each sentence follows from numbers by a rule; a rule whose numbers are unknown yields nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +13,28 @@ import numpy as np
 
 from data.index.index import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
-from engine.evaluation.metrics import Fitness, mean_known
-from engine.evaluation.tables import silenced_text
+from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.tables import missed_classes_text
 from engine.report.census import Census
 from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 from utils.structures import EvalResult
 
-RISING_AP = 0.005  # a rise that more epochs may continue
-FALLING_AP = 0.02
-MAX_DATA_WAIT = 0.2
-MIN_COST = 0.01  # AP50 that a kind of error costs
-NEARLY_WORST = 0.8  # of the cost of the worst kind: as important
-FEW_OBJECTS = 100  # in a validation split: changes of AP within its interval are then no reason to do anything
-FEW_BOXES = 50  # of a class, for training
-IMBALANCED = 10  # boxes of the most frequent class for each of the rarest
-BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings
-WEAK = 0.6  # of the mean AP
+RISING_AP = 0.005  # smallest rise that more epochs may continue
+FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
+MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
+MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
+NEARLY_WORST = 0.8  # kinds of errors with this fraction of the highest cost are as important
+FEW_OBJECTS = 100  # in a validation split with fewer, changes of AP may be chance
+FEW_BOXES = 50  # training boxes of a class
+IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
+BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
+WEAK = 0.6  # fraction of the mean AP below which a class is weak
 SMALL_SIDE_PX = 32  # at --imgsz, as the sides of COCO's small objects
-SOME_SMALL = 0.1  # of the boxes: enough of them to speak of
-SURE = 0.975  # of the draws: as an interval of 95 % that does not reach 0
-MIN_IMAGES = 10  # whose draws tell how far chance goes
+SOME_SMALL = 0.1  # fraction of small boxes from which on they are mentioned
+SURE = 0.975  # fraction of the draws, as in a two-sided interval of 95 %
+MIN_IMAGES = 10  # with fewer, draws do not show how far chance goes
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
     "location": "boxes are inaccurate: check that labels are tight and consistent",
@@ -45,30 +47,31 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rules read; None or empty where it is not known."""
+    """Input of the rules; None or empty where it is unknown."""
 
     history: dict[str, np.ndarray]  # columns of results.csv, float (epochs,)
-    epochs: int  # of the whole run; 0 for the validation of a checkpoint
+    epochs: int  # planned epochs of the run; 0 for the validation of a checkpoint
     names: Sequence[str]
     imgsz: int
     stride: int
     train: Census | None
-    data: Census | None = None  # that of the training, or else of the validation
+    data: Census | None = None  # the training census if there is one, else the validation census
     result: EvalResult | None = None
     errors: ErrorSplit | None = None
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
     balances: bool = False  # whether the run weights classes or repeats images
     last: Path = Path("last.pt")  # the checkpoint that continues the run
-    fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
+    fitness: Fitness = Fitness("AP", "AP")  # decides which epoch is the best
     # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
     ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
-    few_steps: str = ""  # what to say if the run has too few steps
+    few_steps: str = ""  # warning that the run has too few steps, or ""
     tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
     ignored: Sequence[str] = ()  # classes that the training images do not label, as the old ones of --keep-old
 
 
 def how_it_went(findings: Findings) -> Iterator[str]:
+    """Yields sentences about the course of the training and the newest scores."""
     if findings.epochs:
         epochs, seconds = _column(findings, "time")
         if epochs.size:
@@ -83,7 +86,7 @@ def how_it_went(findings: Findings) -> Iterator[str]:
         yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
         if _is_rising(findings, epochs, values):
             yield f"{name} was still rising in the last third of the validations."
-        elif _differs(findings, epochs, values, best, len(values) - 1, least=FALLING_AP):
+        elif _differs(findings, epochs, values, best, len(values) - 1, margin=FALLING_AP):
             yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
     if _overfits(findings):
         yield "The validation loss rises while the training loss falls: the model overfits."
@@ -104,9 +107,11 @@ def _score(findings: Findings) -> Iterator[str]:
         f"{result.metrics['AP50']:.3f}."
     )
     yield from _recommended_threshold(findings, result)
-    if silenced := silenced_text(result, findings.names):
-        yield f"{silenced}; detect.py --conf-thres sets another threshold."
-    if chance := _chance(findings, result.ap):
+    missed_classes = missed_classes_text(result, findings.names)
+    if missed_classes:
+        yield f"{missed_classes}; detect.py --conf-thres sets another threshold."
+    chance = _chance(findings, result.ap)
+    if chance:
         yield (
             f"With {counted(objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may differ by "
             "as much. Epochs are compared on the same images."
@@ -132,9 +137,10 @@ def _recommended_threshold(findings: Findings, result: EvalResult) -> Iterator[s
 
 
 def where_it_is_wrong(findings: Findings) -> Iterator[str]:
-    if not _objects(findings):
-        return
+    """Yields sentences about errors, confusions, and weak or unscored classes."""
     result = findings.result
+    if result is None or not _objects(findings):
+        return
     if findings.errors is not None:
         order = np.argsort(-findings.errors.cost)
         costly = [f"{KINDS[k]} {findings.errors.cost[k]:.3f}" for k in order if findings.errors.cost[k] >= MIN_COST]
@@ -146,23 +152,28 @@ def where_it_is_wrong(findings: Findings) -> Iterator[str]:
     pairs = confused_pairs(result.confusion)
     if pairs:
         count, predicted, true = pairs[0]
-        of = int(result.class_targets[true])
-        objects, verb = counted(of, "object"), "is" if count == 1 else "are"
-        true, predicted = findings.names[true], findings.names[predicted]
-        yield f"The most frequent confusion: {count} of {objects} of class {true} {verb} mistaken for {predicted}."
+        objects = counted(int(result.class_targets[true]), "object")
+        true_name = findings.names[true]
+        predicted_name = findings.names[predicted]
+        verb = "is" if count == 1 else "are"
+        yield (
+            f"The most frequent confusion: {count} of {objects} of class {true_name} {verb} mistaken for "
+            f"{predicted_name}."
+        )
     ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
     weak = np.argsort(ap)
     weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
     if weak.size:
-        shown = listed([f"{findings.names[c]} ({result.class_ap[c]:.3f})" for c in weak], 5)
-        yield f"The weakest classes by AP: {shown}."
-    unscored = [findings.names[c] for c in np.flatnonzero(result.class_targets == 0)]
+        classes = listed([f"{findings.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
+        yield f"The weakest classes by AP: {classes}."
+    unscored = [findings.names[c] for c in np.flatnonzero(result.class_targets == 0).tolist()]
     if unscored:
         classes = counted(len(unscored), "class")
         yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
 
 
 def what_to_do(findings: Findings) -> Iterator[str]:
+    """Yields advice about the training, the data and the labels."""
     if findings.result is not None and not _objects(findings):
         yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
         return
@@ -185,7 +196,9 @@ def what_to_do(findings: Findings) -> Iterator[str]:
         cost = findings.errors.cost
         for kind in np.argsort(-cost, kind="stable"):
             if cost[kind] >= max(MIN_COST, NEARLY_WORST * cost.max()):
-                remedy = REMEDIES[KINDS[kind]] + (_larger_images(findings) if KINDS[kind] == "location" else "")
+                remedy = REMEDIES[KINDS[kind]]
+                if KINDS[kind] == "location":
+                    remedy += _larger_images(findings)
                 yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."
     if findings.suspects:
         yield f"Check {counted(findings.suspects, 'label')} that the model contradicts: section Suspicious labels."
@@ -195,7 +208,7 @@ def what_to_do(findings: Findings) -> Iterator[str]:
 
 
 def _larger_images(findings: Findings) -> str:
-    """Why larger images would make boxes more accurate; "" if they would not."""
+    """Returns a clause that advises larger images for more accurate boxes; "" if they would not help."""
     small = 0.0
     if findings.data is not None and findings.data.boxes:
         small = float((findings.data.sides_px < SMALL_SIDE_PX).mean())
@@ -205,7 +218,8 @@ def _larger_images(findings: Findings) -> str:
 
 
 def _do_about_data(findings: Findings, census: Census) -> Iterator[str]:
-    if remedy := remedy_for_small_boxes(census.median_side_px, findings.imgsz, findings.stride, tile=findings.tile):
+    remedy = remedy_for_small_boxes(census.median_side_px, findings.imgsz, findings.stride, tile=findings.tile)
+    if remedy:
         yield (
             f"At --imgsz {findings.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
         )
@@ -213,8 +227,8 @@ def _do_about_data(findings: Findings, census: Census) -> Iterator[str]:
     few = np.flatnonzero((census.class_boxes < FEW_BOXES) & is_labeled)
     if few.size:
         order = few[np.argsort(census.class_boxes[few], kind="stable")]
-        shown = listed([f"{findings.names[c]} ({census.class_boxes[c]})" for c in order], 5)
-        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {shown}."
+        classes = listed([f"{findings.names[c]} ({census.class_boxes[c]})" for c in order.tolist()], 5)
+        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {classes}."
     boxes = census.class_boxes
     known = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: named above
     if not findings.balances and known.size:
@@ -229,7 +243,7 @@ def _do_about_data(findings: Findings, census: Census) -> Iterator[str]:
 
 
 def _column(findings: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The epochs at which a column of the history is known, and its values."""
+    """Returns the epochs at which a column of the history is known, and its values there."""
     values = findings.history.get(name)
     if values is None:
         return np.zeros(0), np.zeros(0)
@@ -238,7 +252,7 @@ def _column(findings: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _best_row(findings: Findings) -> dict[str, float] | None:
-    """The row of the history of the epoch with the best fitness; None without one, or if its threshold is not known."""
+    """Returns the row of the history with the best fitness; None if there is none, or thresholds are unknown."""
     values = findings.history.get(findings.fitness.column)
     if values is None or CONFIDENCE_COLUMN not in findings.history or not np.isfinite(values).any():
         return None
@@ -247,65 +261,72 @@ def _best_row(findings: Findings) -> dict[str, float] | None:
 
 
 def _objects(findings: Findings) -> int:
-    """Labeled objects of the validation; 0 before it."""
+    """Counts the labeled objects of the validation; 0 before it."""
     return 0 if findings.result is None else int(findings.result.class_targets.sum())
 
 
 def _chance(findings: Findings, ap: float) -> float:
-    """Half of the 95 % interval of an AP, as of the fraction of few objects that is found; 0 for many objects."""
+    """Returns half of the 95 % interval of an AP, as if it were the fraction of the objects that is detected; 0 for
+    many objects."""
     objects = _objects(findings)
     return 1.96 * float(np.sqrt(ap * (1 - ap) / objects)) if 0 < objects < FEW_OBJECTS else 0.0
 
 
 def _is_rising(findings: Findings, epochs: np.ndarray, values: np.ndarray) -> bool:
-    """Whether the best of the last third exceeds the best before by more than `RISING_AP` and chance."""
+    """Returns whether the best of the last third exceeds the best before by more than `RISING_AP` and chance."""
     third = values.size // 3
     if not third:
         return False
     newest = values.size - third + int(np.argmax(values[-third:]))
     before = int(np.argmax(values[:-third]))
-    return _differs(findings, epochs, values, newest, before, least=RISING_AP)
+    return _differs(findings, epochs, values, newest, before, margin=RISING_AP)
 
 
-def _differs(findings: Findings, epochs: np.ndarray, values: np.ndarray, high: int, low: int, *, least: float) -> bool:
-    """Whether the fitness in row ``high`` exceeds that in row ``low`` by more than ``least`` and chance.
+def _differs(findings: Findings, epochs: np.ndarray, values: np.ndarray, high: int, low: int, *, margin: float) -> bool:
+    """Returns whether the fitness in row ``high`` exceeds that in row ``low`` by more than ``margin`` and chance.
 
-    Both are scored on the same images, so what makes these hard cancels: it is no chance if the AP is higher on
-    `SURE` of the draws of these images. Where draws are not known, or the fitness is not an AP, the interval of one AP
-    decides.
+    Both are scored on the same images, so what makes these hard cancels: the difference is no chance if the AP is
+    higher on `SURE` of the draws of these images. Where draws are unknown, or the fitness is not an AP, the interval of
+    one AP decides.
     """
     difference = float(values[high] - values[low])
-    if difference <= least:
+    if difference <= margin:
         return False
-    draws = [findings.ap_of_draws.get(int(epochs[row])) for row in (high, low)]
-    is_known = findings.fitness.metric == "AP" and all(ap is not None for ap in draws)
-    if is_known and findings.result is not None and findings.result.num_images >= MIN_IMAGES:
-        higher, lower = (_fitness_of_draws(findings, ap) for ap in draws)
-        return bool(np.mean(higher > lower) >= SURE)
+    high_draws = findings.ap_of_draws.get(int(epochs[high]))
+    low_draws = findings.ap_of_draws.get(int(epochs[low]))
+    has_enough_images = findings.result is not None and findings.result.num_images >= MIN_IMAGES
+    if findings.fitness.metric == "AP" and has_enough_images and high_draws is not None and low_draws is not None:
+        is_higher = _fitness_of_draws(findings, high_draws) > _fitness_of_draws(findings, low_draws)
+        return bool(np.mean(is_higher) >= SURE)
     return difference > _chance(findings, float(values[high]))
 
 
 def _fitness_of_draws(findings: Findings, ap: np.ndarray) -> np.ndarray:
-    """The AP that is the fitness on each draw: float64 (S,) from that of the classes (S, C)."""
+    """Computes the fitness, an AP, on each draw: float64 (S,) from the AP of the classes (S, C)."""
     if findings.fitness.class_index is None:
-        return mean_known(ap, axis=1)
+        return nanmean(ap, axis=1)
     return ap[:, findings.fitness.class_index]
 
 
 def _overfits(findings: Findings) -> bool:
-    """Over the last third, the sums of the losses of both splits move apart by more than 2 % each."""
-    shared = [n[6:] for n in findings.history if n.startswith("train/") and f"val/{n[6:]}" in findings.history]
+    """Returns whether, over the last third, the training loss falls and the validation loss rises by more than 2 %
+    each."""
+    columns = [name.removeprefix("train/") for name in findings.history if name.startswith("train/")]
+    shared = [name for name in columns if f"val/{name}" in findings.history]
     if not shared:
         return False
-    train, val = (sum(findings.history[f"{split}/{name}"] for name in shared) for split in ("train", "val"))
-    known = np.isfinite(train) & np.isfinite(val)
-    train, val, third = train[known], val[known], int(known.sum()) // 3
+    train = np.sum([findings.history[f"train/{name}"] for name in shared], axis=0)
+    val = np.sum([findings.history[f"val/{name}"] for name in shared], axis=0)
+    is_known = np.isfinite(train) & np.isfinite(val)
+    train = train[is_known]
+    val = val[is_known]
+    third = len(train) // 3
     if third < 2:
         return False
     return bool(val[-1] > 1.02 * val[-third - 1] and train[-1] < 0.98 * train[-third - 1])
 
 
 def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
-    """Pairs of classes by the number of objects that are taken for another class: count, predicted, true."""
+    """Lists pairs of classes that are confused, the most frequent first: count of objects, predicted, true class."""
     pairs = [(int(confusion[p, t]), int(p), int(t)) for p, t in np.argwhere(confusion[:-1, :-1]) if p != t]
     return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))

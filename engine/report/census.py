@@ -1,4 +1,4 @@
-"""The data census of a report: how many boxes of each class, how large they are and where, and what the scan found."""
+"""The data census of a report: number, size and position of the boxes of each class, and the scan's findings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram
 from utils.strings import counted
 
 HEAT_CELLS = 24
-MAX_BARS = 20
-MAX_LINES = 100  # of the scan's report
+MAX_BARS = 20  # classes in the bar chart
+MAX_SCAN_LINES = 100  # lines of the scan's report that are shown
 
 
 class Census(NamedTuple):
@@ -36,13 +36,14 @@ class Census(NamedTuple):
 
     @property
     def median_side_px(self) -> float | None:
-        """None without boxes."""
+        """Median of `sides_px`; None without boxes."""
         return median_side(self.sides_px)
 
 
 def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
-    """Counts the boxes of a split; their sizes are those after the images' longer sides are scaled to ``imgsz``."""
-    truth, classes = index.ground_truth(), len(index.names)
+    """Counts the boxes of a split. Sizes are those after the images' longer sides are scaled to ``imgsz``."""
+    truth = index.ground_truth()
+    classes = len(index.names)
     image = truth.image_of_box[~truth.crowd]
     sizes = truth.image_hw[image].astype(np.float64)
     centers = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px[~truth.crowd]))
@@ -64,8 +65,9 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
 def census_content(
     censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
 ) -> dict[str, Any]:
-    """What census.html shows. The first census is of the training split if there is one."""
-    names, first = indexes[0].names, censuses[0]
+    """Returns the variables of census.html. The first census is of the training split if there is one."""
+    names = indexes[0].names
+    first = censuses[0]
     sides = [page.UNKNOWN if c.median_side_px is None else f"{c.median_side_px:.1f} px" for c in censuses]
     columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
     order = np.argsort(-first.class_boxes, kind="stable")
@@ -81,7 +83,7 @@ def census_content(
         "least_px": SMALL_PX,
         "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
         "classes": page.Table(
-            ("class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))),
+            ("class", *(f"{c.split}: {unit}" for c in censuses for unit in ("boxes", "images"))),
             [
                 [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
                 for c in order
@@ -89,19 +91,22 @@ def census_content(
             "Boxes and images of each class",
         ),
         "scans": [
-            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MAX_LINES))])
+            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MAX_SCAN_LINES))])
             for c, i in zip(censuses, indexes)
         ],
     }
 
 
 def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
-    """Pictures of the number, sizes and centers of the boxes of a split that has boxes, by title."""
+    """Draws the number, sizes and centers of the boxes of a split that has boxes. Returns pictures by title."""
     order = np.argsort(-census.class_boxes, kind="stable")[:MAX_BARS]
-    of = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
+    subset = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
     counts = census.class_boxes[order]
     classes = bars_picture(
-        [names[c] for c in order], counts, [f"{n:,}" for n in counts], ("", "boxes", f"Boxes of {of} ({census.split})")
+        [names[c] for c in order],
+        counts,
+        [f"{n:,}" for n in counts],
+        ("", "boxes", f"Boxes of {subset} ({census.split})"),
     )
     small = float((census.sides_px < SMALL_PX).mean())
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))

@@ -1,4 +1,4 @@
-"""The figures of a validation in the report: precision and recall, confusions, and what errors cost."""
+"""Figures of a validation in the report: precision and recall, confusions, and costs of errors."""
 
 from __future__ import annotations
 
@@ -10,57 +10,79 @@ from engine.evaluation.analysis import KINDS, ErrorSplit
 from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
 from utils.structures import EvalResult
 
-MANY_CLASSES = 20  # with more, confusion matrices have no numbers
-FEW_CLASSES = 8  # of many, that have a curve
+MANY_CLASSES = 20  # with more classes, confusion matrices have no numbers, and only `FEW_CLASSES` have curves
+FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
-    """Curves at IoU 0.5 named PR, F1, P and R: a line for each class that has objects, and a thick one for their mean;
-    of many classes, only those with the lowest AP50. The line of a single class is its own mean. Empty if no class has
-    objects."""
-    shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
-    if not shown.size:
+    """Makes charts of curves at IoU 0.5, named PR, F1, P and R; none if no class has objects.
+
+    There is a line for each class that has objects, and a thick one for their mean; of many classes, only those with
+    the lowest AP50 have lines. A single class has only the thick line.
+    """
+    scored = np.flatnonzero(np.asarray(result.class_targets) > 0)
+    if not scored.size:
         return {}
     class_ap50 = result.class_metrics["AP50"]
-    drawn, note = shown[np.argsort(class_ap50[shown], kind="stable")], ""
-    if shown.size > MANY_CLASSES:
-        drawn, note = drawn[:FEW_CLASSES], f"the {FEW_CLASSES} of {shown.size} classes with the lowest AP50"
-    of_detections, of_objects = "precision (fraction of the detections)", "recall (fraction of the objects)"
-    confidence, threshold = result.curve_confidence, result.threshold
-    curves = {  # title, x, y, and their names
-        "PR": ("Precision and recall", result.pr_recall, result.pr_precision, of_objects, of_detections),
-        "F1": ("F1", confidence, result.curve_f1, "confidence threshold", "F1"),
-        "P": ("Precision", confidence, result.curve_precision, "confidence threshold", of_detections),
-        "R": ("Recall", confidence, result.curve_recall, "confidence threshold", of_objects),
-    }
-    charts = {}
-    for key, (title, x, y, *axes) in curves.items():
-        mean, labels = "mean", names
-        if key == "PR":
-            mean = f"mean AP50 {result.metrics['AP50']:.3f}"
-            labels = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
-        if shown.size == 1:
-            note = labels[shown[0]]  # a single line has no legend
-            lines = [Line(note, x, y[shown[0]], is_strong=True)]
+    ap_names = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
+    precision = "precision (fraction of the detections)"
+    recall = "recall (fraction of the objects)"
+    threshold = result.threshold
+    best = None if threshold is None else (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
+
+    def chart(
+        title: str,
+        x: np.ndarray,
+        curves: np.ndarray,
+        labels: tuple[str, str],
+        mark: tuple[float, str] | None = None,
+        mean_label: str = "mean",
+        class_labels: Sequence[str] = names,
+    ) -> Chart:
+        note = ""
+        drawn = scored[np.argsort(class_ap50[scored], kind="stable")]
+        if scored.size > MANY_CLASSES:
+            drawn = drawn[:FEW_CLASSES]
+            note = f"the {FEW_CLASSES} of {scored.size} classes with the lowest AP50"
+        if scored.size == 1:
+            note = class_labels[scored[0]]  # a single line has no legend
+            lines = [Line(note, x, curves[scored[0]], is_strong=True)]
         else:
-            lines = [Line(mean, x, y[shown].mean(0), is_strong=True), *(Line(labels[c], x, y[c]) for c in drawn)]
-        is_marked = key == "F1" and threshold is not None
-        mark = (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}") if is_marked else None
-        charts[key] = Chart(f"{title} at IoU 0.5", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
-    return charts
+            lines = [Line(mean_label, x, curves[scored].mean(0), is_strong=True)]
+            lines += [Line(class_labels[c], x, curves[c]) for c in drawn]
+        return Chart(f"{title} at IoU 0.5", lines, *labels, (0, 1), (0, 1.02), mark=mark, note=note)
+
+    confidence = result.curve_confidence
+    axis = "confidence threshold"
+    mean_ap = f"mean AP50 {result.metrics['AP50']:.3f}"
+    return {
+        "PR": chart(
+            "Precision and recall",
+            result.pr_recall,
+            result.pr_precision,
+            (recall, precision),
+            mean_label=mean_ap,
+            class_labels=ap_names,
+        ),
+        "F1": chart("F1", confidence, result.curve_f1, (axis, "F1"), mark=best),
+        "P": chart("Precision", confidence, result.curve_precision, (axis, precision)),
+        "R": chart("Recall", confidence, result.curve_recall, (axis, recall)),
+    }
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
-    """A confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of a
-    column. Of many classes, those with the most errors are shown."""
+    """Draws a confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of
+    a column. Of many classes, those with the most errors are shown."""
     confusion = np.asarray(confusion)
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
     labels = np.array([*map(short_label, names), "background"])
     if len(names) > MAX_CONFUSED:
         wrong = (confusion.sum(0) + confusion.sum(1) - 2 * np.diag(confusion))[:-1]
         shown = np.r_[np.sort(np.argsort(-wrong, kind="stable")[:MAX_CONFUSED]), len(names)]
-        confusion, fractions, labels = confusion[np.ix_(shown, shown)], fractions[np.ix_(shown, shown)], labels[shown]
+        confusion = confusion[np.ix_(shown, shown)]
+        fractions = fractions[np.ix_(shown, shown)]
+        labels = labels[shown]
         title += f"; the {MAX_CONFUSED} of {len(names)} classes with the most errors"
     side = float(np.clip(0.5 * len(labels) + 2, 5, 12))
     figure = new_figure(side * 1.15, side)
@@ -78,7 +100,7 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
 
 
 def errors_picture(errors: ErrorSplit) -> Picture:
-    """What each kind of error costs (TIDE)."""
+    """Draws the cost of each kind of error (TIDE)."""
     names = [*KINDS, "all false\npositives", "all not\nfound"]
     costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
     texts = [f"{c:.3f}" for c in costs]

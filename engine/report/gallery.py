@@ -20,54 +20,65 @@ LABEL_LEGEND = (
     ("detection, or suggested box", COLORS["location"]),
     ("suggested box without a label", COLORS["missed"]),
 )
-STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
+STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
 MAX_LABEL_ERRORS = 60
-MAX_DRAWN_LABELS, MAX_DRAWN_DETECTIONS = 60, 40  # drawn in a picture of a label error
+MAX_DRAWN_LABELS = 60  # in a picture of a label error
+MAX_DRAWN_DETECTIONS = 40
 
 
 class DrawnDetections(NamedTuple):
-    """What detect.py finds in the images of a split, drawn next to label errors."""
+    """Detections of detect.py in the images of a split, to be drawn next to label errors."""
 
     table: DetectionTable
-    threshold: float  # scores of those that are drawn are above it
+    threshold: float  # detections with higher scores are drawn
 
 
 class Galleries:
-    """The gallery of label errors, and what others share with it. ``detections``: by split, if there is a model."""
+    """Makes the gallery of label errors; base of galleries of other issues. ``detections``: by split, if there is a
+    model."""
 
     def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DrawnDetections]) -> None:
         self._detections = detections
         self._splits = {split.name: split for split in splits}
         self._names = splits[0].index.names
-        # Of images by split and name; without those that the scan left out.
+        # Numbers of images by split and name, without images that the scan left out.
         self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
 
     def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
-        """The most probable label errors: labels, detections, and corrected labels."""
+        """Makes cards of the most probable label errors: labels, detections, and corrected labels."""
         drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 
     def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
-        """An image, and the rows of its boxes in the index; None if the scan left it out."""
-        if (i := self._number.get((split, name))) is None:
+        """Returns an image, and the rows of its boxes in the index; None if the scan left it out."""
+        number = self._number.get((split, name))
+        if number is None:
             return None
         index = self._splits[split].index
-        return source_of(self._splits[split], i), np.arange(index.offsets[i], index.offsets[i + 1])
+        rows = np.arange(index.offsets[number], index.offsets[number + 1])
+        return source_of(self._splits[split], number), rows
 
-    def _labels(self, split: str, rows: np.ndarray, but: Sequence[LabelBox] = ()) -> list[Outline]:
-        """The labels of an image, in ``rows`` of the index, without ``but``."""
+    def _labels(self, split: str, rows: np.ndarray, excluded: Sequence[LabelBox] = ()) -> list[Outline]:
+        """Outlines the labels of an image, ``rows`` of the index, without ``excluded``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
-        boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
+        boxes = np.delete(boxes, [box.number for box in excluded if box.number is not None], axis=0)
         return outlines(boxes[:MAX_DRAWN_LABELS], "correct")
 
     def _label_error(self, issue: Issue, album: Album) -> Card:
-        name, suggestion = issue.images[0], issue.suggestion
-        source, rows = self._image(issue.split, name)
-        window = source.around(corners_of((*issue.boxes, *([suggestion] if suggestion else ()))))
+        name = issue.images[0]
+        split = self._splits[issue.split]
+        image = self._number[issue.split, name]
+        source = source_of(split, image)
+        boxes = list(issue.boxes)
+        suggested: list[Outline] = []
+        if issue.suggestion is not None:
+            boxes.append(issue.suggestion)
+            style = STYLES.get(issue.kind, "location")
+            suggested.append(Outline(issue.suggestion.xyxy_px, style, issue.suggestion.class_name))
+        window = source.around(corners_of(boxes))
+        rows = np.arange(split.index.offsets[image], split.index.offsets[image + 1])
         others = self._labels(issue.split, rows, issue.boxes)
         labels = [Outline(box.xyxy_px, "label", box.class_name) for box in issue.boxes]
-        style = STYLES.get(issue.kind, "location")
-        suggested = [Outline(suggestion.xyxy_px, style, suggestion.class_name)] if suggestion else []
         pictures = album.pictures(
             source,
             window,
@@ -80,11 +91,11 @@ class Galleries:
         return Card(pictures, f"{issue.score:.2f} {issue.kind}: {issue.text}", note, issue.kind)
 
     def _seen(self, window: np.ndarray, issue: Issue) -> list[Outline]:
-        """The detections in an issue's image above the threshold, the most confident first, and the one that the issue
-        is about, whatever its score."""
+        """Outlines the detections in an issue's image above the threshold, the most confident first, and the one that
+        the issue is about, whatever its score."""
         table, threshold = self._detections[issue.split]
-        i = self._number[issue.split, issue.images[0]]
-        rows = np.flatnonzero((table.image_index == i) & (table.scores > threshold))
+        image = self._number[issue.split, issue.images[0]]
+        rows = np.flatnonzero((table.image_index == image) & (table.scores > threshold))
         rows = rows[in_window(table.boxes_xyxy_px[rows], window)]
         rows = rows[np.argsort(-table.scores[rows], kind="stable")][:MAX_DRAWN_DETECTIONS]
         texts = [f"{self._names[table.classes[row]]} {table.scores[row]:.2f}" for row in rows]
@@ -95,12 +106,13 @@ class Galleries:
         return drawn
 
     def _correction(self, issue: Issue, source: Source) -> Markup:
-        """What to write into the labels."""
+        """Describes the change to the label file."""
         if issue.suggestion is None:
             return Markup("delete this label")
-        box, name = np.array(issue.suggestion.xyxy_px), issue.suggestion.class_name
-        part, _ = self._splits[issue.split].part_of(self._number[issue.split, issue.images[0]]) or (None, 0)
-        names = learned_names(part) if part and part.source.normalized else []
+        box = np.array(issue.suggestion.xyxy_px)
+        name = issue.suggestion.class_name
+        labeled = self._splits[issue.split].labeled_image(self._number[issue.split, issue.images[0]])
+        names = learned_names(labeled.part) if labeled is not None and labeled.source.normalized else []
         if name in names:
             box = clip_xyxy(box, source.width, source.height)
             cxcywh = scale_boxes(xyxy_to_cxcywh(box), 1 / source.width, 1 / source.height)
@@ -111,8 +123,11 @@ class Galleries:
 
 
 def source_of(split: CheckedSplit, image: int) -> Source:
-    return Source(split.index.path(image), *split.index.image_hw[image].tolist(), split.index.pixels)
+    """Returns the image file with number ``image`` of a split."""
+    height, width = split.index.image_hw[image].tolist()
+    return Source(split.index.path(image), height, width, split.index.pixels)
 
 
 def corners_of(boxes: Sequence[LabelBox]) -> np.ndarray:
+    """Returns the boxes as an array, float64 (n, 4), xyxy original pixels."""
     return np.array([box.xyxy_px for box in boxes], np.float64).reshape(-1, 4)

@@ -18,7 +18,7 @@ from utils.boxes import xywh_to_xyxy
 from utils.drawing.page import Card
 from utils.structures import DetectionTable, GroundTruth
 
-# By kind of error, in the order of `KINDS`: the words, and the style of the box.
+# Name of each kind of error, in the order of `KINDS`, and style of its box.
 KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")
 KIND_STYLES = ("class", "location", "both", "duplicate", "spurious", "missed")
 KIND_LEGEND = (
@@ -26,95 +26,116 @@ KIND_LEGEND = (
     *((words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
     ("label, not found", COLORS["label"]),
 )
-MAX_IMAGES, MAX_BYTES = 40, 1_800_000  # of JPEG files
-MAX_BOXES = 60  # errors of an image that are drawn
+MAX_IMAGES = 40
+MAX_BYTES = 1_800_000  # size of the gallery's JPEG files together
+MAX_BOXES = 60  # errors drawn in an image
 
 
 class ImageErrors:
-    """What became of the detections that score above ``threshold``, and of the objects, matched as COCO does at IoU
-    0.5."""
+    """Outcomes of detections that score above ``threshold`` and of objects, matched as COCO does at IoU 0.5.
+
+    Attributes:
+        detections: D detections; ``image`` int64 (D,) and ``outcome`` int64 (D,), see `Errors`.
+        object_image, object_classes, crowd, object_boxes_xyxy_px: of M objects, with ``detected`` and ``missed`` bool
+            (M,), see `Errors`.
+        error_image, error_class, error_kind: int64 (E,), of all errors: false positives, with the class of the
+            detection, and missed objects, with their own.
+    """
 
     def __init__(self, gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> None:
         matches = match_detections(gt, table.take(table.scores > threshold), num_classes)
         image_of_rank = np.argsort(image_ranks(gt.image_ids))
-        self.threshold, self.num_images = threshold, gt.num_images
-        detections, objects = matches.ranked, matches.objects
-        self.detections, (self.outcome, _, self.found, self.missed) = detections, find_errors(matches)
-        self.image = image_of_rank[detections.group // num_classes]  # int64 (D,)
-        self.object_image = image_of_rank[objects.group // num_classes]  # int64 (M,)
-        self.object_classes, self.crowd = matches.object_classes, objects.crowd  # (M,)
-        self.object_boxes_xyxy_px = xywh_to_xyxy(objects.boxes_xywh)  # (M, 4)
-        # All errors, int64: false positives, with the class of the detection, and missed objects, with their own.
-        false, missed = self.outcome >= 0, self.missed
+        errors = find_errors(matches)
+        detections = matches.ranked
+        objects = matches.objects
+        self.threshold = threshold
+        self.num_images = gt.num_images
+        self.detections = detections
+        self.outcome = errors.outcome
+        self.detected = errors.detected
+        self.missed = errors.missed
+        self.image = image_of_rank[detections.group // num_classes]
+        self.object_image = image_of_rank[objects.group // num_classes]
+        self.object_classes = matches.object_classes
+        self.crowd = objects.crowd
+        self.object_boxes_xyxy_px = xywh_to_xyxy(objects.boxes_xywh)
+        false = self.outcome >= 0
+        missed = self.missed
         self.error_image = np.r_[self.image[false], self.object_image[missed]]
         self.error_class = np.r_[detections.classes[false], self.object_classes[missed]]
         self.error_kind = np.r_[self.outcome[false], np.full(missed.sum(), MISSED)]
 
     def counts(self) -> np.ndarray:
-        """Errors by image and kind: int64 (N, 6)."""
+        """Counts errors by image and kind: int64 (N, 6)."""
         cells = self.error_image * len(KINDS) + self.error_kind
         return np.bincount(cells, minlength=self.num_images * len(KINDS)).reshape(self.num_images, len(KINDS))
 
     def backgrounds(self) -> int:
-        """How many images without any object have detections."""
+        """Counts the images that have detections but no object."""
         return len(np.setdiff1d(self.image, self.object_image))
 
 
-def worst_images(errors: ImageErrors, most: int) -> list[int]:
-    """At most ``most`` images with errors. The first half are those with the most errors (the confidences of false
-    positives decide between equal ones). The others are, in turn, the worst image of each pair of class and kind that
-    is not among them yet, so that all have examples."""
-    count, false = errors.counts().sum(1), errors.outcome >= 0
+def worst_images(errors: ImageErrors, max_images: int) -> list[int]:
+    """Selects images with errors.
+
+    The first half are those with the most errors (ties: the highest confidences of false positives). The others are
+    the worst image of each pair of class and kind without an example among them, the most frequent pairs first.
+    """
+    count = errors.counts().sum(1)
+    false = errors.outcome >= 0
     weight = np.bincount(errors.image[false], errors.detections.scores[false], minlength=errors.num_images)
     order = np.lexsort((-weight, -count))
     order = order[count[order] > 0]
     rank = np.full(errors.num_images, order.size)
     rank[order] = np.arange(order.size)
-    chosen = dict.fromkeys(order[: -(-most // 2)].tolist())
-    examples: list[tuple[int, int]] = []  # how many errors the pair of class and kind has, and its worst image
+    chosen = dict.fromkeys(order[: -(-max_images // 2)].tolist())
+    examples: list[tuple[int, int]] = []  # number of errors of a pair of class and kind, and its worst image
     pairs = errors.error_class * len(KINDS) + errors.error_kind
     for pair in np.unique(pairs):
-        of_pair = errors.error_image[pairs == pair]
-        if chosen.keys().isdisjoint(of_pair.tolist()):
-            examples.append((of_pair.size, int(of_pair[np.argmin(rank[of_pair])])))
+        images = errors.error_image[pairs == pair]
+        if chosen.keys().isdisjoint(images.tolist()):
+            examples.append((images.size, int(images[np.argmin(rank[images])])))
     examples.sort(reverse=True)
     chosen |= dict.fromkeys(image for _, image in examples)
     chosen |= dict.fromkeys(order.tolist())
-    return list(chosen)[:most]
+    return list(chosen)[:max_images]
 
 
 def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
-    """The images of ``split`` with the most errors, labels next to detections."""
+    """Makes cards of the images of ``split`` with the most errors, labels next to detections."""
     album = Album(MAX_BYTES)
     return [_card(split, errors, image, album) for image in worst_images(errors, MAX_IMAGES)]
 
 
 def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) -> Card:
     names = split.index.names
-    of_image, objects = np.flatnonzero(errors.image == image), np.flatnonzero(errors.object_image == image)
-    wrong = of_image[errors.outcome[of_image] >= 0]
+    rows = np.flatnonzero(errors.image == image)
+    objects = np.flatnonzero(errors.object_image == image)
+    wrong = rows[errors.outcome[rows] >= 0]
     wrong = wrong[np.argsort(-errors.detections.scores[wrong], kind="stable")]
     counts = Counter(KIND_WORDS[k] for k in errors.outcome[wrong].tolist())
     counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
     text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    plain = objects[~errors.crowd[objects]]
-    found = errors.found[plain]
-    boxes, detected = errors.object_boxes_xyxy_px, errors.detections
+    objects = objects[~errors.crowd[objects]]
+    is_detected = errors.detected[objects]
+    boxes = errors.object_boxes_xyxy_px
+    table = errors.detections
     labels = [
         Outline(boxes[m], "missed" if errors.missed[m] else "label", names[errors.object_classes[m]])
-        for m in plain[~found][:MAX_BOXES].tolist()
+        for m in objects[~is_detected][:MAX_BOXES].tolist()
     ]
-    labels += outlines(boxes[plain[found]], "correct")
+    labels += outlines(boxes[objects[is_detected]], "correct")
     detections = [
         Outline(
-            detected.boxes_xyxy[row],
+            table.boxes_xyxy[row],
             KIND_STYLES[errors.outcome[row]],
-            f"{names[detected.classes[row]]} {detected.scores[row]:.2f}",
+            f"{names[table.classes[row]]} {table.scores[row]:.2f}",
         )
         for row in wrong[:MAX_BOXES].tolist()
     ]
-    detections += outlines(detected.boxes_xyxy[of_image[errors.outcome[of_image] == CORRECT]], "correct")
-    name, source = split.index.paths[image], source_of(split, image)
+    detections += outlines(table.boxes_xyxy[rows[errors.outcome[rows] == CORRECT]], "correct")
+    name = split.index.paths[image]
+    source = source_of(split, image)
     pictures = album.pictures(
         source,
         source.whole(),

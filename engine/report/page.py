@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -47,26 +47,29 @@ from utils.machine.resources import available_cores
 from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
-FILE_NAME, TEMPLATE = "report.html", "engine/report/page.html"
-MIN_LABEL_ERROR_SCORE = 0.5  # of label errors: more probable than not
-MAX_PAIRS = 200  # of classes
-MAX_LABEL_BYTES = 700_000  # of JPEG files of label errors
-DRAWS = 400  # of the images of a split with few objects
-SHEET_COLUMNS = 4  # of charts in results.png
+FILE_NAME = "report.html"
+TEMPLATE = "engine/report/page.html"
+MIN_LABEL_ERROR_SCORE = 0.5  # more probable than not
+MAX_PAIRS = 200  # confused pairs of classes
+MAX_LABEL_BYTES = 700_000  # size of the JPEG files of label errors together
+DRAWS = 400  # bootstrap draws of the images of a split with few objects
+SHEET_COLUMNS = 4  # columns of charts in results.png
 
 
 @dataclass(frozen=True)
 class ScoredValidation:
+    """The scores and detections of a validation."""
+
     result: EvalResult
-    detections: DetectionTable  # that are scored
+    detections: DetectionTable  # whose AP was computed
     shown: DetectionTable  # as detect.py finds them
-    epoch: int = 0  # after which the validation was; 0: of a checkpoint
+    epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a report is about, as far as it does not change during the run."""
+    """The run or checkpoint that a report is about."""
 
     title: str
     config: TrainConfig | ValConfig
@@ -74,18 +77,18 @@ class Subject:
     ctx: DistributedContext
     imgsz: int
     stride: int
-    indexes: dict[str, DatasetIndex]  # by split: that of the training, if it is known, and last the validated one
+    indexes: dict[str, DatasetIndex]  # by split: first that of the training, if it is known, last the validated one
     fitness: Fitness = Fitness("AP", "AP")
-    batches: int = 0  # of an epoch; 0 for the validation of a checkpoint
+    batches: int = 0  # per epoch; 0 for the validation of a checkpoint
 
     @property
     def epochs(self) -> int:
-        """Of the run; 0 for the validation of a checkpoint."""
+        """Planned epochs of the run; 0 for the validation of a checkpoint."""
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
 
     @property
     def few_steps(self) -> str:
-        """What to say if the run has too few steps; "" if it has enough, or if ``--time`` decides."""
+        """Warning that the run has too few steps; "" if it has enough, or if ``--time`` decides."""
         config = self.config
         if not isinstance(config, TrainConfig) or config.time or not self.batches:
             return ""
@@ -97,20 +100,24 @@ class Subject:
 
 
 class ReportPage:
-    """Writes `FILE_NAME` and its figures into ``folder``, again and again while a run goes on. A resumed run keeps the
-    page of the former process until its first validation."""
+    """Writes `FILE_NAME` and its figures into ``folder``, and rewrites them while a run goes on.
+
+    A resumed run keeps the page of the previous process until its first validation.
+    """
 
     def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
-        self._folder, self._subject, self._is_resumed = folder, subject, is_resumed
+        self._folder = folder
+        self._subject = subject
+        self._is_resumed = is_resumed
         self.path = folder / FILE_NAME
         self.validation: ScoredValidation | None = None  # the newest
-        self._ap_of_draws: dict[int, np.ndarray] = {}  # by epoch, of this process: `ap_of_draws`
-        self._data: dict[str, Any] | None = None  # what census.html shows
+        self._ap_of_draws: dict[int, np.ndarray] = {}  # `ap_of_draws` by epoch, of this process
+        self._data: dict[str, Any] | None = None  # variables of census.html
         self._warning = ""
         self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_validation(self, validation: ScoredValidation) -> None:
-        """Sets the newest one. With few objects, epochs are compared on the same draws of the images."""
+        """Sets the newest validation. With few objects, epochs are compared on the same draws of the images."""
         self.validation = validation
         index = self._subject.validated
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
@@ -119,21 +126,30 @@ class ReportPage:
             )
 
     def set_epochs(self, epochs: int) -> None:
-        self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
+        """Sets the planned epochs of the run, which its hooks may change."""
+        config = self._subject.config
+        if isinstance(config, TrainConfig):
+            self._subject = replace(self._subject, config=replace(config, epochs=epochs))
 
     def write(self, history: dict[str, np.ndarray]) -> None:
-        """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png. A failure costs
-        a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch."""
+        """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png.
+
+        A failure is logged as a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the
+        first epoch.
+        """
         self.is_written = False
         if self._is_resumed and self.validation is None:
             return
-        path, validation = self.path, self.validation
+        path = self.path
+        validation = self.validation
         try:
             content = self._content(history, validation)
             for name, picture in _figure_files(content).items():
                 write_whole(self._folder / f"{name}.png", picture.png)
-            subtitle = f"Written {page.now()}" + (", before the first validation." if validation is None else ".")
-            if validation is not None and validation.epoch:
+            subtitle = f"Written {page.now()}."
+            if validation is None:
+                subtitle = f"Written {page.now()}, before the first validation."
+            elif validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
             page.write_page(path, TEMPLATE, self._subject.title, subtitle, **content)
             self.is_written = True
@@ -144,7 +160,7 @@ class ReportPage:
             self._warning = warning
 
     def log_path(self) -> None:
-        """Logs where the page is, if the newest call of `write` has written it."""
+        """Logs the path of the page if the newest call of `write` has written it."""
         if self.is_written:
             get_logger().info("report: %s", self.path)
 
@@ -155,7 +171,8 @@ class ReportPage:
             indexes = list(subject.indexes.values())
             self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
         content = {} if validation is None else self._validation_content(validation)
-        found = Findings(
+        train = subject.indexes.get("train")
+        findings = Findings(
             history=history,
             epochs=subject.epochs,
             names=subject.validated.names,
@@ -166,12 +183,12 @@ class ReportPage:
             last=self._folder / "last.pt",
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
-            result=validation and validation.result,
+            result=None if validation is None else validation.result,
             errors=content.get("error_split"),
             ap_of_draws=self._ap_of_draws,
             few_steps=subject.few_steps,
             tile=subject.validated.tile,
-            ignored=tuple(subject.indexes["train"].names_ignored_everywhere()) if "train" in subject.indexes else (),
+            ignored=() if train is None else tuple(train.names_ignored_everywhere()),
             suspects=len(content.get("issues", ())),
             backgrounds=content["errors"].backgrounds() if content else 0,
         )
@@ -179,9 +196,9 @@ class ReportPage:
             "subject": subject,
             "validation": validation,
             "summary": {
-                "How it went": [*how_it_went(found)],
-                "Where the model is wrong": [*where_it_is_wrong(found)],
-                "What to do next": [*what_to_do(found)],
+                "How it went": list(how_it_went(findings)),
+                "Where the model is wrong": list(where_it_is_wrong(findings)),
+                "What to do next": list(what_to_do(findings)),
             },
             "changed": _changed_settings(subject),
             "machine": _machine(subject.ctx),
@@ -191,7 +208,9 @@ class ReportPage:
 
     def _validation_content(self, validation: ScoredValidation) -> dict[str, Any]:
         split, index = list(self._subject.indexes.items())[-1]
-        names, truth, result = index.names, index.ground_truth(), validation.result
+        names = index.names
+        truth = index.ground_truth()
+        result = validation.result
         error_split = validation.errors or split_errors(match_detections(truth, validation.detections, len(names)))
         errors = ImageErrors(truth, validation.shown, len(names), result.confusion_confidence)
         checked = CheckedSplit(split, index)
@@ -223,7 +242,7 @@ class ReportPage:
 
 
 def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
-    """By name, the pictures on the page that are also PNG files of the run's folder."""
+    """Returns the pictures of the page that are also written as PNG files, by name."""
     sheets = {"results": content["history"], "labels": content["data"]["figures"].get("train", {})}
     files = {
         name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
@@ -236,16 +255,28 @@ def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
 
 
 def _changed_settings(subject: Subject) -> page.Table:
-    def shown(value: object) -> str:
-        return "empty" if value in ("", []) else "none" if value in (None, MISSING) else str(value)
-
+    """Lists the flags and hyper-parameters that differ from their defaults."""
+    groups: list[tuple[TrainConfig | ValConfig | Hyperparameters, Callable[[str], str]]]
+    groups = [(subject.config, flag_name)]
+    if subject.hyp is not None:
+        groups.append((subject.hyp, str))
     rows = []
-    for values in filter(None, (subject.config, subject.hyp)):
-        for field in fields(values):
-            if (value := getattr(values, field.name)) != (default := default_of(field)):
-                name = field.name if values is subject.hyp else flag_name(field.name)
-                rows.append((page.code(name), shown(value), shown(default), field.metadata["help"]))
+    for settings, display_name in groups:
+        for field in fields(settings):
+            value = getattr(settings, field.name)
+            default = default_of(field)
+            if value != default:
+                name = page.code(display_name(field.name))
+                rows.append((name, _display_value(value), _display_value(default), field.metadata["help"]))
     return page.Table(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
+
+
+def _display_value(value: object) -> str:
+    if value in ("", []):
+        return "empty"
+    if value in (None, MISSING):
+        return "none"
+    return str(value)
 
 
 def _machine(ctx: DistributedContext) -> Sequence[tuple[str, str]]:
@@ -273,15 +304,18 @@ def _device_name(device: torch.device) -> str:
 
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
-    """The scores of all classes together, then of each, the best first."""
+    """Lists the scores of all classes together, then of each class, the best first."""
     f1 = np.nan_to_num(result.curve_f1)
     best = np.where(f1.max(1) > 0, [f1.max(1), result.curve_confidence[f1.argmax(1)]], np.nan)
     values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *best], 1).tolist()
     order = np.argsort(-np.nan_to_num(result.class_metrics["AP50"], nan=-1.0), kind="stable")
-    every = ["all", int(result.class_targets.sum()), *result.metrics.values(), result.metrics["f1"], result.threshold]
+    total = int(result.class_targets.sum())
+    rows: list[list[str | float | None]]
+    rows = [["all", total, *result.metrics.values(), result.metrics["f1"], result.threshold]]
+    rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
     return page.Table(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
-        [every, *([names[c], int(result.class_targets[c]), *values[c]] for c in order)],
+        rows,
         f"Scores of each class; P, R and F1 as detect.py finds them above {result.best_confidence:.3f}, IoU 0.5",
     )
 
@@ -289,6 +323,7 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
 def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
     totals = np.maximum(np.asarray(result.confusion).sum(0), 1)
     pairs = confused_pairs(result.confusion)
+    listed: list[list[str | float]]
     listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MAX_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
     return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")

@@ -1,4 +1,4 @@
-"""Small pictures of a data set's images, with boxes, as JPEG files inside a page."""
+"""Small pictures of a data set's images with boxes, embedded in a page as JPEG files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.structures import GRAY
 
-PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
+PHOTO_SIDE = 420  # longer side of a whole image, pixels
+CROP_SIDE = 300  # longer side of a part, pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
-MAX_ENLARGED = 3.0
+MAX_ENLARGEMENT = 3.0  # scale
 DARK = 64  # an image whose values are all below is stretched
 JPEG_QUALITY = 80
-MIN_SIDE = 8  # pixels of a drawn box, which else would be a dot
-LINE_PX, TEXT_PX = 2, 14
-MAX_OUTLINES = 150  # in a photo, so that something is left to see
-# Of boxes, by what they are about; the kinds of errors are those of `engine.report.image_errors.KIND_WORDS`.
+MIN_BOX_SIDE = 8  # pixels; smaller boxes would be drawn as dots
+LINE_PX = 2
+TEXT_PX = 14
+MAX_OUTLINES = 150  # in a photo; more would hide it
+# Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for those of errors.
 COLORS = {
     "correct": "#20c05c",
     "label": "#ffffff",
@@ -47,10 +49,10 @@ class Outline(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What is drawn into a photo."""
+    """A drawing of boxes into a photo."""
 
     title: str  # on the card
-    label: str  # what the picture shows, for screen readers
+    label: str  # description of the picture for screen readers
     outlines: Sequence[Outline]  # earlier ones are on top
 
 
@@ -63,12 +65,14 @@ class Source(NamedTuple):
     pixels: PixelFormat = RGB8
 
     def whole(self) -> np.ndarray:
-        """int64 (4,) x0, y0, x1, y1."""
+        """Returns the window of the whole image: int64 (4,) x0, y0, x1, y1."""
         return np.array([0, 0, self.width, self.height])
 
     def around(self, boxes_xyxy_px: np.ndarray) -> np.ndarray:
-        """The part of the image around boxes, float (n, 4), with some of what surrounds them: int64 (4,), x0, y0, x1,
-        y1. Where a box exceeds the image, so does the part, by at most a quarter of the image's size."""
+        """Returns a window around boxes, float (n, 4), with a margin: int64 (4,), x0, y0, x1, y1.
+
+        Where a box exceeds the image, so does the window, by at most a quarter of the image's size.
+        """
         size = self.whole()[2:]
         beyond = size / 4
         boxes = np.clip(boxes_xyxy_px, np.tile(-beyond, 2), np.tile(size + beyond, 2))
@@ -80,20 +84,26 @@ class Source(NamedTuple):
 
 
 class Album:
-    """The photos of a page, whose JPEG files have at most ``most_bytes`` together, in one gallery or several."""
+    """Renders the photos of a page, in one gallery or several, up to ``max_bytes`` of JPEG files."""
 
-    def __init__(self, most_bytes: int = 0) -> None:
-        self._left = most_bytes
+    def __init__(self, max_bytes: int = 0) -> None:
+        self._left = max_bytes
         self._is_full = False  # a photo did not fit
 
     def add_bytes(self, count: int) -> None:
-        """Adds what the next gallery may use, besides what earlier ones have left."""
+        """Raises the limit by ``count`` for the next gallery, which may also use what earlier ones have left."""
         self._left += count
         self._is_full = False
 
     def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
-        """The part ``window`` of an image (x0, y0, x1, y1 in original pixels), with sides of at most ``side``, once for
-        each version: titles and pictures; or one paragraph with the reason why it is not shown."""
+        """Renders a window of an image once for each version.
+
+        Args:
+            window: x0, y0, x1, y1 in original pixels.
+            side: longer side of the pictures, pixels.
+
+        Returns titles and pictures, or one paragraph with the reason why the image is not shown.
+        """
         if self._is_full:
             return _NOT_SHOWN
         try:
@@ -113,21 +123,23 @@ class Album:
 
 
 def in_window(boxes_xyxy_px: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """Which boxes (n, 4) are in the part ``window`` of an image, at least partly: bool (n,)."""
-    return (boxes_xyxy_px[:, :2] < window[2:]).all(1) & (boxes_xyxy_px[:, 2:] > window[:2]).all(1)
+    """Returns which boxes (n, 4) are at least partly in ``window``: bool (n,)."""
+    starts_before_end = boxes_xyxy_px[:, :2] < window[2:]
+    ends_after_start = boxes_xyxy_px[:, 2:] > window[:2]
+    return np.all(starts_before_end & ends_after_start, axis=1)
 
 
 def outlines(boxes_xyxy_px: np.ndarray, style: str) -> list[Outline]:
-    """Boxes (n, 4) without texts."""
+    """Makes outlines of boxes (n, 4) without texts."""
     return [Outline(box, style) for box in boxes_xyxy_px]
 
 
 def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np.ndarray:
-    """A copy of ``part``, which shows ``window``, with boxes."""
+    """Draws boxes into a copy of ``part``, which shows ``window``."""
     boxes = np.array([outline.box_xyxy_px for outline in drawn], np.float64).reshape(-1, 4)
     shown = np.flatnonzero(in_window(boxes, window))[:MAX_OUTLINES]
     boxes = (boxes[shown] - np.tile(window[:2], 2)) * (part.shape[1] / (window[2] - window[0]))
-    lacking = np.maximum(MIN_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
+    lacking = np.maximum(MIN_BOX_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
     boxes = np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], 1)
     texts = [drawn[i].text for i in shown]
     colors = np.array([[*bytes.fromhex(COLORS[drawn[i].style][1:])] for i in shown], np.uint8).reshape(-1, 3)
@@ -135,16 +147,17 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
 
 
 def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
-    """The part ``window``, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or OSError."""
+    """Reads the part ``window``, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or OSError."""
     x0, y0, x1, y1 = window
-    scale = min(side / max(x1 - x0, y1 - y0), MAX_ENLARGED)
-    least_hw = round(source.height * scale), round(source.width * scale)
-    pixels = as_rgb8(read_reduced(source.path, least_hw, pixels=source.pixels)[0])
+    scale = min(side / max(x1 - x0, y1 - y0), MAX_ENLARGEMENT)
+    min_hw = (round(source.height * scale), round(source.width * scale))
+    pixels = as_rgb8(read_reduced(source.path, min_hw, pixels=source.pixels)[0])
     if pixels.max(initial=0) < DARK:  # 16-bit values of which few bits are used, or night
-        deep = read_reduced(source.path, least_hw, pixels=replace(source.pixels, bits=16))[0]
+        deep = read_reduced(source.path, min_hw, pixels=replace(source.pixels, bits=16))[0]
         pixels = as_rgb8((deep * (65535.0 / max(deep.max(initial=0), 1))).astype(np.uint16))
     gain = np.array([pixels.shape[1] / source.width, pixels.shape[0] / source.height])
-    (left, top), (right, bottom) = np.floor(window[:2] * gain).astype(int), np.ceil(window[2:] * gain).astype(int)
+    left, top = np.floor(window[:2] * gain).astype(int)
+    right, bottom = np.ceil(window[2:] * gain).astype(int)
     part = np.ascontiguousarray(pixels[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)])
     beyond = max(-top, 0), max(bottom - pixels.shape[0], 0), max(-left, 0), max(right - pixels.shape[1], 0)
     if any(beyond):

@@ -78,7 +78,7 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
 
 
 def _lock(folder: Path) -> FileLock:
-    """The acquired lock on the run in ``folder``. Removes files that a killed process left half written."""
+    """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
     holder = lock.acquire(_PATIENCE_S)
     if holder:
@@ -136,17 +136,17 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
 
 
 def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """The folder of the run that one of ``launchers`` has trained before, which makes this start a restart; or None."""
+    """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
+    None."""
     if not any(launchers):
         return None
     records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may have folders
     if config.resume:  # last.pt or its folder, which may be in another project
         records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
-    matches = [
-        record
-        for record in records
-        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines())
-    ]
+    matches = []
+    for record in records:
+        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines()):
+            matches.append(record)
     if not matches:
         return None
     return max(matches, key=lambda record: record.stat().st_mtime).parent

@@ -56,6 +56,7 @@ def plan_run(
 
 
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
+    """Plans a run that starts from the beginning."""
     config = command.config
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
@@ -65,15 +66,18 @@ def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
 
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
+    """Plans the run that ``--resume`` continues."""
     path = _checkpoint_to_resume(ctx, command.config)
     lock_folder(ctx, path.parent, stack)
-    plan = _continued(ctx, command, Checkpoint.read(path))
-    check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
+    checkpoint = Checkpoint.read(path)
+    plan = _continued(ctx, command, checkpoint)
+    check_can_continue(checkpoint, plan.settings.config, command.explicit_flags)
     return plan
 
 
 def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
-    """torchrun starts its processes again, with the same command, after one of them has failed or a node has come."""
+    """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
+    come."""
     lock_folder(ctx, folder, stack)
     path = folder / "last.pt"
     if path.is_file():

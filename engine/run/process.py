@@ -37,6 +37,7 @@ def prepare_process(ctx: DistributedContext, settings: RunSettings, startup_mess
 
 
 def _listing(values: dict[str, Any]) -> str:
+    """Returns ``name=value, ...``, or "defaults" if there are none."""
     pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
     return ", ".join(pairs) or "defaults"
 
@@ -59,4 +60,6 @@ def choose_kernels(config: TrainConfig) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it, and filling takes time
+        # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
+        # module at run time, which a type checker cannot see.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -64,10 +64,10 @@ def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, explicit_fla
             ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
             more = f"{resume} --time HOURS (of the whole run) or --epochs N"
         else:
-            is_fewer = "epochs" in explicit_flags and config.epochs < done
-            ended = (
-                f"--epochs {config.epochs}: {done} are done already" if is_fewer else f"all epochs are done ({done})"
-            )
+            if "epochs" in explicit_flags and config.epochs < done:
+                ended = f"--epochs {config.epochs}: {done} are done already"
+            else:
+                ended = f"all epochs are done ({done})"
             more = f"{resume} --epochs N"
         raise UserError(f"{path}: {ended}; to continue, set more: {more}")
     if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
@@ -126,7 +126,7 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 
 
 def _means_the_same(name: str, old: Any, new: Any) -> bool:
-    """Whether a setting of the command line leaves that of the run as it is."""
+    """Returns whether a setting of the command line leaves that of the run as it is."""
     if name == "data" and normal_path(old) == normal_path(new):
         return True
     if name == "batch_size" and new == FIND_BATCH_SIZE:  # found when the run began

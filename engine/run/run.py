@@ -18,7 +18,7 @@ class RunSettings:
     hyp: Hyperparameters
 
     def by_name(self) -> dict[str, Any]:
-        """All flags and hyper-parameters by name."""
+        """Returns all flags and hyper-parameters by name."""
         return {**asdict(self.config), **asdict(self.hyp)}
 
 

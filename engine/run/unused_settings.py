@@ -1,4 +1,4 @@
-"""Settings that a command gives although they have no effect on its run, and why they have none."""
+"""Finds settings of a command line that have no effect in its run, and the reasons."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RunFacts:
     ctx: DistributedContext
     settings: RunSettings
     head: DetectionHead
-    channels: int  # of the images
+    channels: int  # per image
     tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
 
     @property
     def epochs(self) -> float:
-        """The number of epochs; infinite if ``--time`` decides it."""
+        """Number of epochs; infinite if ``--time`` decides it."""
         config = self.settings.config
         return math.inf if config.time else config.epochs
 
@@ -53,13 +53,8 @@ class RunFacts:
 def unused_settings(
     ctx: DistributedContext, settings: RunSettings, head: DetectionHead, *, channels: int = 3, tile: int = 0
 ) -> list[str]:
-    """Returns a line for each setting of the command line that has no effect in this run.
-
-    Args:
-        head: of the model.
-        channels: of the images.
-        tile: see `DatasetSpec`.
-    """
+    """Returns a line for each setting of the command line that has no effect in this run. ``channels``, ``tile``: see
+    `RunFacts`."""
     facts = RunFacts(ctx, settings, head, channels, tile)
     explicit = _explicit_settings(settings.config)
     reasons: dict[str, str] = {}
@@ -74,7 +69,7 @@ def unused_settings(
 
 
 def _explicit_settings(config: TrainConfig) -> dict[str, str]:
-    """The settings that differ from the defaults, by name, as they are written on a command line."""
+    """Returns the settings that differ from the defaults, by name, as they are written on a command line."""
     written = {name: f"--set {name}" for name in _overridden(config)}
     for name, value in changed_settings(config).items():
         flag = f"--{name.replace('_', '-')}"
@@ -83,12 +78,13 @@ def _explicit_settings(config: TrainConfig) -> dict[str, str]:
 
 
 def _overridden(config: TrainConfig) -> set[str]:
-    """Names of the hyper-parameters that ``--set`` gives."""
+    """Returns the names of the hyper-parameters that ``--set`` gives."""
     return {item.partition("=")[0].strip() for item in config.override}
 
 
 def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
-    config, head = facts.settings.config, facts.head
+    config = facts.settings.config
+    head = facts.head
     for name in sorted(head.unused_hyperparameters):
         yield Rule(name, True, "the model's loss does not use it")
     yield Rule("one2one", not head.is_dual, "the model's loss does not use it")
@@ -98,7 +94,8 @@ def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
-    config, hyp = facts.settings.config, facts.settings.hyp
+    config = facts.settings.config
+    hyp = facts.settings.hyp
     for name in COLOR_SETTINGS:
         yield Rule(name, facts.channels != 3, "images without three channels have no color")
     for name in MIXING_SETTINGS:
@@ -112,7 +109,8 @@ def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _process_rules(facts: RunFacts) -> Iterator[Rule]:
-    config, ranks = facts.settings.config, facts.ctx.world_size
+    config = facts.settings.config
+    ranks = facts.ctx.world_size
     yield Rule("spawn", config.spawn == 1, "one process trains anyway")
     validates_once = facts.epochs == 1 or config.val_every == 0
     yield Rule("eval_ranks", validates_once, "the training processes validate after the last epoch")
@@ -127,7 +125,8 @@ def _process_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _schedule_rules(facts: RunFacts) -> Iterator[Rule]:
-    config, hyp = facts.settings.config, facts.settings.hyp
+    config = facts.settings.config
+    hyp = facts.settings.hyp
     length = counted(config.epochs, "epoch")
     yield Rule("lr_mult", not config.weights, "without --weights")
     for name in WARMUP_SETTINGS:
@@ -141,8 +140,9 @@ def _schedule_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _shortened_settings(facts: RunFacts) -> list[str]:
-    """Lines about settings that a short run cuts."""
-    config, hyp = facts.settings.config, facts.settings.hyp
+    """Returns lines about settings that a short run cuts."""
+    config = facts.settings.config
+    hyp = facts.settings.hyp
     lines = []
     closing = closing_epochs(hyp.close_mosaic, config.epochs)
     if facts.mixes_images and facts.epochs <= closing:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.ddp import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import CUDNN_BENCHMARK_MIN_BATCHES, build_step
+from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
@@ -83,12 +83,7 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def batch_that_fits(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: nn.Module,
-    criterion: Criterion,
-    *,
-    pixels: PixelFormat = RGB8,
+    ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, *, pixels: PixelFormat = RGB8
 ) -> int:
     """Returns the largest global batch that fits, and logs it. All processes must call this.
 
@@ -150,10 +145,11 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
 
 
 def samples_per_image(config: TrainConfig) -> int:
+    """Returns how many samples an image of the batch is made of."""
     return 4 if config.quad else 1
 
 
-def largest_side(config: TrainConfig, model: nn.Module) -> int:
+def largest_side(config: TrainConfig, model: Detector) -> int:
     """Returns the largest side of the run's canvases, pixels."""
     side = config.imgsz
     if config.multi_scale:
@@ -164,7 +160,7 @@ def largest_side(config: TrainConfig, model: nn.Module) -> int:
 def prepare_step(
     ctx: DistributedContext,
     settings: RunSettings,
-    model: nn.Module,
+    model: Detector,
     criterion: Criterion,
     *,
     images: int,
@@ -218,7 +214,8 @@ def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:
     centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
     labels = np.stack([number % classes, *centers, np.full(boxes, 0.05), np.full(boxes, 0.05)], 1)
     if ignores:
-        labels = np.append(labels, [[ignored_class(0), 0.5, 0.5, 1, 1]], axis=0)
+        (region_class,) = ignored_class(np.array([0]))
+        labels = np.append(labels, [[region_class, 0.5, 0.5, 1, 1]], axis=0)
     return labels.astype(np.float32)
 
 

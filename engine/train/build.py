@@ -71,6 +71,8 @@ class RunData:
 
 @dataclass(frozen=True)
 class Loaders:
+    """The loaders of both splits."""
+
     train: InfiniteDataLoader
     val: ValidationLoader
 
@@ -92,7 +94,8 @@ def build_training(
     plan = plan_run(ctx, config, explicit_flags, stack)
     settings = plan.settings
     stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
-    check_same_run(ctx, settings.config, settings.hyp, plan.checkpoint and asdict(plan.checkpoint.progress))
+    stored_progress = asdict(plan.checkpoint.progress) if plan.checkpoint is not None else None
+    check_same_run(ctx, settings.config, settings.hyp, stored_progress)
     check_settings(ctx, settings)
     optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
     prepare_process(ctx, settings, plan.startup_messages)
@@ -147,7 +150,7 @@ def build_training(
 
 
 def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
-    """What to change if the memory of the machine or of its GPUs does not suffice for the run."""
+    """Says what to change if the memory of the machine or of its GPUs does not suffice for the run."""
     return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
 
 
@@ -188,11 +191,12 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
-    config, checkpoint = plan.settings.config, plan.checkpoint
+    config = plan.settings.config
+    checkpoint = plan.checkpoint
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
     stored_in = str(checkpoint.path) if checkpoint and plan.data_root else ""
     spec = open_data(DataSource.of_training(config, known_root=plan.data_root, stored_in=stored_in), ctx)
-    if config.keep_old:
+    if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
         spec = hold_out_validation(ctx, config, spec, checkpoint.val_images if checkpoint else [])
@@ -204,7 +208,9 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
     """Builds the model on its device: with starting weights, or, for a run that continues, as its checkpoint describes
     it (`restore_run` loads the weights). Raises UserError when the processes do not have the same, and for layers that
     other settings rule out."""
-    config, spec, checkpoint = plan.settings.config, data.spec, plan.checkpoint
+    config = plan.settings.config
+    spec = data.spec
+    checkpoint = plan.checkpoint
     names = class_names(spec, config.single_cls)
     channels = spec.pixels.channels
     if checkpoint is None:
@@ -227,7 +233,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
 
 
 def choose_batch_size(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> RunSettings:
-    """The settings with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
+    """Returns the settings with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
     if settings.config.batch_size != FIND_BATCH_SIZE:
         return settings
     criterion = build_criterion(ctx, settings, model, data.teacher)
@@ -238,6 +244,7 @@ def choose_batch_size(ctx: DistributedContext, settings: RunSettings, data: RunD
 
 
 def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> None:
+    """Logs a warning for each setting of the command line that has no effect in this run."""
     if ctx.is_main:
         lines = unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
         for line in lines:
@@ -246,7 +253,9 @@ def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data
 
 def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> Loaders:
     """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
-    config, hyp, spec = settings.config, settings.hyp, data.spec
+    config = settings.config
+    hyp = settings.hyp
+    spec = data.spec
     train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
@@ -271,7 +280,7 @@ def fit_anchors(settings: RunSettings, model: Detector, train: DatasetIndex) -> 
 def choose_rate_of_loaded_weights(
     ctx: DistributedContext, settings: RunSettings, loaders: Loaders, model: Detector, steps: StepPlan
 ) -> RunSettings:
-    """The settings with ``lr_mult``, which a run that continues and a recipe may have already."""
+    """Returns the settings with ``lr_mult``, which a run that continues and a recipe may have already."""
     if settings.hyp.lr_mult is not None:
         return settings
     lr_mult = 1.0
@@ -281,7 +290,7 @@ def choose_rate_of_loaded_weights(
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
-    """Exports the untrained model for ``--export``: what cannot be exported is said before the training, not after."""
+    """Exports the untrained model for ``--export``, so that a format that fails does so before the training."""
     if not config.export:
         return
     with torch_distributed_zero_first(ctx):
@@ -298,7 +307,8 @@ def build_criterion(
 ) -> Criterion:
     """Builds the loss of the model's head on the device. ``train``: the training split, for ``--cls-pw``; None: all
     classes count alike."""
-    config, weights = settings.config, None
+    config = settings.config
+    weights = None
     if config.cls_pw and train is not None:
         weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
         by_weight = weights.argsort(descending=True, stable=True).tolist()
@@ -314,6 +324,7 @@ def build_criterion(
 
 
 def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
+    """Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
     if ctx.is_main and not config.time:
         warn_of_few_steps(steps, from_weights=bool(config.weights))
 
@@ -324,8 +335,9 @@ def may_have_regions(train: InfiniteDataLoader) -> bool:
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
-    """Logs the optimizer and its rates with the reasons for them, and what a step is."""
-    config, log = settings.config, get_logger()
+    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
+    config = settings.config
+    log = get_logger()
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, config, steps)})"
     log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
     log.info(
@@ -352,7 +364,7 @@ def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -
 
 
 def _described_rates(settings: RunSettings, step: TrainStep) -> str:
-    """The initial learning rates, and in brackets what they follow from."""
+    """Describes the initial learning rates, and in brackets what they follow from."""
     hyp = settings.hyp
     rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
     base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
@@ -371,8 +383,8 @@ def _described_rates(settings: RunSettings, step: TrainStep) -> str:
 
 
 def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
-    """Identifies the data that a run has used. Fingerprints depend on modification times, and machines with copies of
-    their own have others: rank 0's count."""
+    """Returns what identifies the data of a run, on all ranks that of rank 0: fingerprints depend on modification
+    times, and machines with copies of their own have others."""
     indexes = (loaders.train.samples.index, loaders.val.samples.index)
     return broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
 
@@ -380,8 +392,9 @@ def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
 def describe_run(
     run: TrainingRun, data: RunData, start: StartingModel, optimizer_name: str, fingerprint: str
 ) -> RunDescription:
-    """What all checkpoints of the run say of its settings, data and model."""
-    spec, model = data.spec, start.model
+    """Returns what all checkpoints of the run say of its settings, data and model."""
+    spec = data.spec
+    model = start.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     location = describe_location(spec.source, root, run.folder)
     config = replace(run.config, optimizer=optimizer_name)  # a longer run must not choose another when it resumes

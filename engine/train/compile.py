@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -33,22 +34,22 @@ C_COMPILERS = ("gcc", "clang")  # for Triton
 class Compilation:
     """How a model is compiled."""
 
-    images: int  # of a full global batch
+    images: int  # number in a full global batch
     dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
     has_regions: bool = False  # whether batches may have regions to ignore
     line: str = ""  # the choice and its reason, for the log
 
-    def apply(self, model: nn.Module, criterion: nn.Module) -> None:
+    def apply(self, model: nn.Module, criterion: Criterion) -> None:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
         if self.loss:
             criterion.compile_terms(has_regions=self.has_regions)
         model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
     def for_batch(self, images: Tensor, batch_images: int) -> AbstractContextManager:
-        """The context for the forward pass and the loss of ``images`` (B, C, H, W), a shard of a global batch of
-        ``batch_images``."""
+        """Returns the context for the forward pass and the loss of ``images`` (B, C, H, W), a shard of a global batch
+        of ``batch_images``."""
         if batch_images != self.images:
             return torch.compiler.set_stance("force_eager")
         if self.dynamic:  # else a first batch of square images would be compiled for square images
@@ -81,7 +82,8 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         }
     else:
         needed = {"a C++ compiler (g++, or CXX set)": _is_installed(CPP_COMPILERS, "CXX")}
-    if missing := [name for name, is_there in needed.items() if not is_there]:
+    missing = [name for name, is_there in needed.items() if not is_there]
+    if missing:
         raise UserError(f"--compile: needs {' and '.join(missing)}; install that, or leave out --compile")
 
 
@@ -92,13 +94,13 @@ def _is_installed(compilers: Sequence[str], variable: str) -> bool:
 def plan_compilation(
     config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int, has_regions: bool = False
 ) -> Compilation:
-    """The compilation of a run that has passed `check_compilation`.
+    """Decides how to compile in a run that has passed `check_compilation`.
 
     Raises UserError for batches that leave processes without images, which then would not run what the others run.
 
     Args:
-        images: of a full global batch.
-        shards: that it is cut into: virtual ranks, or processes.
+        images: number in a full global batch.
+        shards: number that it is cut into: virtual ranks, or processes.
         has_regions: whether batches may have regions to ignore.
     """
     if images < shards:
@@ -106,10 +108,11 @@ def plan_compilation(
     # On a CPU the loss takes little time. Compiled scatters add in any order.
     loss = ctx.device.type == "cuda" and not config.deterministic
     compiled = partial(Compilation, images, loss=loss, has_regions=has_regions)
-    varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
-    if varied:
+    size_flags = {"--multi-scale": config.multi_scale, "--rect": config.rect}
+    varying = [flag for flag, is_on in size_flags.items() if is_on]
+    if varying:
         # None, torch's default, would compile for the first size, and again for all sizes at the second one.
-        line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
+        line = f"one version for all sizes ({', '.join(varying)}), no CUDA graphs: each is of one size"
         return compiled(dynamic=True, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
         return compiled(line="compiled: fixed sizes")

@@ -45,7 +45,7 @@ def choose_lr_mult(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
 ) -> float:
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
-    weights on its share of the images. ``total_steps``: has no meaning if ``--time`` decides."""
+    weights on its share of the images. ``total_steps``: unknown, and not used, if ``--time`` decides."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     with_objects = len(_images_with_objects(dataset.index))
     most = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
@@ -121,6 +121,8 @@ def score_on_objects(
     """
     device = next(detector.parameters()).device
     side = dataset.imgsz
+    if side is None:
+        raise ValueError("images of different sizes make no batch: the samples need an imgsz")
     plain = dataset.without_augmentation()
     with_objects = _images_with_objects(plain.index)
     places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)

@@ -64,6 +64,7 @@ def rebuild_model(
 def _build(
     source: str | dict[str, Any], config: TrainConfig, names: Sequence[str], channels: int, *, remark: str
 ) -> Detector:
+    """Builds a model with random weights, and logs its size, followed by ``remark``."""
     model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
     check_image_size(config.imgsz, model.stride, min_cells=2)  # batch norm needs more than one image of one cell
     parameters = sum(p.numel() for p in model.parameters())
@@ -74,15 +75,15 @@ def _build(
 
 
 def _on_device(model: Detector, ctx: DistributedContext) -> Detector:
-    return model.to(ctx.device, memory_format=torch.channels_last)
+    return model.to(ctx.device).to(memory_format=torch.channels_last)
 
 
-def _freeze(model: Detector, given: Sequence[int]) -> None:
-    """Freezes the layers that ``--freeze`` gives: a list of indices, or a single number n for layers 0 to n - 1."""
-    flag = f"--freeze {' '.join(map(str, given))}"
-    layers = set(range(given[0])) if len(given) == 1 else set(given)
+def _freeze(model: Detector, numbers: Sequence[int]) -> None:
+    """Freezes the layers of ``--freeze``, whose ``numbers`` are indices, or a single n for layers 0 to n - 1."""
+    flag = f"--freeze {' '.join(map(str, numbers))}"
+    layers = set(range(numbers[0])) if len(numbers) == 1 else set(numbers)
     last = len(model.model) - 1
-    if min(given, default=0) < 0 or max(layers, default=0) > last:
+    if min(numbers, default=0) < 0 or max(layers, default=0) > last:
         raise UserError(f"{flag}: the model has layers 0 to {last}")
     if not layers:
         return
@@ -92,7 +93,7 @@ def _freeze(model: Detector, given: Sequence[int]) -> None:
     get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
 
 
-def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
+def freeze_layers(model: Detector, layers: Collection[int]) -> None:
     """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
 
     From now on their batch norms use the stored statistics, also in training mode.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, S
 from engine.parallel.virtual_ranks import VirtualRanks
 from engine.run.run import RunSettings
 from engine.train.compile import Compilation, check_compilation, plan_compilation
+from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -56,7 +58,12 @@ class TrainStep:
     """A training step, called with its micro-batches."""
 
     def __init__(
-        self, strategy: Strategy, criterion: Criterion, optimizer: OptimizerSet, ema: ModelEma, settings: StepSettings
+        self,
+        strategy: Strategy,
+        criterion: Criterion,
+        optimizer: OptimizerSet,
+        ema: ModelEma[Detector],
+        settings: StepSettings,
     ) -> None:
         self.strategy = strategy
         self.ctx = strategy.ctx
@@ -99,7 +106,7 @@ class TrainStep:
         sums = StepSums.unpack(vector)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
         self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing
-        self.scaler.step(self.optimizer)  # the update of the weights: `OptimizerSet.step`
+        self.scaler.step(self._scaled_optimizer)  # the update of the weights: `OptimizerSet.step`
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
@@ -113,6 +120,11 @@ class TrainStep:
             losses=sums.parts / sums.normalizer.clamp(min=1),
         )
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
+
+    @property
+    def _scaled_optimizer(self) -> torch.optim.Optimizer:
+        # To its annotations, a GradScaler takes torch's own optimizers; `OptimizerSet` has all that it reads of one.
+        return cast(torch.optim.Optimizer, self.optimizer)
 
     def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
@@ -161,7 +173,9 @@ class TrainStep:
 
     def _count_batch(self) -> None:
         """Counts a micro-batch in the batch norms that are not frozen."""
-        counters = [norm.num_batches_tracked for norm in self._norms if norm.training]
+        counters = [
+            norm.num_batches_tracked for norm in self._norms if norm.training and norm.num_batches_tracked is not None
+        ]
         if counters:
             torch._foreach_add_(counters, 1)
 
@@ -175,7 +189,7 @@ class TrainStep:
         """Scales gradients to those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's
         learning rates expect), and clips them. Returns their norm before clipping () and a float () that is 1 if it is
         not finite."""
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self._scaled_optimizer)
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
@@ -193,7 +207,8 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
     The host waits for the device, which alone knows them."""
     trained = [p for p in parameters if p.grad is not None]
-    all_zero = torch.stack(torch._foreach_norm([p.grad for p in trained], float("inf"))) == 0
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    all_zero = torch.stack(torch._foreach_norm(gradients, float("inf"))) == 0
     for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:
             parameter.grad = None
@@ -201,8 +216,11 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 @contextmanager
 def kernel_search(is_on: bool) -> Iterator[None]:
-    """Whether cuDNN tries all kernels for each new input size. Validation, tests of weights and the last batch of an
-    epoch have sizes of their own, for which the search takes longer than it saves."""
+    """Sets whether cuDNN tries all kernels for each new input size within the block.
+
+    Validation, tests of weights and the last batch of an epoch have sizes of their own, for which the search takes
+    longer than it saves.
+    """
     torch.backends.cudnn.benchmark = is_on
     try:
         yield
@@ -234,7 +252,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_step(
     ctx: DistributedContext,
     settings: RunSettings,
-    model: nn.Module,
+    model: Detector,
     criterion: Criterion,
     *,
     pretrained: Mapping[str, Sequence[int]],
@@ -250,7 +268,10 @@ def build_step(
         images: number in a whole global batch.
         has_regions: whether batches may have regions to ignore (`Targets.ignore`).
     """
-    config, hyp = settings.config, settings.hyp
+    config = settings.config
+    hyp = settings.hyp
+    if hyp.lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.momentum = hyp.bn_momentum
@@ -297,7 +318,7 @@ def build_strategy(
     ctx: DistributedContext,
     config: TrainConfig,
     *,
-    model: nn.Module,
+    model: Detector,
     optimizer: OptimizerSet,
     plan: StepPlan,
     autocast: Autocast,
@@ -305,7 +326,8 @@ def build_strategy(
     """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
         return build_stage(ctx, model, autocast, optimizer.parameters)
-    if virtual_ranks := resolve_virtual_ranks(ctx, config):
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    if virtual_ranks:
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
     if ctx.is_distributed:
         side = 2 * model.stride

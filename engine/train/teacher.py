@@ -71,19 +71,25 @@ class TeacherFile:
                 "objectness can be taught (YOLOv8, YOLOv9, YOLO11, YOLO26)"
             )
         if detector.strides != model.strides:
-            strides = f"the teacher has strides {listed(detector.strides)}, the model {listed(model.strides)}"
-            raise UserError(f"{flag}: {strides}; choose models of the same strides")
+            teacher_strides = listed([str(stride) for stride in detector.strides])
+            model_strides = listed([str(stride) for stride in model.strides])
+            raise UserError(
+                f"{flag}: the teacher has strides {teacher_strides}, the model {model_strides}; choose models of the "
+                "same strides"
+            )
         self._check_channels(spec, self.path)
         taught = [name for name in model.names if name in detector.names]
         if not taught:
             raise UserError(f"{flag}: {self.path} and {spec.source} have no class in common")
         if flag == "--teacher":
             untaught = [name for name in model.names if name not in detector.names]
-            left = f"; {listed(untaught)} learned from labels alone" if untaught else ""
+            remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
             size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
-            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, counted(len(taught), "class"), left)
+            classes = counted(len(taught), "class")
+            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
 
     def _check_channels(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError if the images of ``spec`` have another number of channels than those of the teacher."""
         if self.detector.channels != spec.pixels.channels:
             raise UserError(
                 f"{self.flag}: {name} takes images of {counted(self.detector.channels, 'channel')}, {spec.source} has "
@@ -92,8 +98,13 @@ class TeacherFile:
 
     def build(self, model: Detector) -> Teacher:
         """Builds the teacher as the loss of ``model`` takes it."""
-        built = Teacher(self.detector, model.names, dual=model.head.is_dual, unlabeled_only=self.flag == "--keep-old")
-        return built.to(memory_format=torch.channels_last)
+        teacher = Teacher(
+            self.detector,  # type: ignore[arg-type]  # `open_teacher` has checked that its head distills
+            model.names,
+            dual=model.head.is_dual,
+            unlabeled_only=self.flag == "--keep-old",
+        )
+        return teacher.to(memory_format=torch.channels_last)
 
 
 def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool = False) -> None:
@@ -153,6 +164,7 @@ def _source_of_resumed(config: TrainConfig, checkpoint: Checkpoint, source: str)
 
 
 def _digest(detector: Detector) -> str:
+    """Returns the SHA-256 of all tensors."""
     digest = hashlib.sha256()
     for tensor in detector.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())

@@ -23,8 +23,8 @@ from utils.errors import UserError
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in their
-    order."""
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in the order
+    of their list."""
 
     def __init__(
         self,
@@ -38,16 +38,24 @@ class Trainer:
         checkpointer: Checkpointer,
         hooks: Sequence[Hook],
     ) -> None:
-        self.run, self.step, self.ctx = run, step, step.ctx
-        self.loader, self.progress = loader, progress
-        self.control, self.checkpointer, self.hooks = control, checkpointer, Hooks(hooks)
-        self.images, self.data_wait_s = 0, 0.0  # of the newest step, see `Training`
-        self.is_closing, self._is_over = False, False  # see `models.losses.base.Criterion.set_closing`
+        self.run = run
+        self.step = step
+        self.ctx = step.ctx
+        self.loader = loader
+        self.progress = progress
+        self.control = control
+        self.checkpointer = checkpointer
+        self.hooks = Hooks(hooks)
+        self.images = 0  # of the newest step, see `Training`
+        self.data_wait_s = 0.0  # before the newest step
+        self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
+        self._is_over = False  # this process takes no more steps
         earlier_s = run.checkpoint.run.seconds if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
         self._follow_plan(plan)
 
     def _follow_plan(self, plan: StepPlan) -> None:
+        """Trains by ``plan`` from now on."""
         self.plan = plan  # how the loader's batches become steps
         self.epochs = plan.epochs
         self.schedule = build_schedule(self.run.hyp, plan, cosine=self.run.config.cos_lr)
@@ -90,8 +98,10 @@ class Trainer:
             self._train_step(batches)
 
     def _train_step(self, batches: Prefetcher) -> None:
-        """One step of the optimizer, and what is due after it."""
-        progress, first, per_epoch = self.progress, self.progress.batch, len(self.loader)
+        """Takes one step of the optimizer, and follows what hooks and other ranks request."""
+        progress = self.progress
+        first = progress.batch
+        per_epoch = len(self.loader)
         micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
         counts = [self.loader.global_images(number) for number in numbers]
@@ -100,20 +110,22 @@ class Trainer:
         self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
-        self.images, self.data_wait_s = samples, batches.take_wait()
+        self.images = samples
+        self.data_wait_s = batches.take_wait()
         flags = self.read(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
         self._follow(self.control.after_step(flags, action, lambda: self.read(leave=0)))
 
     def _batches_of_next_step(self) -> int:
-        """How many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
+        """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
         left = len(self.loader) - self.progress.batch
         if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
             left = len(self.loader)
         return min(self.plan.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
-        """Reads the values of all steps but the newest ``leave``, not computed yet. Returns what any rank requested."""
+        """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
+        what any rank requested."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
@@ -122,8 +134,9 @@ class Trainer:
         return flags
 
     def _end_epoch(self) -> None:
-        """After the last step of an epoch; a resumed run may begin here."""
-        progress, step = self.progress, self.step
+        """Validates and saves an epoch whose steps are done. A resumed run may begin here."""
+        progress = self.progress
+        step = self.step
         if not progress.buffers_averaged:
             for model in (step.model, step.ema.module):
                 average_buffers(model, self.ctx)
@@ -149,6 +162,7 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
+        """Saves the run or ends it, as ``action`` says."""
         if action.saves:
             self.save()
         self._is_over |= action.ends_run
@@ -173,7 +187,7 @@ class Trainer:
         self.hooks.saved()
 
     def seconds(self) -> float:
-        """How long the run has trained, in all its processes."""
+        """Returns how long the run has trained, over all its starts."""
         return time.monotonic() - self._started
 
     def set_epochs(self, epochs: int) -> None:

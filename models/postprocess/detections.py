@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,31 +18,47 @@ from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError
 from utils.structures import Detections
 
-DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
-DEFAULT_CONFIDENCE = 0.25  # threshold of detection where no better one is known
-# The names of what a validation selects from the same boxes, see `select_for_validation`.
-SELECTIONS = SCORED, SHOWN, PLAIN = "scored", "shown", "plain"
-_VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
-_FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
+DETECTION_IOU = 0.45  # NMS threshold of detect.py, lower than in validation, as in YOLOv5 and YOLOv8
+DEFAULT_CONFIDENCE = 0.25  # confidence threshold of detect.py if validation has found none
+# Names of the detections that a validation selects from the same boxes, see `select_for_validation`.
+SCORED = "scored"
+DETECTED = "detected"
+DETECTED_UNVOTED = "detected_unvoted"
+SELECTIONS = (SCORED, DETECTED, DETECTED_UNVOTED)
+_MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
+_FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one runs only if slots stay empty
+
+
+class BoxDecoder(Protocol):
+    """What postprocessing needs of a model; a `Detector` has it."""
+
+    @property
+    def nms_iou(self) -> float | None:
+        """IoU threshold of NMS in validation; None if the detections need no NMS."""
+        ...
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Decodes raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostprocessSettings:
     """How detections are selected from decoded boxes and scores."""
 
-    conf_thres: float  # scores of detections are above it; with voting, scores after it
-    iou_thres: float | None  # a box that overlaps a better one of its class by more is suppressed; None: no NMS
-    max_det: int = MAX_DETECTIONS  # of an image: the best of ``classes``
+    conf_thres: float  # only detections with a higher score (after box voting) are returned
+    iou_thres: float | None  # NMS suppresses a box if its IoU with a better one of its class is higher; None: no NMS
+    max_det: int = MAX_DETECTIONS  # maximum number of detections per image, counted after filtering by ``classes``
     agnostic: bool = False  # boxes of different classes suppress each other too
-    multi_label: bool = True  # each class of a box above the threshold is a detection; else its best class alone
-    # Classes to keep, chosen from the detections of all classes: none of these changes. Without ``multi_label``, a box
-    # whose best class is another one is not kept. None: all.
+    multi_label: bool = True  # every class above the threshold makes a detection of a box; False: only its best class
+    # Classes to return; None: all. They are filtered after NMS over all classes, which therefore does not depend on
+    # this. Without ``multi_label``, a box whose best class is another one is dropped.
     classes: Sequence[int] | None = None
-    box_voting: bool = True  # those that a kept box suppresses move it and raise its score, see `vote`
+    box_voting: bool = True  # suppressed boxes move the box that suppresses them and raise its score, see `vote`
 
     @property
     def votes(self) -> bool:
-        """Whether there is box voting: only suppressed boxes vote."""
+        """Whether boxes vote. Without NMS none is suppressed, so none votes."""
         return self.box_voting and self.iou_thres is not None
 
 
@@ -51,16 +67,16 @@ class ValidationSettings:
     """How a validation selects detections. The default confidence keeps nearly the whole PR curve."""
 
     conf_thres: float = 0.001
-    iou_thres: float | None = None  # None: that of the model to score detections, that of detection to show them
+    iou_thres: float | None = None  # None: the model's for `SCORED`, `detection_iou` for the other selections
     max_det: int = MAX_DETECTIONS
-    single_cls: bool = False  # all classes count as one
-    classes: Sequence[int] | None = None  # of the model that are detected, numbered anew in this order; None: all
+    single_cls: bool = False  # treat all classes as one
+    classes: Sequence[int] | None = None  # the model's classes to detect, renumbered in this order; None: all
     box_voting: bool = True
 
     def selections(self, nms_iou: float | None) -> dict[str, PostprocessSettings]:
-        """The settings of each of `SELECTIONS`. ``nms_iou``: of the model in validation; None: it needs no NMS."""
+        """Returns the settings of each of `SELECTIONS`. ``nms_iou``: see `BoxDecoder`."""
         scored_iou = nms_iou if self.iou_thres is None else self.iou_thres
-        shown_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
+        detected_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
         scored = PostprocessSettings(
             conf_thres=self.conf_thres,
             iou_thres=scored_iou,
@@ -68,21 +84,22 @@ class ValidationSettings:
             classes=None if self.single_cls else self.classes,
             box_voting=self.box_voting,
         )
-        shown = replace(scored, iou_thres=shown_iou, multi_label=False)
-        return {SCORED: scored, SHOWN: shown, PLAIN: replace(shown, box_voting=False)}
+        detected = replace(scored, iou_thres=detected_iou, multi_label=False)
+        return {SCORED: scored, DETECTED: detected, DETECTED_UNVOTED: replace(detected, box_voting=False)}
 
 
 @torch.no_grad()
 def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings) -> Detections:
-    """The best boxes of each image. Of equal scores the first (box, class) is the best. A box whose sides are swapped
-    (distances without bins may be negative) becomes a box without area.
+    """Selects the best boxes of each image. Among equal scores, the first (box, class) pair ranks first.
 
-    Without NMS no shape depends on values, and the host does not wait for the device. Raises UserError for classes that
-    the model does not have.
+    A box with swapped sides (regressed distances may be negative) becomes a box without area. Without NMS, no shape
+    depends on values, and the host does not wait for the device.
 
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.
         scores: (B, N, C); NaN is below any threshold.
+
+    Raises UserError for classes that the model does not have.
     """
     boxes_xyxy = boxes_xyxy.float()
     scores = scores.float()
@@ -96,70 +113,75 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     if settings.iou_thres is None:
         selectable = allowed if wanted is None else allowed & wanted
         return _best_pairs(boxes_xyxy, torch.where(selectable, scores, -1.0), settings.max_det)
-    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, settings)
+    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, settings, settings.iou_thres)
     return _fill_slots(kept, scores.shape[0], settings)
 
 
 def detections_to_score(
     model: nn.Module, raw: list[Tensor], settings: ValidationSettings = ValidationSettings()
 ) -> Detections:
-    """The detections of a detector's raw maps whose AP is computed. ``model`` has ``decode`` and ``nms_iou``, as a
-    `Detector`."""
-    boxes, scores = model.decode(raw)
-    return _select_classes(boxes, scores, settings.selections(model.nms_iou)[SCORED], settings)
+    """Selects the detections whose AP is computed, from the raw maps of ``model``, a `BoxDecoder`."""
+    decoder = _as_decoder(model)
+    boxes, scores = decoder.decode(raw)
+    return _select_classes(boxes, scores, settings.selections(decoder.nms_iou)[SCORED], settings)
 
 
 def select_for_validation(
     model: nn.Module, raw: list[Tensor], settings: ValidationSettings = ValidationSettings()
 ) -> dict[str, Detections]:
-    """The detections of a detector's raw maps for validation, by name:
+    """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`. Returns them by name:
 
-    - `SCORED`: `detections_to_score`.
-    - `SHOWN`: those that detection finds in the same boxes, for its threshold and what becomes of its detections.
-    - `PLAIN`: the same without box voting, for the threshold of those who have none.
-
-    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
+    - `SCORED`: see `detections_to_score`.
+    - `DETECTED`: what detect.py would find, for its best threshold, the confusion matrix and pictures.
+    - `DETECTED_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
     """
-    boxes, scores = model.decode(raw)
-    selections = settings.selections(model.nms_iou)
-    found = {name: _select_classes(boxes, scores, selections[name], settings) for name in (SCORED, SHOWN)}
-    if selections[SHOWN].votes:
-        found[PLAIN] = _select_classes(boxes, scores, selections[PLAIN], settings)
+    decoder = _as_decoder(model)
+    boxes, scores = decoder.decode(raw)
+    selections = settings.selections(decoder.nms_iou)
+    selected = {name: _select_classes(boxes, scores, selections[name], settings) for name in (SCORED, DETECTED)}
+    if selections[DETECTED].votes:
+        selected[DETECTED_UNVOTED] = _select_classes(boxes, scores, selections[DETECTED_UNVOTED], settings)
     else:
-        found[PLAIN] = found[SHOWN]
-    return found
+        selected[DETECTED_UNVOTED] = selected[DETECTED]
+    return selected
+
+
+def _as_decoder(model: nn.Module) -> BoxDecoder:
+    return cast(BoxDecoder, model)  # to torch's stubs, any attribute of a module is a Tensor or a Module
 
 
 def detection_iou(nms_iou: float | None) -> float | None:
-    """The overlap from which NMS suppresses a box in detection, unless the user sets another one; None: no NMS.
-    ``nms_iou``: of the model in validation."""
+    """Returns the default NMS threshold of detect.py; None: no NMS. ``nms_iou``: see `BoxDecoder`."""
     return None if nms_iou is None else DETECTION_IOU
 
 
 def _select_classes(
     boxes: Tensor, scores: Tensor, selection: PostprocessSettings, settings: ValidationSettings
 ) -> Detections:
-    """`select_detections` for one of the selections of ``settings``, with the class numbers of the data set."""
+    """Runs `select_detections` for one of the selections of ``settings``, and numbers classes as the data set does."""
     if settings.single_cls:
-        scores = (scores if settings.classes is None else scores[..., settings.classes]).amax(-1, keepdim=True)
-    found = select_detections(boxes, scores, selection)
+        if settings.classes is not None:
+            scores = scores[..., settings.classes]
+        scores = scores.amax(-1, keepdim=True)
+    detections = select_detections(boxes, scores, selection)
     if selection.classes is None:
-        return found
-    number = found.classes.new_zeros(scores.shape[-1])
+        return detections
+    number = detections.classes.new_zeros(scores.shape[-1])
     number[selection.classes] = torch.arange(len(selection.classes), device=number.device)
-    return found._replace(classes=number[found.classes])
+    return detections._replace(classes=number[detections.classes])
 
 
 def _class_mask(classes: Sequence[int], scores: Tensor) -> Tensor:
-    """Which classes are among ``classes``: bool (C,)."""
+    """Returns which of the model's classes are in ``classes``: bool (C,)."""
     known = range(scores.shape[-1])
-    if wrong := set(classes).difference(known):
-        raise UserError(f"class {min(wrong)}: the model has classes 0 to {known[-1]}")
+    unknown = set(classes).difference(known)
+    if unknown:
+        raise UserError(f"class {min(unknown)}: the model has classes 0 to {known[-1]}")
     return torch.tensor([c in classes for c in known], device=scores.device)
 
 
 def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``numbers`` (B, M) first.
+    """Returns positions (B, count) of the highest scores (B, M); ties are broken by the lowest ``numbers`` (B, M).
 
     A positive float32 sorts like its bits read as an integer, so one int64 key holds both.
     """
@@ -168,8 +190,8 @@ def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
 
 
 def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, max_det: int) -> Detections:
-    """The ``max_det`` (box, class) pairs of each image with the highest ``scores``, which are negative where a pair is
-    not allowed."""
+    """Returns the ``max_det`` (box, class) pairs of each image with the highest ``scores``. A negative score excludes a
+    pair."""
     batch, count, num_classes = scores.shape
     # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
     numbers = torch.arange(count, device=scores.device).expand(batch, -1)
@@ -177,21 +199,27 @@ def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, max_det: int) -> Detections:
     pair_scores = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
     pair_numbers = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
     chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
-    found, pair = pair_scores.gather(1, chosen), pair_numbers.gather(1, chosen)
+    chosen_scores = pair_scores.gather(1, chosen)
+    pair = pair_numbers.gather(1, chosen)
     box = pair.div(num_classes, rounding_mode="floor")
-    kept = found >= 0
-    columns = (
-        torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
-        found * kept,
-        pair.remainder(num_classes) * kept,
+    kept = chosen_scores >= 0
+    boxes = torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0)
+    return Detections(
+        boxes_xyxy=_pad_slots(boxes, max_det),
+        scores=_pad_slots(chosen_scores * kept, max_det),
+        classes=_pad_slots(pair.remainder(num_classes) * kept, max_det),
+        counts=kept.sum(1),
     )
-    missing = max_det - found.shape[1]
-    padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
-    return Detections(*padded, kept.sum(1))
+
+
+def _pad_slots(values: Tensor, max_det: int) -> Tensor:
+    """Appends zeros to ``values`` (B, n, ...) up to ``max_det`` slots."""
+    batch, count, *rest = values.shape
+    return torch.cat((values, values.new_zeros((batch, max_det - count, *rest))), 1)
 
 
 class _Candidates(NamedTuple):
-    """Sorted by image, then by descending score; equal scores in the order of (box, class)."""
+    """Candidates of all images, sorted by image, then by descending score; equal scores by (box, class)."""
 
     image: Tensor  # int64 (M,)
     rank: Tensor  # int64 (M,) in the image, from 0
@@ -199,31 +227,51 @@ class _Candidates(NamedTuple):
     scores: Tensor  # float32 (M,)
     classes: Tensor  # int64 (M,)
 
-    def where(self, chosen: Tensor) -> _Candidates:
-        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+    def take(self, rows: Tensor) -> _Candidates:
+        """Selects ``rows``: a mask, bool (M,), or indices."""
+        index = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         return _Candidates(*(t.index_select(0, index) for t in self))
 
 
+class _Groups(NamedTuple):
+    """Groups of candidates that suppress each other: those of one image, or of one class in an image."""
+
+    batch: int
+    per_image: int  # number of classes, or 1 if all classes form one group
+
+    def of(self, candidates: _Candidates) -> Tensor:
+        """Returns each candidate's group, from 0: int64 (M,)."""
+        if self.per_image == 1:
+            return candidates.image
+        return candidates.image * self.per_image + candidates.classes
+
+    def nms(self, candidates: _Candidates, iou_thres: float, max_kept: int) -> Tensor:
+        """Returns which candidates NMS keeps: bool (M,). ``max_kept``: as ``max_det`` of `nms_keep`."""
+        return nms_keep(candidates.boxes, self.of(candidates), self.batch * self.per_image, iou_thres, max_kept)
+
+
 def _starts(image: Tensor, batch: int) -> Tensor:
-    """Where each image begins in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike with bincount,
-    the host does not wait."""
+    """Returns where each image starts in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike
+    bincount, this does not make the host wait."""
     return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
 
 
 def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
-    """How many of the same image come before each of ascending ``image``: int64 (M,)."""
+    """Numbers the elements of each image from 0, in ascending ``image`` (M,): int64 (M,)."""
     return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
 
 
 def _best_first(image: Tensor, score: Tensor) -> Tensor:
-    """The order by image, then descending score, (M,); of equal scores, what came first comes first."""
+    """Returns the order (M,) by image, then by descending score. The sort is stable."""
     order = score.argsort(descending=True, stable=True)
     return order[image[order].argsort(stable=True)]
 
 
 def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, Tensor, int]:
-    """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, the number of each image's allowed pairs,
-    int64 (B,), and the largest number."""
+    """Collects the allowed pairs, at most the `MAX_CANDIDATES` best of each image.
+
+    Returns them, the number of allowed pairs of each image, int64 (B,), and the largest of these numbers.
+    """
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
     counts = _starts(image, batch).diff()
@@ -236,62 +284,105 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
     order = _best_first(image, score)  # equal scores in the order of (box, class)
     image, box = image[order], box[order]
     rank = _numbers_in_image(image, batch)
-    found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
-    return found.where(rank < MAX_CANDIDATES) if is_crowded else found, counts, fullest
+    candidates = _Candidates(image, rank, boxes[image, box], score[order], label[order])
+    if is_crowded:
+        candidates = candidates.take(rank < MAX_CANDIDATES)
+    return candidates, counts, fullest
 
 
 def _non_max_suppression(
-    boxes_xyxy: Tensor, scores: Tensor, allowed: Tensor, wanted: Tensor | None, settings: PostprocessSettings
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    allowed: Tensor,
+    wanted: Tensor | None,
+    settings: PostprocessSettings,
+    iou_thres: float,
 ) -> _Candidates:
-    """The candidates of ``wanted`` classes, bool (C,), that are kept, after voting; more than ``max_det`` of an image
-    may be among them."""
+    """Runs NMS and box voting.
+
+    Args:
+        boxes_xyxy, scores: see `select_detections`.
+        allowed: bool (B, N, C), the pairs that are candidates.
+        wanted: bool (C,), the classes to return; None: all.
+
+    Returns the kept candidates; there may be more than ``max_det`` per image.
+    """
     batch, _, num_classes = scores.shape
-    agnostic = settings.agnostic
-    max_det = settings.max_det
+    groups = _Groups(batch, 1 if settings.agnostic else num_classes)
     candidates, counts, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
-    if wanted is not None:
-        max_det = MAX_CANDIDATES  # of all classes
-        if not agnostic:  # boxes of other classes only take places among those that are voted on
-            counted = (counts > _VOTED_ON)[candidates.image] & (candidates.rank < VOTERS)
-            candidates = candidates.where(wanted[candidates.classes] | (counted & settings.box_voting))
-    max_kept = max(max_det, _VOTED_ON) if settings.box_voting else max_det
-
-    def group_of(examined: _Candidates) -> Tensor:
-        return examined.image if agnostic else examined.image * num_classes + examined.classes
-
-    def suppress(examined: _Candidates) -> Tensor:
-        groups = batch if agnostic else batch * num_classes
-        return nms_keep(examined.boxes, group_of(examined), groups, settings.iou_thres, max_kept)
-
-    if fullest <= _FIRST_CANDIDATES:
-        keep = suppress(candidates)
-    else:  # a box that is kept among the best candidates is kept among all
-        is_first = candidates.rank < _FIRST_CANDIDATES
-        keep = is_first.masked_scatter(is_first, suppress(candidates.where(is_first)))
-        kept_counts = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
-        again = ((counts > _FIRST_CANDIDATES) & (kept_counts < max_det))[candidates.image]
-        if again.any():
-            keep = keep.masked_scatter(again, suppress(candidates.where(again)))
-    kept = candidates.where(keep)
+    max_det = settings.max_det if wanted is None else MAX_CANDIDATES  # before classes are filtered
+    if wanted is not None and not settings.agnostic:
+        candidates = candidates.take(_needed_for_classes(candidates, counts, wanted, settings.box_voting))
+    keep = _kept_candidates(candidates, counts, fullest, groups, iou_thres, max_det, settings.box_voting)
     if settings.box_voting and fullest > 1:
-        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
-        moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _VOTED_ON)
-        kept_boxes, other_boxes = (BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept, others))
-        boxes, voted = vote(kept_boxes, other_boxes, moves, settings.iou_thres)
-        kept = kept._replace(boxes=boxes, scores=voted).where(_best_first(kept.image, voted))
-    return kept if wanted is None else kept.where(wanted[kept.classes])
+        kept = _vote(candidates, keep, groups, iou_thres)
+    else:
+        kept = candidates.take(keep)
+    return kept if wanted is None else kept.take(wanted[kept.classes])
+
+
+def _needed_for_classes(candidates: _Candidates, counts: Tensor, wanted: Tensor, box_voting: bool) -> Tensor:
+    """Returns which candidates the result for ``wanted`` classes depends on, if NMS is by class: bool (M,).
+
+    Other classes matter only to voting, in crowded images: their boxes count among the `_MAX_VOTED` that may move.
+    """
+    is_wanted = wanted[candidates.classes]
+    if not box_voting:
+        return is_wanted
+    takes_vote = (counts > _MAX_VOTED)[candidates.image] & (candidates.rank < VOTERS)
+    return is_wanted | takes_vote
+
+
+def _kept_candidates(
+    candidates: _Candidates,
+    counts: Tensor,
+    fullest: int,
+    groups: _Groups,
+    iou_thres: float,
+    max_det: int,
+    box_voting: bool,
+) -> Tensor:
+    """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first.
+
+    Args:
+        counts: int64 (B,), candidates of each image; ``fullest`` is the largest count.
+        max_det: kept candidates that an image needs.
+    """
+    max_kept = max(max_det, _MAX_VOTED) if box_voting else max_det
+    if fullest <= _FIRST_CANDIDATES:
+        return groups.nms(candidates, iou_thres, max_kept)
+    # NMS keeps a box among the best candidates exactly if it keeps it among all.
+    is_first = candidates.rank < _FIRST_CANDIDATES
+    keep = is_first.masked_scatter(is_first, groups.nms(candidates.take(is_first), iou_thres, max_kept))
+    kept_counts = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
+    is_lacking = ((counts > _FIRST_CANDIDATES) & (kept_counts < max_det))[candidates.image]
+    if is_lacking.any():
+        keep = keep.masked_scatter(is_lacking, groups.nms(candidates.take(is_lacking), iou_thres, max_kept))
+    return keep
+
+
+def _vote(candidates: _Candidates, keep: Tensor, groups: _Groups, iou_thres: float) -> _Candidates:
+    """Lets suppressed candidates vote on those to ``keep``, bool (M,). Returns these, sorted by their new scores."""
+    kept = candidates.take(keep)
+    others = candidates.take(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
+    moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, groups.batch) < _MAX_VOTED)
+    kept_boxes = BoxGroups(kept.boxes, kept.scores, groups.of(kept))
+    other_boxes = BoxGroups(others.boxes, others.scores, groups.of(others))
+    boxes, scores = vote(kept_boxes, other_boxes, moves, iou_thres)
+    return kept._replace(boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
 
 
 def _fill_slots(kept: _Candidates, batch: int, settings: PostprocessSettings) -> Detections:
-    """The first ``max_det`` of each image, as far as their scores are above ``conf_thres``, padded to `Detections`."""
+    """Pads to `Detections` the first ``max_det`` candidates of each image with scores above ``conf_thres``."""
     max_det = settings.max_det
     slot = _numbers_in_image(kept.image, batch)
-    shown = (kept.scores > settings.conf_thres) & (slot < max_det)
-    row = torch.where(shown, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
-    padded = []
-    for values in (kept.boxes, kept.scores, kept.classes):
+    is_returned = (kept.scores > settings.conf_thres) & (slot < max_det)
+    row = torch.where(is_returned, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
+
+    def padded(values: Tensor) -> Tensor:
         rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
         rows[row] = values
-        padded.append(rows[:-1].view(batch, max_det, *values.shape[1:]))
-    counts = kept.image.new_zeros(batch).index_add_(0, kept.image, shown.long())
-    return Detections(*padded, counts)
+        return rows[:-1].view(batch, max_det, *values.shape[1:])
+
+    counts = kept.image.new_zeros(batch).index_add_(0, kept.image, is_returned.long())
+    return Detections(padded(kept.boxes), padded(kept.scores), padded(kept.classes), counts)

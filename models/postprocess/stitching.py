@@ -51,12 +51,12 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     canvas = np.concatenate([windows[:, :2].min(0), windows[:, 2:].max(0)])
     margin = CUT_MARGIN * np.tile(windows[:, 2:] - windows[:, :2], 2)
     is_cut = (np.abs(clipped.boxes_xyxy_px - windows[view]) <= margin[view]) & (windows != canvas)[view]
-    links, parts = _compare(clipped, is_cut, windows)
+    links, parts = _link_and_find_parts(clipped, is_cut, windows)
     first_box = _clusters(links, view)
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
 
-    # One box per cluster.
+    # Make one box of each cluster.
     _, cluster = np.unique(first_box, return_inverse=True)
     order = np.lexsort((-clipped.scores, cluster))  # within a cluster the best first
     starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
@@ -88,11 +88,11 @@ class TileStitcher:
     settings: PostprocessSettings
 
     def __call__(self, detections: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
-        """Joins detections of tiles.
+        """Joins the detections of tiles to those of images.
 
         Args:
             detections: detections by tile, in pixels of the images.
-            seen: int64 (n,), the tiles in which they are; all tiles of an image, or none.
+            seen: int64 (n,), the tiles that have been evaluated: all tiles of an image, or none.
 
         Returns detections by image, and the images. Raises RuntimeError unless each tile of an image is there once.
         """
@@ -112,11 +112,16 @@ class TileStitcher:
         return DetectionTable.concatenate(tables), images
 
 
-def _compare(detections: DetectionTable, is_cut: np.ndarray, windows: np.ndarray) -> tuple[list[Pair], list[Pair]]:
+def _link_and_find_parts(
+    detections: DetectionTable, is_cut: np.ndarray, windows: np.ndarray
+) -> tuple[list[Pair], list[Pair]]:
     """Compares the boxes of all pairs of views that overlap.
 
-    ``is_cut``: bool (N, 4), whether a side is at a border of the view inside the canvas. Returns links between boxes of
-    one object, by the lower of their two scores, the highest first; and pairs (part, whole).
+    Args:
+        is_cut: bool (N, 4), whether a side is at a border of the view inside the canvas.
+
+    Returns links between boxes of one object, sorted by the lower of their two scores, the highest first; and pairs
+    (part, whole).
     """
     links: list[Pair] = []
     parts: list[Pair] = []
@@ -124,13 +129,9 @@ def _compare(detections: DetectionTable, is_cut: np.ndarray, windows: np.ndarray
     area = _area(detections.boxes_xyxy_px)
     starts = np.searchsorted(detections.image_index, np.arange(len(windows) + 1))
     for first, second, common in _overlapping_views(windows, np.unique(detections.image_index)):
-        rows, others = (np.arange(starts[view], starts[view + 1]) for view in (first, second))
-        a, b = (_clipped(detections.boxes_xyxy_px[boxes], common) for boxes in (rows, others))
-        low, high = np.maximum(a[:, None, :2], b[:, :2]), np.minimum(a[:, None, 2:], b[:, 2:])
-        is_same_class = detections.classes[rows, None] == detections.classes[others]
-        overlap = (high - low).clip(0).prod(-1) * is_same_class  # (K, L)
-        union = _area(a)[:, None] + _area(b) - overlap
-        iou = np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
+        rows = np.arange(starts[first], starts[first + 1])
+        others = np.arange(starts[second], starts[second + 1])
+        overlap, iou = _overlaps_in(common, detections, rows, others)
         is_mutual_best = (iou == iou.max(1, keepdims=True)) & (iou == iou.max(0))
         links += _pairs(is_mutual_best & (iou >= LINK_IOU), rows, others)
         for small, large, shared in ((rows, others, overlap), (others, rows, overlap.T)):
@@ -140,6 +141,23 @@ def _compare(detections: DetectionTable, is_cut: np.ndarray, windows: np.ndarray
             small_is_cut = np.any(is_cut[small], axis=1, keepdims=True)
             parts += _pairs(is_inside & is_sure & small_is_cut, small, large)
     return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]])), parts
+
+
+def _overlaps_in(
+    common: np.ndarray, detections: DetectionTable, rows: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compares boxes ``rows`` (K,) and ``others`` (L,), clipped to the area ``common`` (4,) of their views.
+
+    Returns areas of intersection and IoUs (K, L), both 0 for boxes of different classes.
+    """
+    boxes = _clipped(detections.boxes_xyxy_px[rows], common)
+    other_boxes = _clipped(detections.boxes_xyxy_px[others], common)
+    low = np.maximum(boxes[:, None, :2], other_boxes[:, :2])
+    high = np.minimum(boxes[:, None, 2:], other_boxes[:, 2:])
+    is_same_class = detections.classes[rows, None] == detections.classes[others]
+    overlap = (high - low).clip(0).prod(-1) * is_same_class
+    union = _area(boxes)[:, None] + _area(other_boxes) - overlap
+    return overlap, np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
 
 
 def _overlapping_views(windows: np.ndarray, views: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:

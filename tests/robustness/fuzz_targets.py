@@ -513,10 +513,9 @@ def index_cache(case: Case) -> str:
 def image_cache(case: Case) -> str:
     """A damaged disk cache gives the pixels of the files, is created again, or is refused by name."""
     index, files, pixels = case.world.image_cache
-    for name, data in files.items():
-        (case.folder / name).write_bytes(data)
-    case.files += files
-    case.change(case.folder / case.chance.choice(list(files)), 1.0)
+    copies = [Path(shutil.copy2(file, case.folder)) for file in files]  # with the times, by which a cache is known
+    case.files += copies
+    case.change(case.chance.choice(copies), 1.0)
     disk_cache._environment.cache_clear()
     for i, (a, b) in enumerate(zip(cached_pixels(index, case.folder), pixels)):
         assert np.array_equal(a, b), f"image {i}: other pixels"

@@ -132,13 +132,13 @@ class World:
         return root, cache, index
 
     @cached_property
-    def image_cache(self) -> tuple[DatasetIndex, dict[str, bytes], list[np.ndarray]]:
+    def image_cache(self) -> tuple[DatasetIndex, list[Path], list[np.ndarray]]:
         """The index, the files of its disk cache, and the pixels."""
         folder = self.folder / "pixels.cache"
         index = scan(self.labeled, "yolo", folder)
         pixels = cached_pixels(index, folder)
         (path,) = folder.glob("*.lmdb")
-        return index, {file.name: file.read_bytes() for file in (path, path.with_suffix(".tree"))}, pixels
+        return index, [path, path.with_suffix(".complete")], pixels
 
 
 def scan(root: Path, kind: str, cache: Path) -> DatasetIndex:

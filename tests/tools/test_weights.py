@@ -66,7 +66,7 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_script(world, tmp_path, 
 @pytest.mark.parametrize("script", ["train", "val", "detect", "weights"])
 def test_an_uncached_name_with_offline_is_one_line(world, tmp_path, capsys, script):
     line = error_of(capsys, *commands(world, "yolo26n", tmp_path)[script], "--offline")
-    assert "yolo26n: not on this machine and --offline is set; put https://github.com/" in line
+    assert "yolo26n: not on this machine, and --offline is set; put https://github.com/" in line
     assert line.endswith("lockstep/weights/yolo26n.pt")
 
 

@@ -26,7 +26,7 @@ from utils.program import write_result
 
 FOUND = 1
 DEFAULT_IMGSZ = 640
-LEAST_PROBABILITY = 0.3
+DEFAULT_MIN_SCORE = 0.3
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
-        "--min-score", type=float, default=LEAST_PROBABILITY, help="least probability of label errors that are reported"
+        "--min-score", type=float, default=DEFAULT_MIN_SCORE, help="least probability of label errors that are reported"
     )
     parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")

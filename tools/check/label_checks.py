@@ -17,7 +17,7 @@ from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJEC
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
-MOST_PAIRS = 2  # of a box with earlier ones of its class, or of other classes
+MAX_PARTNERS = 2  # of a box with earlier ones of its class, or of other classes
 TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
 MIN_RATIO, MIN_DEVIATIONS = 2.0, 4.0  # of a class's frequency in two splits: how different, how significant
@@ -85,7 +85,7 @@ def _overlapping(
     xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray, *, differing: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pairs of boxes (n, 4) with an IoU above `SAME_IOU`: the number of the earlier box (p,), that of the later one,
-    and their IoU. Each box has at most `MOST_PAIRS` earlier partners.
+    and their IoU. Each box has at most `MAX_PARTNERS` earlier partners.
 
     Args:
         groups: (n,), the boxes of which are compared with each other.
@@ -101,7 +101,7 @@ def _overlapping(
     found = [(order[:0], order[:0], position[:0])]
     for direction in (-1, 1):
         next_run = np.searchsorted(run, run, side="right") if direction > 0 else np.searchsorted(run, run) - 1
-        box = np.flatnonzero(partners < MOST_PAIRS)
+        box = np.flatnonzero(partners < MAX_PARTNERS)
         other = box.copy()
         while box.size:
             other += direction
@@ -120,7 +120,7 @@ def _overlapping(
             is_pair = (iou > SAME_IOU) & (order[other] < order[box])
             found.append((order[other[is_pair]], order[box[is_pair]], iou[is_pair]))
             partners[box[is_pair]] += 1
-            unpaired = partners[box] < MOST_PAIRS
+            unpaired = partners[box] < MAX_PARTNERS
             box, other = box[unpaired], other[unpaired]
     earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*found))
     return earlier, later, iou

@@ -31,11 +31,11 @@ from utils.strings import listed
 
 FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
 PROJECT = "runs/check"
-MOST_LISTED = 400  # findings in the table
-MAX_PAIRS, MOST_OF_KIND = 30, 24
-MOST_TEXTS = 6  # on the card of an image
+MAX_LISTED_FINDINGS = 400  # findings in the table
+MAX_PAIR_CARDS, MAX_CARDS_PER_KIND = 30, 24
+MAX_TEXTS_PER_CARD = 6  # on the card of an image
 # Of JPEG files, by gallery, in the order in which they are drawn; each may also use what those before it have left.
-MAX_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
+MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
 
@@ -114,11 +114,11 @@ def _content(
 ) -> dict[str, Any]:
     galleries = IssueGalleries(splits, detections)
     kinds, album = by_kind(issues), Album()
-    album.add_bytes(MAX_BYTES["errors"])
+    album.add_bytes(MAX_GALLERY_BYTES["errors"])
     label_errors = galleries.label_errors(issues, album)
-    album.add_bytes(MAX_BYTES["pairs"])
+    album.add_bytes(MAX_GALLERY_BYTES["pairs"])
     duplicates = galleries.duplicates(issues, album)
-    album.add_bytes(MAX_BYTES["boxes"])
+    album.add_bytes(MAX_GALLERY_BYTES["boxes"])
     boxes = galleries.boxes(issues, album)
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
@@ -128,7 +128,7 @@ def _content(
         by_split = Counter(", ".join(dict.fromkeys(i.splits)) or i.split or "whole data set" for i in of_kind)
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
         rows.append((kind, len(of_kind), *reversed(ADVICE.get(kind, ("", ""))), counts))
-    most = MOST_LISTED // max(len(kinds), 1)
+    most = MAX_LISTED_FINDINGS // max(len(kinds), 1)
     shown = [issue for group in kinds.values() for issue in group[:most]]
     return {
         "colors": COLORS,
@@ -165,7 +165,7 @@ def _content(
 class IssueGalleries(Galleries):
     def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
-        drawn = alternating(list(groups.values()))[:MAX_PAIRS]
+        drawn = alternating(list(groups.values()))[:MAX_PAIR_CARDS]
         return [self._pair(issue, album) for issue in drawn]
 
     def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
@@ -174,7 +174,7 @@ class IssueGalleries(Galleries):
         of_image: dict[tuple[str, str], list[Issue]] = {}
         for group in groups.values():
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
-            for issue in alternating(by_split)[:MOST_OF_KIND]:
+            for issue in alternating(by_split)[:MAX_CARDS_PER_KIND]:
                 of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
         return [card for group in of_image.values() if (card := self._image_card(group, album))]
 
@@ -211,8 +211,10 @@ class IssueGalleries(Galleries):
             version = Version("", label, drawn + self._labels(split, rows, boxes))
             pictures = album.pictures(source, window, CROP_SIDE, version)
         texts = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
-        texts[MOST_TEXTS:] = [f"... and {len(texts) - MOST_TEXTS} more"] * (len(texts) > MOST_TEXTS)
-        places = list(dict.fromkeys(issue.where or name for issue in issues))[:MOST_TEXTS]
+        texts[MAX_TEXTS_PER_CARD:] = [f"... and {len(texts) - MAX_TEXTS_PER_CARD} more"] * (
+            len(texts) > MAX_TEXTS_PER_CARD
+        )
+        places = list(dict.fromkeys(issue.where or name for issue in issues))[:MAX_TEXTS_PER_CARD]
         text = Markup("<br>").join(texts)
         return Card(pictures, text, f"{split}: {', '.join(places)}", issues[0].kind)
 

@@ -1,14 +1,13 @@
-"""A node's copy of a data set: which files it consists of, which of them are complete, and writing the others.
+"""Maintains a node's copy of a data set: plans its files, finds those that are complete, and writes the others.
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
 its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
 images are rewritten, because they may name paths outside the copy.
 
 The folder contains ``tree/``, the copied files, ``<splits>.yaml``, which describes the copy, and ``<splits>.json``,
-what the copy does not show of the original, such as label files without an image. A file is written in ``incoming/``
-and moved to the tree when its bytes are known to be on the disk, so a file in the tree that has the original's size and
-modification time is complete, also after a crash.
-"""
+which keeps facts about the original that the copy does not show, such as label files without an image. A file is
+written in ``incoming/`` and moved to the tree when its bytes are known to be on the disk, so a file in the tree that
+has the original's size and modification time is complete, also after a crash."""
 
 from __future__ import annotations
 
@@ -40,13 +39,14 @@ from utils.files.safe_io import open_below, read_text
 from utils.logger import get_logger
 from utils.strings import counted, format_bytes
 
-_SYNC_EVERY_S = 10.0  # what a killed process loses
+_SYNC_EVERY_S = 10.0  # a killed process loses at most the files of this time
 _BLOCK = 4096  # disk usage of a file is a multiple of this
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with ``..``."""
+    """Lists the files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with
+    ``..``."""
 
     spec: DatasetSpec
     splits: tuple[str, ...]
@@ -55,15 +55,15 @@ class StagePlan:
     mtimes_ns: np.ndarray  # int64 (F,)
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
     originals: dict[str, Original]  # by split
-    folders: tuple[str, ...]  # of images and annotations: created even if empty; other images in them are removed
+    folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
     absent: frozenset[str]  # missing label files
 
     @property
     def root_in_tree(self) -> Path:
-        """The data set's folder in the copied tree, which begins as many levels above it as a name leads out of it."""
+        """The data set's folder in the copied tree, which begins as many levels above it as names lead out of it."""
         names = [*self.names, *self.lists, *self.folders, *self.absent]
-        above = max((name.split("/").count("..") for name in names), default=0)
-        return Path(*self.spec.root.parts[-above:]) if above else Path()
+        levels = max((name.split("/").count("..") for name in names), default=0)
+        return Path(*self.spec.root.parts[-levels:]) if levels else Path()
 
     @property
     def key(self) -> str:
@@ -73,13 +73,14 @@ class StagePlan:
         return f"{source.stem}-{digest.hexdigest()}"
 
     def yaml_text(self, tree: str) -> str:
-        """The YAML of the copy, which is next to the folder ``tree``."""
+        """Returns the YAML of the copy, which lies next to the folder ``tree``."""
         chosen = {split: self.spec.splits[split] for split in self.splits}
         root = self.spec.root
         content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
         content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
         annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
-        content |= {"annotations": annotations} if annotations else {}
+        if annotations:
+            content["annotations"] = annotations
         return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
 
 
@@ -95,10 +96,11 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
         originals[split] = Original(tuple(findings), listing.taken, tuple(listing.others))
         if findings:
-            first, count = findings[0], counted(len(findings), "file")
-            text = "--stage: not copied: %s of '%s', the first: %s: %s"
-            get_logger().warning(text, count, split, first.where, first.text)
-        stamps |= {image.name: image.stamp for image in listing.images}
+            first = findings[0]
+            count = counted(len(findings), "file")
+            message = "--stage: not copied: %s of '%s', the first: %s: %s"
+            get_logger().warning(message, count, split, first.where, first.text)
+        stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}
         source = spec.split(split)
@@ -123,13 +125,13 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
 
 
 class StageCopy:
-    """The copy in ``folder``, which is created if necessary."""
+    """Reads and writes the copy in ``folder``, which is created if necessary."""
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
         self.plan = plan
         self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
-        self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, in ``folder``
+        self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
         self._written: set[int] = set()  # whole files in ``incoming``
         self._synced_at = time.monotonic()
@@ -137,8 +139,8 @@ class StageCopy:
         os.close(self._open_folder(""))
 
     def _open_folder(self, name: str) -> int:
-        """A descriptor of a folder in the copy, which is made if necessary. No symbolic link is followed: another user
-        could have planted it, as the name of the copy can be guessed. Raises PermissionError for one."""
+        """Returns a descriptor of a folder in the copy, which is made if necessary. No symbolic link is followed: the
+        name of the copy can be guessed, so another user could have planted one. Raises PermissionError for a link."""
         return open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
 
     @contextlib.contextmanager
@@ -162,15 +164,15 @@ class StageCopy:
             lock.release()
 
     def path(self, name: str) -> str:
-        """Where a file of the plan is in the copy."""
+        """Returns the path in the copy of a file of the plan."""
         return os.path.join(self.folder, self._name(name))
 
     def _name(self, name: str) -> str:
-        """The name of a file or folder of the plan, relative to the folder of the copy."""
+        """Returns the name of a file or folder of the plan, relative to the folder of the copy."""
         return os.path.normpath(os.path.join(self._root, name))
 
     def complete_files(self) -> np.ndarray:
-        """Which files of the plan are complete, bool (F,)."""
+        """Returns which files of the plan are complete, bool (F,)."""
         complete = np.zeros(len(self._stamps), bool)
         for i, (name, stamp) in enumerate(zip(self.plan.names, self._stamps)):
             with contextlib.suppress(OSError):
@@ -189,7 +191,8 @@ class StageCopy:
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
-        """A function that reads a file of the plan, from this copy if ``local``, bool (F,), else the original."""
+        """Returns a function that reads a file of the plan, from this copy if ``local``, bool (F,), else the
+        original."""
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
@@ -199,6 +202,7 @@ class StageCopy:
         return load
 
     def write(self, item: int, data: memoryview) -> None:
+        """Writes a file of the plan."""
         self._write_incoming(str(item), data, self._stamps[item].mtime_ns)
         self._written.add(item)
         if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
@@ -215,6 +219,7 @@ class StageCopy:
                 os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
 
     def _move_written(self) -> None:
+        """Moves the written files to the tree once their bytes are on the disk."""
         if self._written:
             os.sync()
         by_folder: dict[str, list[tuple[int, str]]] = {}
@@ -222,9 +227,9 @@ class StageCopy:
             folder, target = os.path.split(self._name(self.plan.names[item]))
             by_folder.setdefault(folder, []).append((item, target))
         for name, moves in by_folder.items():
-            with self._opened(name) as folder:
+            with self._opened(name) as descriptor:
                 for item, target in moves:
-                    os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=folder)
+                    os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=descriptor)
                     self._written.remove(item)
         self._synced_at = time.monotonic()
 
@@ -249,6 +254,7 @@ class StageCopy:
         self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
 
     def _remove_other_images(self) -> None:
+        """Removes images that the original no longer has."""
         suffixes = image_suffixes(self.plan.spec.pixels)
         wanted = set(map(self._name, self.plan.names))
         for top in map(self._name, self.plan.folders):
@@ -281,10 +287,11 @@ def _originals_file(path: Path) -> Path:
 
 
 def _read_checked(path: str, stamp: FileStamp) -> bytes:
-    """The content of a file. Raises UserError if it has changed since it was listed."""
+    """Reads a file. Raises UserError if it has changed since it was listed."""
     try:
         with open(path, "rb", buffering=0) as file:
-            status, data = os.fstat(file.fileno()), file.readall()
+            status = os.fstat(file.fileno())
+            data = file.readall()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if (status.st_size, status.st_mtime_ns) != stamp or len(data) != stamp.size:

@@ -19,18 +19,21 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError, first_line
 from utils.machine.threads import map_ahead
 
-_MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
-_COST_OF_ONE = 64 << 10  # bytes that could be read in the time that opening an item takes
+# Bytes that are sent in a round: by all leaders together, and the limits for each of them.
+_ROUND_BYTES = 256 << 20
+_MIN_CHUNK_BYTES = 1 << 20
+_MAX_CHUNK_BYTES = 16 << 20
+_OPEN_COST_BYTES = 64 << 10  # bytes that could be read in the time that it takes to open an item
 
 
 def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
-    """The items that each leader reads and sends, ascending, by leader. See `exchange_items` for the arguments.
+    """Returns the items that each leader reads and sends, ascending, by leader. See `exchange_items` for the arguments.
 
     An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
     disk. The rest are cut into contiguous runs of about equal size.
     """
     needed = np.flatnonzero(~cached.all(axis=0))
-    cost = sizes[needed] + _COST_OF_ONE
+    cost = sizes[needed] + _OPEN_COST_BYTES
     readers = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each
     reader = np.zeros(len(needed), np.int64)
     for pattern in np.unique(readers, axis=1).T:
@@ -59,28 +62,31 @@ def exchange_items(
 
     Raises UserError if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
     """
-    most = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
-    shards, rank = assign(sizes, cached), group.local_group_rank
+    chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
+    shards = assign(sizes, cached)
+    rank = group.local_group_rank
     read = map_ahead(load, shards[rank].tolist(), threads=threads)
-    for round_ in zip_longest(*(_batches(items, sizes, most) for items in shards), fillvalue=()):
+    for round_ in zip_longest(*(_batches(items, sizes, chunk_bytes) for items in shards), fillvalue=()):
         buffers = [torch.empty(sum(int(sizes[item]) for item in items), dtype=torch.uint8) for items in round_]
-        memoryview(buffers[rank].numpy())[:] = b"".join(next(read) for _ in round_[rank])
+        buffers[rank].numpy().data[:] = b"".join(next(read) for _ in round_[rank])
         barrier.wait_all()
         _send_round(buffers, group, barrier)
         for items, buffer in zip(round_, buffers):
-            view = memoryview(buffer.numpy())
+            view = buffer.numpy().data
             for item in items:
                 yield item, view[: sizes[item]]
                 view = view[sizes[item] :]
 
 
-def _batches(items: np.ndarray, sizes: np.ndarray, most: int) -> Iterator[list[int]]:
-    """``items`` in lists of at most ``most`` bytes; a larger item is alone."""
-    batch, total = [], 0
+def _batches(items: np.ndarray, sizes: np.ndarray, max_bytes: int) -> Iterator[list[int]]:
+    """Yields ``items`` in lists of at most ``max_bytes``; a larger item is alone."""
+    batch: list[int] = []
+    total = 0
     for item, size in zip(items.tolist(), sizes[items].tolist()):
-        if batch and total + size > most:
+        if batch and total + size > max_bytes:
             yield batch
-            batch, total = [], 0
+            batch = []
+            total = 0
         batch.append(item)
         total += size
     if batch:
@@ -88,16 +94,18 @@ def _batches(items: np.ndarray, sizes: np.ndarray, most: int) -> Iterator[list[i
 
 
 def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
+    """Broadcasts the buffer of each leader. Raises UserError if another node cannot be reached."""
     if group.group_size == 1:
         return
     try:
-        sent = [
+        broadcasts = [
             dist.broadcast(buffer, src=rank, group=group.handle, async_op=True)
             for rank, buffer in zip(group.ranks, buffers)
             if buffer.numel()
         ]
-        for work in sent:
-            work.wait()
+        for work in broadcasts:
+            if work is not None:  # None on a process outside the group
+                work.wait()
     except RuntimeError as error:
         barrier.check()
         raise UserError(f"lost contact with another node: {first_line(error)}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch.distributed as dist
@@ -46,24 +47,28 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                sent: list[StagePlan | None] = [None]
+                plans: list[StagePlan | None] = [None]
                 if leaders.local_group_rank == 0:
                     spec = without_empty(load_dataset_spec(source.data, source.known_root), source.optional)
                     for note in spec.notes:
                         get_logger().info("%s", note)
                     optional = (split for split in source.optional if split in spec.splits)
-                    sent[0] = plan_stage(spec, (*source.splits, *optional))
+                    plans[0] = plan_stage(spec, (*source.splits, *optional))
                 barrier.wait_all()
                 if leaders.group_size > 1:
-                    dist.broadcast_object_list(sent, src=leaders.ranks[0], group=leaders.handle)
-                yaml = str(_complete(sent[0], local_folder, barrier, leaders, show_progress=ctx.is_main))
+                    dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)
+                plan = plans[0]
+                assert plan is not None
+                yaml = str(_complete(plan, local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
-                ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", yaml.encode("utf-8", "surrogateescape"))
+                path_bytes = yaml.encode("utf-8", "surrogateescape")
+                # torch's stubs know only str, but `set` takes bytes, too.
+                ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", cast(str, path_bytes))
         return open_copy(Path(yaml), source.data)
 
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
-    """Completes the copy of this node, of which this process is the leader, and returns its YAML."""
+    """Completes the copy of this node, and returns its YAML. This process is the node's leader."""
     if any(is_inside(folder / plan.key, path_of(each, plan.spec.root)) for each in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
@@ -77,17 +82,20 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         missing = ~present.all(axis=0)
         copy.check_space(~local)
         barrier.wait_all()
-        if show_progress and missing.any():
+        is_shown = show_progress and bool(missing.any())
+        if is_shown:
             get_logger().info(
                 "--stage: copying %d of %d files (%s) to %s, on this node to %s",
-                missing.sum(), len(local), format_bytes(int(plan.sizes[missing].sum())),
-                counted(leaders.group_size, "node"), copy.folder,
-            )  # fmt: skip
+                missing.sum(),
+                len(local),
+                format_bytes(int(plan.sizes[missing].sum())),
+                counted(leaders.group_size, "node"),
+                copy.folder,
+            )
         elif show_progress:
             get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(local), "file"))
-        found = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
-        is_shown = show_progress and missing.any()
-        for item, data in progress(found, desc="staging", total=missing.sum(), unit="file", enabled=is_shown):
+        items = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
+        for item, data in progress(items, desc="staging", total=int(missing.sum()), unit="file", enabled=is_shown):
             if not local[item]:
                 copy.write(item, data)
         copy.finish()

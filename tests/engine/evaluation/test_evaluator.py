@@ -10,7 +10,7 @@ from torch import nn
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion
-from models.postprocess.detections import PLAIN, SCORED, SHOWN
+from models.postprocess.detections import DETECTED, DETECTED_UNVOTED, SCORED
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
 from utils.boxes import scale_boxes, xywh_to_xyxy
@@ -92,7 +92,7 @@ class Oracle:
             scores[b, :n], scores[b, n] = torch.linspace(0.9, 0.2, n), 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
-        gains = {SCORED: 1.0, SHOWN: 0.5, PLAIN: 0.25}
+        gains = {SCORED: 1.0, DETECTED: 0.5, DETECTED_UNVOTED: 0.25}
         return {
             name: Detections(*(t.to(raw[0].device) for t in (boxes, scores * gain, classes, counts)))
             for name, gain in gains.items()

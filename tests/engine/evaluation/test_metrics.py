@@ -11,7 +11,7 @@ import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap
 from engine.evaluation.metrics import CONFIDENCES, confusion_matrix, score_detections
-from engine.evaluation.tables import format_summary, silenced_text
+from engine.evaluation.tables import format_summary, missed_classes_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 
@@ -176,7 +176,7 @@ def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.missed_at_best_confidence.tolist() == [1]
     text = f"No object of 1 class is found at confidence {result.threshold:.3f}: b (best F1 1.000 at 0.020)"
-    assert silenced_text(result, names) == text
+    assert missed_classes_text(result, names) == text
     assert text in format_summary(result, names)
     nothing = score_detections(gt, empty_table(), 5)
     assert (nothing.threshold, nothing.confusion_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)

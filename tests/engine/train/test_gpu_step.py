@@ -111,7 +111,7 @@ def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
         value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
     ]
     assert {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} == {CUDA}
-    assert [host.device.type for host, _, _ in step.reader._pending] == ["cpu", "cpu"]
+    assert [copy.vector.device.type for copy in step.reader._copies] == ["cpu", "cpu"]
 
 
 QUICK = [("yolov5", "AdamW", 0), ("yolo26", "SGD", 0), ("yolox", "Muon", 2)]

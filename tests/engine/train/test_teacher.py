@@ -13,7 +13,8 @@ import yaml
 
 import train
 import val
-from engine.train.teacher import check_teacher
+from data.source.dataset_yaml import load_dataset_spec
+from engine.train.teacher import TeacherFile, check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
@@ -33,6 +34,7 @@ from tests.helpers.tiny import (
 from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -162,6 +164,14 @@ def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, cha
     error = error_of(capsys, train.main, *given, *(change.format(world) for change in changes))
     assert line.format(world) in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_teacher_of_other_strides_is_refused(world):
+    teacher = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="")
+    student = build_detector({**TINY_MODEL, "head": [[[1, 2, 3], 1, "Detect", ["nc"]]]}, 2)
+    spec = load_dataset_spec(str(world / "set" / "data.yaml"))
+    with pytest.raises(UserError, match="teacher has strides 8, 16, 32, the model 4, 8, 16; choose models of the same"):
+        teacher.check(spec, student)
 
 
 def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):

@@ -21,7 +21,7 @@ from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
-from tools.check.label_checks import MOST_PAIRS, SAME_IOU, box_pairs, scan_dataset, scan_issues
+from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, scan_dataset, scan_issues
 from tools.convert.__main__ import convert
 from utils.logger import get_logger
 
@@ -96,7 +96,7 @@ def test_every_box_that_repeats_an_earlier_one_is_listed(tmp_path, kind):
         for issue in (issue for issue in issues if issue.kind == issue_kind):
             found[issue.boxes[0].number, issue.boxes[1].number] = True
         assert not (found & ~expected).any()
-        np.testing.assert_array_equal(found.sum(0), expected.sum(0).clip(max=MOST_PAIRS))
+        np.testing.assert_array_equal(found.sum(0), expected.sum(0).clip(max=MAX_PARTNERS))
     assert (len(issues) > 100) == (kind in ("copies", "one of another class"))
 
 
@@ -106,7 +106,7 @@ def test_the_time_for_pairs_of_boxes_does_not_grow_with_their_square(tmp_path, k
     split = many_boxes(tmp_path / "set", kind, 20_000)
     started = time.process_time()
     issues = box_pairs(split)
-    assert len(issues) <= 2 * MOST_PAIRS * 20_010
+    assert len(issues) <= 2 * MAX_PARTNERS * 20_010
     assert time.process_time() - started < 20
 
 

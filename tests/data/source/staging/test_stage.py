@@ -57,7 +57,7 @@ def _two_nodes(ctx, source, places):
     """The final content of each node, and the files opened in each of four starts: the first, the second, one after
     node 1 lost its disk, and one after both lost the same half."""
     opened, place = [], Path(places.replace("{node_rank}", str(ctx.node_rank)))
-    file_exchange._MIN_CHUNK = file_exchange._MAX_CHUNK = 1000
+    file_exchange._MIN_CHUNK_BYTES = file_exchange._MAX_CHUNK_BYTES = 1000
     for start in range(4):
         if start == 2 and ctx.rank == 2:
             shutil.rmtree(place)
@@ -160,8 +160,8 @@ def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_copy, "_read_checked", killed)
-        patch.setattr(file_exchange, "_MAX_CHUNK", 100)
-        patch.setattr(file_exchange, "_MIN_CHUNK", 100)
+        patch.setattr(file_exchange, "_MAX_CHUNK_BYTES", 100)
+        patch.setattr(file_exchange, "_MIN_CHUNK_BYTES", 100)
         with pytest.raises(KeyboardInterrupt):
             stage(source, tmp_path / "stage")
     (folder,) = (tmp_path / "stage").iterdir()
