@@ -39,7 +39,7 @@ def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_
     return images / torch.tensor(255, dtype=dtype)
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Applies ``function`` to every tensor in ``value``: a tensor, or tuples and dataclasses that may be nested."""
     if isinstance(value, Tensor):
         return function(value)

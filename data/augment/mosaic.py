@@ -1,8 +1,8 @@
-"""Mosaic and MixUp: which images a layer consists of, and where they are on its canvas.
+"""Mosaic and MixUp: chooses the images of each layer and places them on its canvas.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two layers. All patches of a batch are computed at once, elementwise, so none depends on the
-others. Legend: L layers, M patches (images, or parts of them, on a layer), N images in the data set.
+(Zhang et al. 2018) blends two layers. All patches of a batch are computed at once, elementwise, so that none depends on
+the others. Legend: L layers, M patches (images, or crops of them, on a layer), N images in the data set.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from utils.structures import SampleKey
 
 
 class Mosaic(Augmentation):
-    """``mosaic``: four images around a point."""
+    """``mosaic``: pastes four images around a point."""
 
     name = "mosaic"
-    num_uniforms = 6  # whether to apply it, three partners, two coordinates of the point
+    num_uniforms = 6  # one decides whether to apply it, three choose partners, two place the point
     columns = slice(0, 6)
 
     def members(
         self, uniforms: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
     ) -> list[list[int]]:
-        """The images of each layer: one, or four.
+        """Chooses the images of each layer: one, or four.
 
         Args:
             uniforms: (L, 6) in [0, 1).
-            indices: the main image of each layer.
-            combine: bool (L,), whether each may be a mosaic.
+            indices: main image of each layer.
+            combine: bool (L,), whether a layer may be a mosaic.
             images: N.
         """
         is_mosaic = (uniforms[:, 0] < self.hyp.mosaic) & combine
@@ -44,52 +44,58 @@ class Mosaic(Augmentation):
     def corners(
         uniforms: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
     ) -> np.ndarray:
-        """Upper left corners (M, 2) on the frame. Patches of a mosaic meet in a random point; single ones are centered.
+        """Returns upper left corners (M, 2) on the frame: around a random point for a mosaic, otherwise centered.
 
         Args:
-            uniforms: (M, 6), of each patch's layer.
-            slots: (M,), left to right, top to bottom.
+            uniforms: (M, 6), numbers of each patch's layer.
+            slots: (M,), position in the mosaic, left to right, top to bottom.
             is_mosaic: bool (M,).
             sizes, canvas_wh: (M, 2).
         """
-        centers = np.floor((0.5 + uniforms[:, 4:6]) * canvas_wh)
-        before = np.stack([slots % 2 == 0, slots < 2], 1)
-        around = np.where(before, centers - sizes, centers)
-        return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
+        points = np.floor((0.5 + uniforms[:, 4:6]) * canvas_wh)
+        ends_at_point = np.stack([slots % 2 == 0, slots < 2], 1)
+        mosaic_corners = np.where(ends_at_point, points - sizes, points)
+        return np.where(is_mosaic[:, None], mosaic_corners, np.floor((canvas_wh - sizes) / 2))
 
 
 def choose_mixup(
     uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
 ) -> tuple[list[int], list[int]]:
-    """Positions in ``keys`` of the samples that are mixed, and the main image of the second layer of each.
-    ``uniforms``: (n, 2), `RandomStreams.of_mixing`; ``combine``: bool (n,), whether a sample may be mixed."""
+    """Returns positions in ``keys`` of the samples to mix, and the main image of the second layer of each.
+
+    ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``combine``: bool (n,), whether a sample may be mixed.
+    """
     mixed = np.flatnonzero(combine & (uniforms[:, 0] < probability)).tolist()
-    return mixed, [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+    partners = [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+    return mixed, partners
 
 
 def choose_partners(uniforms: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
-    """An image to combine with ``index`` for each of ``uniforms``: from all ``images``, or from ``block`` if it is not
-    empty, there without repetition if the block is large enough."""
+    """Chooses an image to combine with ``index`` for each of ``uniforms``.
+
+    Chooses among all ``images``, or from ``block`` if it is not empty, without repetition if it is large enough.
+    """
     if not block:
-        return [int(number * images) for number in uniforms]
-    left: list[int] = []
-    chosen = []
-    for number in uniforms:
-        left = left or [i for i in block if i != index] or [index]
-        chosen.append(left.pop(int(number * len(left))))
-    return chosen
+        return [int(uniform * images) for uniform in uniforms]
+    candidates: list[int] = []
+    partners = []
+    for uniform in uniforms:
+        if not candidates:
+            candidates = [i for i in block if i != index] or [index]
+        partners.append(candidates.pop(int(uniform * len(candidates))))
+    return partners
 
 
 class Placement(NamedTuple):
-    """Where patches are. If a patch is outside the canvas, only ``is_seen`` is valid."""
+    """Positions of patches. For a patch outside the canvas, only ``is_seen`` is valid."""
 
-    region: np.ndarray  # int64 (M, 4): x1, y1, x2, y2 of the part that is rendered, source pixels
+    region: np.ndarray  # int64 (M, 4): x1, y1, x2, y2 of the rendered region, source pixels
     matrix: np.ndarray  # float64 (M, 3, 3), source to canvas
     is_seen: np.ndarray  # bool (M,)
 
 
 def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    """Widths and heights (M, 2), whole numbers, of sources that are scaled to fit exactly into canvases (M, 2)."""
+    """Returns widths and heights (M, 2), whole numbers, of sources scaled to fit exactly into canvases (M, 2)."""
     gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
     return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
 
@@ -102,7 +108,7 @@ def place_patches(
     outer: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> Placement:
-    """Regions and matrices of sources that are pasted on frames, which ``outer`` maps to the canvas.
+    """Computes regions and matrices of sources pasted on frames, which ``outer`` maps to the canvas.
 
     Args:
         source_hw: (M, 2).
@@ -113,13 +119,14 @@ def place_patches(
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
     per_pixel = source_wh / sizes
-    # Crop what is outside the frame, to whole source pixels; at least one remains.
+    # Crops to the frame, in whole source pixels, of which at least one remains.
     low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
     high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
     region = np.concatenate([low, np.maximum(high, low + 1)], 1)
     gain = sizes / source_wh
     matrix = np.empty_like(outer)
-    matrix[:, :, 0], matrix[:, :, 1] = outer[:, :, 0] * gain[:, :1], outer[:, :, 1] * gain[:, 1:]
+    matrix[:, :, 0] = outer[:, :, 0] * gain[:, :1]
+    matrix[:, :, 1] = outer[:, :, 1] * gain[:, 1:]
     matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
     aligned = are_axis_aligned(matrix)
     if aligned.all():
@@ -129,22 +136,25 @@ def place_patches(
     tilted = Placement(region.astype(np.int64), matrix, touches_canvas)
     if not aligned.any():
         return tilted
-    for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
-        part[aligned] = snapped
+    for array, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
+        array[aligned] = snapped
     return tilted
 
 
 def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
-    """Patches with their edges moved (by half a pixel at most) onto canvas pixels.
+    """Moves the edges of axis-aligned patches, by half a pixel at most, onto canvas pixels.
 
     A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
     faster than a warp. Labels use the same matrix, so they stay exactly on the objects.
     """
-    gain, offset = matrix[:, (0, 1), (0, 1)], matrix[:, :2, 2]
-    at_zero, at_limit = -offset / gain, (canvas_wh - offset) / gain
+    gain = matrix[:, (0, 1), (0, 1)]
+    offset = matrix[:, :2, 2]
+    at_zero = -offset / gain
+    at_limit = (canvas_wh - offset) / gain
     low = np.maximum(region[:, :2], np.floor(np.minimum(at_zero, at_limit)))
     high = np.minimum(region[:, 2:], np.ceil(np.maximum(at_zero, at_limit)))
-    start, end = np.rint(gain * low + offset), np.rint(gain * high + offset)
+    start = np.rint(gain * low + offset)
+    end = np.rint(gain * high + offset)
     is_seen = ((high > low) & (start != end)).all(1)
     snapped = np.zeros_like(matrix)
     new_gain = (end - start) / np.where(high > low, high - low, 1.0)

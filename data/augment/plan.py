@@ -1,10 +1,10 @@
-"""Sample plans: how training samples are augmented. No pixel is read here.
+"""Draws sample plans, which determine how training samples are augmented, without reading a pixel.
 
-A plan says which source images appear, which part of each, and the one matrix that takes it straight to the output
-canvas: its position in the mosaic and all geometric transforms are composed beforehand. The result is that of the usual
-two steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
+A plan lists source images, a region of each, and the one matrix that maps the region straight to the output canvas: its
+position in the mosaic and all geometric transforms are composed beforehand. The result equals that of the usual two
+steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
 
-The plans of a batch are computed together, since a numpy operation takes about as long for one number as for many. A
+The plans of a batch are computed together, since a NumPy operation takes about as long for one number as for many. A
 plan is bitwise equal in any batch.
 
 Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
@@ -34,7 +34,7 @@ from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
 MIXUP_BETA = 32.0
-# In the order in which they act. A new augmentation is a class and an entry here.
+# In the order of application. A new augmentation is a class and an entry here.
 GEOMETRIC: tuple[type[GeometricTransform], ...] = (RandomPerspective, RandomFlip)
 PIXEL: tuple[type[PixelOperation], ...] = (ColorJitter,)
 
@@ -43,16 +43,16 @@ Region = tuple[int, int, int, int]  # x1, y1, x2, y2 in source pixels
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A source image, or a part of it, on the canvas."""
+    """A source image, or a region of it, on the canvas."""
 
     index: int  # image in the data set
-    region: Region  # the part that is rendered
+    region: Region  # the region to render
     matrix: np.ndarray  # (3, 3) source to canvas
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Patches in painting order over a gray canvas, then pixel operations, each with its parameters (k,)."""
+    """Patches, painted in order on a gray canvas, then pixel operations, each with its parameters (k,)."""
 
     patches: tuple[Patch, ...]
     operations: tuple[tuple[PixelOperation, np.ndarray], ...] = ()
@@ -76,25 +76,28 @@ def draw_plans(
     epochs: int,
     single_image: bool = False,
 ) -> list[SamplePlan]:
-    """The plans of training samples. Each depends only on its key and the other arguments, so it is the same on every
-    rank, in every worker and after a restart.
+    """Draws the plans of training samples.
+
+    A plan depends only on its key and the other arguments, so it is the same on every rank, in every worker and after a
+    restart.
 
     Args:
         keys: the samples; canvas sizes may differ.
-        source_hw: int (N, 2), of every source image that the renderer will read.
-        epochs: of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
-        single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
+        source_hw: int (N, 2), sizes of all source images as the renderer will read them.
+        epochs: length of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
+        single_image: whether to omit mosaic and mixup (for rectangular batches, whose canvas fits one image's aspect).
     """
     if not keys:
         return []
     streams = RandomStreams(seed, keys)
     mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
     combine = np.array([key.epoch < mosaic_epochs for key in keys])
-    mixed, partners = choose_mixup(streams.of_mixing, keys, combine, hyp.mixup, len(source_hw))
+    mixed, partners = choose_mixup(streams.mixing_uniforms, keys, combine, hyp.mixup, len(source_hw))
     streams.mixed = mixed
-    of_layers = [*keys, *(keys[n] for n in mixed)]
+    layer_keys = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
-    layers = _draw_layers(streams, of_layers, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
+    layer_combine = combine[[*range(len(keys)), *mixed]]
+    layers = _draw_layers(streams, layer_keys, indices, layer_combine, source_hw, hyp, epochs)
     plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
     for n, second in zip(mixed, layers[len(keys) :]):
         rng = keyed_generator(seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
@@ -111,20 +114,25 @@ def _draw_layers(
     hyp: Hyperparameters,
     epochs: int,
 ) -> list[Layer]:
-    """A layer for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
+    """Draws a layer for each key, with the main image in ``indices``; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
-    members = mosaic.members(streams.of_layers(mosaic), keys, indices, combine, len(source_hw))
+    members = mosaic.members(streams.layer_uniforms(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
     closing = closing_epochs(hyp.close_scale, epochs)
     jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in keys])
     placed = _place(streams, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
-    operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
-    parameters = [operation.parameters(streams.of_layers(operation), canvas_hw) for operation in operations]
+    operations = [operation for operation in (kind(hyp) for kind in PIXEL) if operation.is_active]
+    parameters = [operation.parameters(streams.layer_uniforms(operation), canvas_hw) for operation in operations]
     patches = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
     layers = []
     for number, images in enumerate(members):
-        seen = (Patch(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(images, patches) if is_seen)
-        layers.append(Layer(tuple(seen), tuple((o, rows[number]) for o, rows in zip(operations, parameters))))
+        visible = tuple(
+            Patch(image, (x1, y1, x2, y2), matrix)
+            for image, (is_seen, (x1, y1, x2, y2), matrix) in zip(images, patches)
+            if is_seen
+        )
+        layer_operations = tuple((operation, rows[number]) for operation, rows in zip(operations, parameters))
+        layers.append(Layer(visible, layer_operations))
     return layers
 
 
@@ -136,32 +144,33 @@ def _place(
     source_hw: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> Placement:
-    """All patches of layers whose images are ``members``, in their order.
+    """Places all patches of the layers, whose images are ``members``, in their order.
 
-    ``jitter``: float64 (L,), the range of the scale as a fraction of the whole range. It shrinks before the run ends,
-    because gray borders, which only shrunk images have, tell the model the scale: boxes would be too small on
-    letterboxed images and too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution
-    discrepancy").
+    ``jitter``: float64 (L,), fraction of the scale's range to draw from. It shrinks before the run ends, because gray
+    borders, which only shrunk images have, tell the model the scale: boxes would be too small on letterboxed images and
+    too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
     """
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-    outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
+    outer = np.tile(np.eye(3), (len(members), 1, 1))
+    from_wh = frame_wh
     for kind in GEOMETRIC:
         transform = kind(mosaic.hyp)
-        uniforms = streams.of_layers(transform)
+        uniforms = streams.layer_uniforms(transform)
         if kind is RandomPerspective:
-            column = uniforms[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, changes nothing
+            column = uniforms[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, keeps the scale
             uniforms[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
         # Not `@`, whose rounding may depend on the number of layers.
-        after, before = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None], outer[:, None, :, :]
+        after = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None]
+        before = outer[:, None, :, :]
         outer = after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
         from_wh = canvas_wh
     layer = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]
     sizes = fitted_sizes(sources, canvas_wh[layer])
-    uniforms = streams.of_layers(mosaic)[layer]
+    uniforms = streams.layer_uniforms(mosaic)[layer]
     corners = mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
     return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
 
@@ -169,8 +178,10 @@ def _place(
 def plan_labels(
     plans: Sequence[SamplePlan], source_hw: np.ndarray, labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 ) -> list[np.ndarray]:
-    """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas. ``source_hw``: as for
-    `draw_plans`; ``labels_of``: see `DatasetIndex.labels_of`."""
+    """Returns the labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
+
+    ``source_hw``: as for `draw_plans`; ``labels_of``: see `DatasetIndex.labels_of`.
+    """
     patches_of = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
     patches = list(chain.from_iterable(patches_of))
     counts = [len(members) for members in patches_of]

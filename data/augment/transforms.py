@@ -1,13 +1,13 @@
-"""Augmentations, one class each, and the random numbers that they may use.
+"""Augmentations, one class each, and the streams of their random numbers.
 
 A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
 parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them all.
 
-Arithmetic is elementwise, and trigonometry is that of `math`: matrix products of linear algebra libraries and numpy's
+Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
 
-Frames: "source" is continuous pixel coordinates of the source image, where pixel i covers [i, i + 1); "canvas" is the
-same on the rendered image.
+Frames: "source" means continuous pixel coordinates of the source image, where pixel i covers [i, i + 1); "canvas" means
+the same for the rendered image.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms, named_stream
 from utils.structures import SampleKey
 
-# Smaller, less visible or thinner boxes are dropped.
+# Boxes are dropped below these limits, or above this aspect.
 MIN_SIDE_PX = 2.0
 MIN_VISIBLE_FRACTION = 0.1
 MAX_ASPECT = 100.0
 
 MIN_SCALE = 0.05
-# Minimum distance of the horizon of a perspective transform, in half-canvases, so that nothing folds over.
+# Minimum distance of a perspective transform's horizon, in half-canvases, which keeps the image from folding over.
 HORIZON = 1 / 0.6
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
@@ -41,35 +41,40 @@ _LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
 _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
 
-# The first augmentations share one stream: these columns for a sample's first layer, as many for one that may be mixed
-# in, and two for the mixing. All are always drawn, so that changing one probability does not change other choices.
+# The built-in augmentations share one stream: this many columns for a sample's first layer, as many for a second layer
+# to mix in, and two for the mixing. All are always drawn, so that a change of one probability affects no other choice.
 SHARED_COLUMNS = 19
 MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
 
 
 class Augmentation:
-    """Base class. The first ones have `columns` of a shared random stream; the name of any other determines a stream of
-    its own, so a new augmentation does not change the others' numbers."""
+    """Base class of all augmentations.
+
+    Built-in ones own `columns` of a shared random stream. The name of any other determines a stream of its own, so a
+    new augmentation does not change the numbers of the others.
+    """
 
     name: ClassVar[str]
-    num_uniforms: ClassVar[int]  # random numbers that it uses per layer
-    columns: ClassVar[slice | None] = None  # of these in the shared stream; None: it has its own stream
+    num_uniforms: ClassVar[int]  # random numbers per layer
+    columns: ClassVar[slice | None] = None  # columns in the shared stream; None for a stream of its own
 
     def __init__(self, hyp: Hyperparameters) -> None:
         self.hyp = hyp
 
 
 class GeometricTransform(Augmentation, ABC):
-    """An augmentation that moves pixels."""
+    """Base class of augmentations that move pixels."""
 
     @abstractmethod
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        """Matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases of sizes ``canvas_wh`` (L, 2), which
-        differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1)."""
+        """Returns matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases ``canvas_wh`` (L, 2).
+
+        The sizes differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1).
+        """
 
 
 class PixelOperation(Augmentation, ABC):
-    """An augmentation that changes pixel values."""
+    """Base class of augmentations that change pixel values."""
 
     @property
     @abstractmethod
@@ -78,24 +83,30 @@ class PixelOperation(Augmentation, ABC):
 
     @abstractmethod
     def parameters(self, uniforms: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
-        """(L, k) for ``uniforms`` (L, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (L, 2)."""
+        """Returns (L, k) for ``uniforms`` (L, `num_uniforms`) in [0, 1) and canvas sizes ``canvas_hw`` int (L, 2)."""
 
     @staticmethod
     @abstractmethod
     def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Applies one layer's ``parameters`` (k,) to ``image`` uint8 (H, W, 3). Returns ``image``, changed in place,
-        or ``out``, of the same shape, which then holds the result."""
+        """Applies one layer's ``parameters`` (k,) to ``image`` uint8 (H, W, 3).
+
+        Returns ``image``, changed in place, or ``out``, of the same shape, filled with the result.
+        """
 
     @staticmethod
     @abstractmethod
     def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
-        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255. The result may exceed
-        that range. Must be elementwise, so that an image does not depend on its batch."""
+        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) with values from 0 to 255.
+
+        The result may exceed that range. Must be elementwise, so that an image does not depend on its batch.
+        """
 
 
 class RandomStreams:
-    """The random numbers of a batch's layers, which depend only on the seed and the keys of the samples. Layers are
-    those of the keys, followed by the second layers of the samples ``mixed``."""
+    """The random numbers for the layers of a batch, which depend only on the seed and the samples' keys.
+
+    The first layer of each key comes first, then the second layers of the samples ``mixed``.
+    """
 
     def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
         self.seed = seed
@@ -104,13 +115,14 @@ class RandomStreams:
         self._shared = keyed_uniforms(seed, Stream.AUGMENT, self._positions, MIXUP_COLUMNS.stop)
 
     @property
-    def of_mixing(self) -> np.ndarray:
-        """(n, 2) in [0, 1), for each key: they choose whether it has a second layer, and which image."""
+    def mixing_uniforms(self) -> np.ndarray:
+        """(n, 2) in [0, 1) for each key, which decide whether it has a second layer, and choose its image."""
         return self._shared[:, MIXUP_COLUMNS]
 
-    def of_layers(self, augmentation: Augmentation) -> np.ndarray:
-        """(L, `Augmentation.num_uniforms`) in [0, 1)."""
-        columns, count = augmentation.columns, augmentation.num_uniforms
+    def layer_uniforms(self, augmentation: Augmentation) -> np.ndarray:
+        """Returns the numbers of an augmentation, (L, `Augmentation.num_uniforms`) in [0, 1)."""
+        columns = augmentation.columns
+        count = augmentation.num_uniforms
         if columns is not None:
             second = self._shared[self.mixed, SHARED_COLUMNS : 2 * SHARED_COLUMNS]
             return np.concatenate([self._shared[:, columns], second[:, columns]])
@@ -119,33 +131,38 @@ class RandomStreams:
 
 
 class RandomPerspective(GeometricTransform):
-    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's center, which is moved to the
-    canvas' center and by up to ``translate`` from there."""
+    """Applies ``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's center.
+
+    The center moves to the canvas' center, and by up to ``translate`` from there.
+    """
 
     name = "perspective"
     num_uniforms = 8  # angle, scale, two shears, two translations, two perspective coefficients
-    SCALE = 1  # index of the scale's number
+    SCALE = 1  # column of the scale's number
     columns = slice(6, 14)
 
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        hyp, jitter = self.hyp, 2 * uniforms - 1
+        hyp = self.hyp
+        jitter = 2 * uniforms - 1
         center_x, center_y = (from_wh / 2).T
         tilt_x, tilt_y = (jitter[:, 6:8] * hyp.perspective).T
         nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
         tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
         angle = np.radians(jitter[:, 0] * hyp.degrees).tolist()
         slope = np.radians(jitter[:, 2:4] * hyp.shear).tolist()
-        cosine, sine = (np.array([f(a) for a in angle]) for f in (math.cos, math.sin))
+        cosine = np.array([math.cos(a) for a in angle])
+        sine = np.array([math.sin(a) for a in angle])
         shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
         scale = np.maximum(1 + jitter[:, self.SCALE] * hyp.scale, MIN_SCALE)
         matrix = np.empty((len(jitter), 3, 3))
-        matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
+        matrix[:, 2, 0] = tilt_x
+        matrix[:, 2, 1] = tilt_y
         matrix[:, 2, 2] = 1 - (tilt_x * center_x + tilt_y * center_y)
-        of_axes = (
+        linear_rows = (
             (scale * (cosine - shear_x * sine), scale * (sine + shear_x * cosine)),
             (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
         )
-        for axis, (along_x, along_y) in enumerate(of_axes):
+        for axis, (along_x, along_y) in enumerate(linear_rows):
             target = (0.5 + jitter[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
             offset = -(along_x * center_x + along_y * center_y)
             matrix[:, axis] = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
@@ -153,7 +170,7 @@ class RandomPerspective(GeometricTransform):
 
 
 class RandomFlip(GeometricTransform):
-    """``fliplr`` and ``flipud``."""
+    """Mirrors layers with the probabilities ``fliplr`` and ``flipud``."""
 
     name = "flip"
     num_uniforms = 2
@@ -169,7 +186,7 @@ class RandomFlip(GeometricTransform):
 
 
 class ColorJitter(PixelOperation):
-    """``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a matrix, by rows."""
+    """Changes colors by ``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a (3, 3) matrix, row by row."""
 
     name = "color"
     num_uniforms = 3
@@ -194,11 +211,15 @@ class ColorJitter(PixelOperation):
 
 
 def color_matrices(jitter: np.ndarray) -> np.ndarray:
-    """Matrices (L, 3, 3) for rows of hue, saturation and value (L, 3): a hue rotation (fraction of the circle) and a
-    saturation gain in YIQ, which keep the luma, then a brightness gain. Zeros give the identity, up to rounding."""
+    """Returns color matrices (L, 3, 3) for rows of hue, saturation and value (L, 3).
+
+    A matrix rotates the hue (fraction of the circle) and scales the saturation in YIQ, which keeps the luma, then
+    scales the brightness. Zeros give the identity, up to rounding.
+    """
     hue, saturation, value = jitter.T[:, :, None, None]
-    turns = [2 * math.pi * h for h in hue.ravel().tolist()]
-    cosine, sine = (np.array([f(t) for t in turns])[:, None, None] for f in (math.cos, math.sin))
+    angles = [2 * math.pi * turn for turn in hue.ravel().tolist()]
+    cosine = np.array([math.cos(angle) for angle in angles])[:, None, None]
+    sine = np.array([math.sin(angle) for angle in angles])[:, None, None]
     return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
 
 
@@ -209,12 +230,12 @@ def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
-    """bool (n,): whether a (3, 3) matrix only scales, mirrors and moves, so that a resize can render it."""
-    return ~matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1)
+    """Returns whether each (3, 3) matrix only scales, mirrors and moves, so that a resize can render it: bool (n,)."""
+    return np.logical_not(matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1))
 
 
 def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The axis-aligned hulls (n, 4) of projected boxes, with a (3, 3) matrix and two corners (x, y) for each."""
+    """Projects boxes, each with a (3, 3) matrix and two corners (x, y); returns their axis-aligned hulls (n, 4)."""
     if are_axis_aligned(matrices).all():
         scale, shift = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
         ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
@@ -227,8 +248,9 @@ def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np
 
 
 def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndarray:
-    """bool (n,): boxes that are large enough, not too thin, and show enough of their full area."""
-    width, height = visible_xyxy[:, 2] - visible_xyxy[:, 0], visible_xyxy[:, 3] - visible_xyxy[:, 1]
+    """Returns which boxes are large enough, not too thin, and show enough of their full area: bool (n,)."""
+    width = visible_xyxy[:, 2] - visible_xyxy[:, 0]
+    height = visible_xyxy[:, 3] - visible_xyxy[:, 1]
     big_enough = (width >= MIN_SIDE_PX) & (height >= MIN_SIDE_PX)
     not_too_thin = np.maximum(width, height) <= MAX_ASPECT * np.minimum(width, height)
     seen_enough = area_xyxy(visible_xyxy) >= MIN_VISIBLE_FRACTION * full_area
@@ -244,37 +266,44 @@ def transform_labels(
     matrices: np.ndarray,
     canvas_hw: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Maps the labels of M patches to the canvas, as the hulls of their corners, clipped to it. The result for a label
-    does not depend on the others.
+    """Maps the labels of M patches to the canvas, as the hulls of their corners, clipped to it.
+
+    The result for a label does not depend on the others.
 
     Args:
         labels: float (n, 5) of class, cx, cy, w, h normalized to the source image.
-        patch: int (n,), the patch of each label.
-        source_hw: (M, 2), of the patches' source images, pixels.
-        regions: (M, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
+        patch: int (n,), patch of each label.
+        source_hw: (M, 2), sizes of the patches' source images, pixels.
+        regions: (M, 4), rendered region of each patch, x1, y1, x2, y2 in source pixels.
         matrices: (M, 3, 3), from source to canvas.
-        canvas_hw: (M, 2), of their canvases, pixels, or (2,), the same for all.
+        canvas_hw: (M, 2), sizes of their canvases, pixels, or (2,), one size for all.
 
     Returns:
         float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the labels that are kept, in their order; and
         the patch of each, (m,).
     """
     rows = labels.astype(np.float64)
-    side = np.asarray(source_hw, np.float64)[patch, ::-1]
-    region, matrix = np.asarray(regions, np.float64)[patch], np.asarray(matrices)[patch]
-    center, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
-    low, high = center - half, center + half
-    inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
+    source_wh = np.asarray(source_hw, np.float64)[patch, ::-1]
+    region = np.asarray(regions, np.float64)[patch]
+    matrix = np.asarray(matrices)[patch]
+    center = rows[:, 1:3] * source_wh
+    half = rows[:, 3:5] * (source_wh / 2)
+    low = center - half
+    high = center + half
+    region_low = low.clip(region[:, :2], region[:, 2:])
+    region_high = high.clip(region[:, :2], region[:, 2:])
     height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[patch].T
-    visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
+    visible = clip_xyxy(project_boxes(matrix, region_low, region_high), width, height)
     keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
-    keep |= (rows[:, 0] < 0) & (area_xyxy(visible) > 0)  # whatever is seen of a region to ignore
+    keep |= (rows[:, 0] < 0) & (area_xyxy(visible) > 0)  # keeps any visible piece of an ignore region
     return np.concatenate([rows[:, :1], visible], 1)[keep], patch[keep]
 
 
 def to_normalized(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
     """Converts class, x1, y1, x2, y2 (n, 5) in canvas pixels to class, cx, cy, w, h normalized, float32 (n, 5).
-    ``canvas_hw``: (2,), or (n, 2) for each row."""
+
+    ``canvas_hw``: (2,), or (n, 2) for each row.
+    """
     canvas_wh = np.asarray(canvas_hw)[..., ::-1]
     rows = np.empty((len(labels_xyxy), 5), np.float32)
     rows[:, 0] = labels_xyxy[:, 0]

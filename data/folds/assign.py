@@ -1,4 +1,4 @@
-"""Folds of a data set: images of a group stay together, and every fold has its part of every class.
+"""Divides a data set into folds: images of a group stay together, and classes are spread evenly.
 
 Legend: N images, G groups, C classes, K folds.
 """
@@ -24,11 +24,11 @@ from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed
 
-MAX_MOVES = 1000  # of groups, to even out the folds
+MAX_MOVES = 1000  # moves of groups that even out the folds
 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:
-    """How an index that is divided is read, as the settings of a training say."""
+    """Returns how a split is read that will be divided, by the settings of a training."""
     return IndexSettings(
         cache_dir=config.cache_dir,
         workers=available_cores() if config.workers < 0 else config.workers,
@@ -39,60 +39,75 @@ def scan_settings(config: TrainConfig) -> IndexSettings:
 
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:
-    """The group of each image, int64 (N,), from 0. Images with the same name of a group (``groups``: ``--groups``),
-    near-duplicates, and Roboflow's copies of one image are in one group. Raises UserError for unusable ``groups``."""
+    """Returns the group of each image, int64 (N,), from 0. Images with the same group name (``groups``: ``--groups``),
+    near-duplicates, and Roboflow's copies of one image share a group. Raises UserError for unusable ``groups``."""
     paths = list(index.paths)
     parent = np.arange(len(paths))
     if groups:
-        _, first, name = np.unique(_names_of_groups(paths, groups), return_index=True, return_inverse=True)
+        _, first, name = np.unique(_group_names(paths, groups), return_index=True, return_inverse=True)
         parent = join_groups(parent, parent, first[name])
     if near_duplicates:
         signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores(), index.pixels)
-        found = [*duplicate_groups(signatures), *roboflow_copies(paths)]
-        pairs = [(group[:-1], group[1:]) for group in found]
+        copies = [*duplicate_groups(signatures), *roboflow_copies(paths)]
+        pairs = [(group[:-1], group[1:]) for group in copies]
         if pairs:
             parent = join_groups(parent, *map(np.concatenate, zip(*pairs)))
     return np.unique(parent, return_inverse=True)[1].astype(np.int64)
 
 
-def _names_of_groups(paths: Sequence[str], groups: str) -> list[str]:
+def _group_names(paths: Sequence[str], groups: str) -> list[str]:
+    """Returns the group name of each image, by a CSV file or a regular expression. Raises UserError."""
     if groups.lower().endswith(".csv"):
         return _names_in_file(paths, Path(groups))
     try:
         pattern = re.compile(groups)
     except re.error as error:
         raise UserError(f"--groups {groups}: not a regular expression ({error})") from None
-    found = [pattern.search(path) for path in paths]
-    absent = [path for path, match in zip(paths, found) if match is None]
-    if absent:
-        raise UserError(f"--groups {groups}: does not match {len(absent)} of {len(paths)} images, such as {absent[0]}")
-    return ["\0".join(match.groups("")) if match.re.groups else match[0] for match in found]
+    names: list[str] = []
+    unmatched: list[str] = []
+    for path in paths:
+        match = pattern.search(path)
+        if match is None:
+            unmatched.append(path)
+        else:
+            names.append("\0".join(match.groups("")) if pattern.groups else match[0])
+    if unmatched:
+        raise UserError(
+            f"--groups {groups}: does not match {len(unmatched)} of {len(paths)} images, such as {unmatched[0]}"
+        )
+    return names
 
 
 def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
+    """Returns the group name of each image by the columns ``image`` and ``group`` of a CSV file. Raises UserError."""
     rows = csv.DictReader(io.StringIO(read_text(file)))
     if not {"image", "group"} <= set(rows.fieldnames or ()):
         raise UserError(f"--groups {file}: the first line must name the columns image and group")
-    named = {os.path.normpath(row["image"] or ""): row["group"] or "" for row in rows}
-    keys = ((path, os.path.basename(path), csv_cell(path)) for path in paths)
-    by_path = [next((named[key] for key in names if key in named), None) for names in keys]
-    absent = [path for path, name in zip(paths, by_path) if name is None]
+    group_of = {os.path.normpath(row["image"] or ""): row["group"] or "" for row in rows}
+    names: list[str] = []
+    absent: list[str] = []
+    for path in paths:
+        keys = [key for key in (path, os.path.basename(path), csv_cell(path)) if key in group_of]
+        if keys:
+            names.append(group_of[keys[0]])
+        else:
+            absent.append(path)
     if absent:
         raise UserError(
             f"--groups {file}: names no group of {len(absent)} of {len(paths)} images, such as {absent[0]} (images "
             "are named by their path relative to the data set's folder, or by their file name)"
         )
-    return by_path
+    return names
 
 
 def class_counts(index: DatasetIndex) -> np.ndarray:
-    """The number of boxes of each class in each image, int64 (N, C), without crowd regions."""
+    """Counts the boxes of each class in each image, int64 (N, C), without crowd regions."""
     cell = (index.image_of_box * len(index.names) + index.classes)[~index.crowd]
     return np.bincount(cell, minlength=len(index) * len(index.names)).reshape(len(index), -1)
 
 
 def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """The fold of each image, int64 (N,) from 0, by iterative stratification (Sechidis et al. 2011) of whole groups.
+    """Returns the fold of each image, int64 (N,) from 0, by iterative stratification (Sechidis et al. 2011) of groups.
 
     The rarest remaining class is distributed first: its groups, those with most boxes first, go to the fold that lacks
     most boxes of this class, then to the one that lacks most images. Groups without boxes fill up the folds with fewest
@@ -137,18 +152,18 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
 
 
 def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
-    """Moves single groups while that brings the folds nearer to even parts: in the sum over folds and columns of the
-    squared difference, relative to the even part. Distributing the rarest class first leaves the others less even.
+    """Moves single groups while that makes the folds more even, since distributing the rarest class first leaves the
+    others less so. Minimizes the sum over folds and columns of the squared difference relative to the even share.
     ``fold_of``: int64 (G,), changed in place; ``counts``: float64 (G, columns)."""
     counts = counts[:, counts.sum(0) > 0]
     relative = counts * folds / counts.sum(0)
-    own = (relative**2).sum(1)
+    squared_norm = (relative**2).sum(1)
     totals = np.zeros((folds, relative.shape[1]))
     np.add.at(totals, fold_of, relative)
     rows = np.arange(len(counts))
     for _ in range(MAX_MOVES):
         towards = relative @ totals.T  # (G, K)
-        change = towards - towards[rows, fold_of][:, None] + own[:, None]  # half of it
+        change = towards - towards[rows, fold_of][:, None] + squared_norm[:, None]  # half of the change
         change[rows, fold_of] = 0.0
         group, fold = np.unravel_index(change.argmin(), change.shape)
         if change[group, fold] >= -1e-9:
@@ -159,10 +174,10 @@ def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
 
 
 def rare_classes(index: DatasetIndex, folds: int) -> str:
-    """A note about classes that cannot be in every fold; "" if there are none."""
+    """Returns a note about classes that cannot be in every fold; "" if there are none."""
     total = class_counts(index).sum(0)
     rare = [f"{name} ({count})" for name, count in zip(index.names, total.tolist()) if count < folds]
     if not rare:
         return ""
-    text = f"{counted(len(rare), 'class')} with fewer boxes than there are folds, so missing in some"
-    return f"{text}: {listed(rare, 10)}"
+    count = counted(len(rare), "class")
+    return f"{count} with fewer boxes than there are folds, so missing in some: {listed(rare, 10)}"

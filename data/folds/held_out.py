@@ -1,4 +1,4 @@
-"""``--val-fraction``: validation images that are held out of the training split."""
+"""Holds out validation images of the training split (``--val-fraction``)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from utils.distributed.context import DistributedContext, broadcast_object, torc
 from utils.errors import UserError
 from utils.logger import get_logger
 
-MAX_FOLDS = 20  # of which `validation_images` takes some
+MAX_FOLDS = 20  # folds of which `validation_images` takes some
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
-    """The names of about this ``fraction`` of the images: some of up to `MAX_FOLDS` folds, so that near-duplicates and
-    copies stay together, and every class is divided. Raises UserError if all images are in one group."""
+    """Returns the names of about this ``fraction`` of the images: some of up to `MAX_FOLDS` folds, so that
+    near-duplicates and copies stay together, and every class is divided. Raises UserError if all images are in one
+    group."""
     group = groups_of(index, "", near_duplicates=True)
-    most = min(int(group.max()) + 1, MAX_FOLDS)
-    if most < 2:
+    max_folds = min(int(group.max()) + 1, MAX_FOLDS)
+    if max_folds < 2:
         raise UserError(f"--val-fraction: the {len(index)} training images are near-duplicates of each other")
-    part = max(Fraction(fraction).limit_denominator(most), Fraction(1, most))
-    fold = assign_folds(group, class_counts(index), part.denominator, seed=0)
-    return [index.paths[i] for i in np.flatnonzero(fold < part.numerator).tolist()]
+    taken = max(Fraction(fraction).limit_denominator(max_folds), Fraction(1, max_folds))
+    fold = assign_folds(group, class_counts(index), taken.denominator, seed=0)
+    return [index.paths[i] for i in np.flatnonzero(fold < taken.numerator).tolist()]
 
 
 def hold_out_validation(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
 ) -> DatasetSpec:
-    """The data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, or else new ones."""
+    """Returns the data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, else new
+    ones."""
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
@@ -43,6 +45,6 @@ def hold_out_validation(
         if ctx.is_main and not names:
             index = load_index(spec, "train", scan_settings(config))
             names = validation_images(index, config.val_fraction)
-            text = "--val-fraction %g: %d of %d training images are held out for validation"
-            get_logger().info(text, config.val_fraction, len(names), len(index))
+            message = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(message, config.val_fraction, len(names), len(index))
     return spec.hold_out(broadcast_object(ctx, names))

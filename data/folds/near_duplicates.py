@@ -1,4 +1,4 @@
-"""Near-duplicate images: copies that were encoded again, resized, or made brighter or darker.
+"""Finds near-duplicate images: copies that were encoded again, resized, or made brighter or darker.
 
 Each image gets a perceptual hash: 64 bits that say which low frequencies of its gray thumbnail (a discrete cosine
 transform) are above their median. Images whose hashes differ in few bits are compared by the correlation of their
@@ -22,16 +22,16 @@ from utils.errors import UserError
 from utils.logger import progress
 from utils.pixels import RGB8, PixelFormat, as_rgb8
 
-SIDE = 32  # of thumbnails
-MAX_DISTANCE = 7  # bits
+SIDE = 32  # side of a thumbnail, pixels
+MAX_DISTANCE = 7  # bits in which the hashes of near-duplicates may differ
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 2.0  # standard deviation of a thumbnail, gray levels
-_CHUNK_ROWS = 256  # whose pairs are compared at a time
-_CHUNK_PAIRS = 1 << 14  # of thumbnails
+_CHUNK_ROWS = 256  # hashes that are compared with all others at a time
+_CHUNK_PAIRS = 1 << 14  # pairs of thumbnails that are correlated at a time
 
 
 class Signatures(NamedTuple):
-    """What N images are compared by."""
+    """Holds what N images are compared by."""
 
     hashes: np.ndarray  # uint64 (N,)
     thumbnails: np.ndarray  # uint8 (N, 32, 32) gray
@@ -39,13 +39,13 @@ class Signatures(NamedTuple):
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """uint8 (H, W, 3) RGB to a gray thumbnail, uint8 (32, 32), of any aspect ratio."""
+    """Reduces an image, uint8 (H, W, 3) RGB of any aspect ratio, to a gray thumbnail, uint8 (32, 32)."""
     small = cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
     return cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
 
 
 def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
-    """uint64 (N,) hashes of thumbnails, uint8 (N, 32, 32)."""
+    """Returns the hashes, uint64 (N,), of thumbnails, uint8 (N, 32, 32)."""
     frequency, position = np.arange(SIDE)[:, None], np.arange(SIDE)[None]
     basis = np.cos(np.pi * frequency * (2 * position + 1) / (2 * SIDE))  # DCT-II
     rows, columns = np.indices((SIDE, SIDE)).reshape(2, -1)
@@ -60,7 +60,7 @@ def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
 
 
 def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs of hashes, uint64 (N,), that differ in at most `MAX_DISTANCE` bits: 5 s for 118,000 hashes."""
+    """Yields all pairs of hashes, uint64 (N,), that differ in at most `MAX_DISTANCE` bits: 5 s for 118,000 hashes."""
     for start in range(0, len(hashes), _CHUNK_ROWS):
         rows = range(start, min(start + _CHUNK_ROWS, len(hashes)))
         near = [np.flatnonzero(np.bitwise_count(hashes[i:] ^ hashes[i]) <= MAX_DISTANCE)[1:] + i for i in rows]
@@ -68,7 +68,7 @@ def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Correlations float64 (P,) of pairs of thumbnails, uint8 (P, 32, 32) each."""
+    """Returns the correlations, float64 (P,), of pairs of thumbnails, uint8 (P, 32, 32) each."""
     a, b = (t.reshape(len(t), SIDE * SIDE).astype(np.float32) for t in (a, b))
     a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
     norm = np.sqrt((a * a).sum(1) * (b * b).sum(1))
@@ -76,7 +76,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
-    """Groups of two or more near-duplicates, each int64 ascending. Chains of near-duplicates are one group."""
+    """Returns groups of two or more near-duplicates, each int64 ascending. A chain of near-duplicates is one group."""
     numbers = np.flatnonzero(signatures.comparable)
     parent = np.arange(len(signatures.hashes))
     # Equal hashes: each image is compared with the one before, so that a thousand copies need a thousand comparisons.
@@ -92,9 +92,10 @@ def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
 
 
 def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
-    """`join_groups` of the pairs whose thumbnails correlate."""
+    """Joins the groups of the pairs whose thumbnails correlate, as `join_groups` does."""
     for start in range(0, len(a), _CHUNK_PAIRS):
-        i, j = a[start : start + _CHUNK_PAIRS], b[start : start + _CHUNK_PAIRS]
+        i = a[start : start + _CHUNK_PAIRS]
+        j = b[start : start + _CHUNK_PAIRS]
         apart = parent[i] != parent[j]
         i, j = i[apart], j[apart]
         alike = correlation(thumbnails[i], thumbnails[j]) >= MIN_CORRELATION
@@ -103,8 +104,10 @@ def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np
 
 
 def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The smallest member of each item's group, int64 (N,), after the groups of ``a`` and ``b``, both int64 (P,), have
-    been joined pair by pair. ``parent``: the same before."""
+    """Joins the groups of ``a`` and ``b``, both int64 (P,), pair by pair.
+
+    ``parent``: the smallest member of each item's group, int64 (N,). Returns the same after joining.
+    """
     while (parent[a] != parent[b]).any():
         a, b = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
         parent = parent.copy()
@@ -117,7 +120,8 @@ def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def read_signatures(
     paths: Sequence[str], workers: int, pixels: PixelFormat = RGB8
 ) -> tuple[Signatures, dict[int, str]]:
-    """The signatures, read in ``workers`` threads; and the decoder's warnings about damaged images, by number."""
+    """Reads the signatures in ``workers`` threads. Returns them, and the decoder's warnings about damaged images by
+    number."""
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     readable = np.ones(len(paths), bool)
     warnings: dict[int, str] = {}
@@ -142,7 +146,8 @@ def read_signatures(
 
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
-    """Groups of two or more images that Roboflow has made of one image, as ``a_jpg.rf.HASH.jpg`` says, int64 each."""
+    """Returns groups of two or more images that Roboflow has made of one image, by names such as ``a_jpg.rf.HASH.jpg``,
+    int64 each."""
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         if match := re.fullmatch(r"(.+)\.rf\.\w+\.\w+", os.path.basename(name)):

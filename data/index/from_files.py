@@ -1,4 +1,4 @@
-"""The index of a split in files: from its cache file, or by a scan."""
+"""Opens the index of a split in files, from its cache file or by a scan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import json
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.index.index import CACHE_VERSION, DatasetIndex, Scan, open_cached, write_cache
@@ -16,6 +17,7 @@ from data.index.loaded import LoadedSplit, refuse, source_name
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ORPHAN, UNREAD_LABELS
+from data.labels.label_format import ImageFile, LabelFile
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, class_names, what_exists
 from data.source.files import Listing, list_split
@@ -25,8 +27,8 @@ from utils.files.paths import path_of, relative_name
 from utils.pixels import RGB8
 from utils.strings import counted
 
-_MAX_FOLDERS = 1000  # that are searched for label files if there are none where they are expected
-# What to do with files that are not where labels are read: with the images' stems (True), and others.
+_MAX_FOLDERS = 1000  # folders that are searched for label files if there are none where they are expected
+# Advice about files in places where no labels are read, by suffix, and whether they have the stems of images.
 _ELSEWHERE = {
     (".txt", True): "{remedy}",
     (".xml", True): "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
@@ -43,50 +45,59 @@ def from_files(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_che
     listing = list_split(spec.as_labeled(), split)
     labeled = [file.name for file in listing.labels if file.stamp is not None]
     if not labeled:
-        refuse(_no_label_file(listing, spec, split), is_check=is_check)  # before its images are read
+        refuse(_no_label_file(listing, spec, split), is_check=is_check)  # before the images are read
     if spec.classes or spec.class_of:
         settings = replace(settings, single_cls=False)  # classes are chosen first; a scan that merges checks none
-    index, scans, cache_file, is_cached = _open_or_scan(listing, spec, split, settings, is_check=is_check)
+    opened = _open_or_scan(listing, spec, split, settings, is_check=is_check)
     return LoadedSplit(
-        replace(index, pixels=spec.pixels),
-        note=" (cached)" if is_cached else "",
-        scans=scans,
+        replace(opened.index, pixels=spec.pixels),
+        note=" (cached)" if opened.is_cached else "",
+        scans=opened.scans,
         listing=listing,
         first_label=labeled[0] if labeled else listing.labels[0].name,
-        report_path=cache_file.with_suffix(".txt"),
+        report_path=opened.cache_file.with_suffix(".txt"),
         is_single_cls=settings.single_cls,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenedIndex:
+    """Holds an index, and where it comes from."""
+
+    index: DatasetIndex  # all usable images, with the classes of the labels
+    cache_file: Path
+    is_cached: bool = False  # whether the index is from ``cache_file``
+    scans: tuple[Scan, ...] = ()  # for a check: what has been scanned
+
+
 def _open_or_scan(
     listing: Listing, spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool
-) -> tuple[DatasetIndex, tuple[Scan, ...], Path, bool]:
-    """All usable images with the classes of the labels; what has been scanned for a check; the cache file; and whether
-    the index is from it."""
+) -> _OpenedIndex:
+    """Opens the index of a listed split, or scans the split."""
     labeled = spec.as_labeled()
     fingerprint = _fingerprint(labeled, split, listing, settings)
     folder = cache_folder(settings.cache_dir)
     source = source_name(spec, split, settings.single_cls)
-    # Found by the content, so that a data set that has been moved is not scanned again.
+    # The name depends on the content alone, so a data set that has been moved is not scanned again.
     path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
     if not is_check:
         names = class_names(labeled, settings.single_cls)
         cached = open_cached(path, names, spec.root, fingerprint)
         if cached is not None:
-            return cached, (), path, True
+            return _OpenedIndex(cached, path, is_cached=True)
     scan = scan_split(labeled, split, listing, settings, decode_all=is_check)
     index = replace(scan.index, fingerprint=fingerprint)
     if is_check:
-        return index, (scan._replace(spec=spec, index=index),), path, False
+        return _OpenedIndex(index, path, scans=(replace(scan, spec=spec, index=index),))
     write_cache(path, index)
     with contextlib.suppress(OSError):
         for old in {*folder.glob(f"{source}-*")} - {path, path.with_suffix(".txt")}:
             old.unlink()
-    return index, (), path, False
+    return _OpenedIndex(index, path)
 
 
 def _no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """The message about a split of which no image has a label file."""
+    """Returns the message about a split in which no image has a label file."""
     images = counted(len(listing.images), "image")
     expected = path_of(listing.labels[0].name, spec.root)
     message = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at {expected}"
@@ -94,7 +105,7 @@ def _no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
 
 
 def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """For a message: what exists instead of the label files of a split, and what to do with it; "" if nothing does."""
+    """Returns a hint about what exists instead of the label files of a split, and what to do with it; else ""."""
     image, label = (Path(path_of(file.name, spec.root)) for file in (listing.images[0], listing.labels[0]))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
     folders = [image.parent, label.parent]
@@ -104,41 +115,50 @@ def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
         folders += (Path(visit.path) for visit in itertools.islice(walk(spec.root), _MAX_FOLDERS))
     for folder in folders if spec.splits[split].annotations is None else ():
         files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
-        for (suffix, of_images), advice in _ELSEWHERE.items():
-            found = [path for path in files if path.suffix.lower() == suffix and (path.stem in stems or not of_images)]
-            if found:
-                what = f"{folder} has {counted(len(found), f'{suffix} file')}" if of_images else str(found[0])
-                entry = f"{{{split}: {relative_name(folder if of_images else found[0], spec.root)}}}"
-                return f"; {what}: {advice.format(remedy=_remedy(found[0], image, spec.root), entry=entry)}"
+        for (suffix, has_image_stem), advice in _ELSEWHERE.items():
+            matches = [path for path in files if path.suffix.lower() == suffix]
+            if has_image_stem:
+                matches = [path for path in matches if path.stem in stems]
+            if matches:
+                first = matches[0]
+                place = f"{folder} has {counted(len(matches), f'{suffix} file')}" if has_image_stem else str(first)
+                entry = f"{{{split}: {relative_name(folder if has_image_stem else first, spec.root)}}}"
+                return f"; {place}: {advice.format(remedy=_remedy(first, image, spec.root), entry=entry)}"
     for finding in listing.findings:
         if finding.kind == UNREAD_LABELS:
             return f"; {finding.where} {finding.text}"
     return what_exists(label)
 
 
-def _remedy(found: Path, image: Path, root: Path) -> str:
-    """What to do with .txt files with the names of images, such as ``found`` with that of ``image``."""
+def _remedy(text_file: Path, image: Path, root: Path) -> str:
+    """Returns what to do with .txt files that have the names of images, such as ``text_file`` with that of
+    ``image``."""
     places = [Path(folder) for folder in label_folders(str(image.parent))]
-    if found.parent in places:
-        return f"they have no row of YOLO txt (first: {found.name})"
-    there = next((place for place in places if place.is_relative_to(root)), places[0])
-    return f"move them to {there}"
+    if text_file.parent in places:
+        return f"they have no row of YOLO txt (first: {text_file.name})"
+    target = next((place for place in places if place.is_relative_to(root)), places[0])
+    return f"move them to {target}"
 
 
 def _orphans(listing: Listing) -> str:
-    """For a message: the label files without an image; "" if there are none."""
-    found = [finding for finding in listing.findings if finding.kind == ORPHAN]
-    if not found:
+    """Returns a hint about label files without an image; "" if there are none."""
+    orphans = [finding for finding in listing.findings if finding.kind == ORPHAN]
+    if not orphans:
         return ""
-    return f"; {counted(len(found), 'label file')} without an image, first {found[0].where}: {found[0].text}"
+    return f"; {counted(len(orphans), 'label file')} without an image, first {orphans[0].where}: {orphans[0].text}"
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:
-    """Depends on name, size and time of all files, the classes, and the version of this code, but not on the folder."""
+    """Returns a digest of name, size and time of all files, the classes, and the version of this code. It does not
+    depend on the folder."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
-    facts += [spec.pixels.content()] if spec.pixels != RGB8 else []
+    if spec.pixels != RGB8:
+        facts.append(spec.pixels.content())
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    for files in (listing.images, listing.labels, *([listing.others] if listing.others else [])):
+    file_lists: list[Sequence[ImageFile | LabelFile]] = [listing.images, listing.labels]
+    if listing.others:
+        file_lists.append(listing.others)
+    for files in file_lists:
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
     digest.update(json.dumps([str(f) for f in listing.findings]).encode())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -26,19 +26,57 @@ from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
 CACHE_VERSION = 7  # increase it when the arrays or their meaning change
-# The type, and the shape of a row, of arrays with a row per box, and of all arrays.
-_OF_BOXES = {
-    **{"boxes_xywh_px": (np.float64, (4,)), "classes": (np.int32, ()), "crowd": (np.bool_, ())},
-    **{"area_px": (np.float64, ()), "repeated": (np.bool_, ()), "line": (np.int32, ())},
+# Type, and shape of a row, of the arrays with a row per box, and of all arrays.
+_BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+    "boxes_xywh_px": (np.float64, (4,)),
+    "classes": (np.int32, ()),
+    "crowd": (np.bool_, ()),
+    "area_px": (np.float64, ()),
+    "repeated": (np.bool_, ()),
+    "line": (np.int32, ()),
 }
-ARRAYS = {"image_hw": (np.int32, (2,)), "incomplete": (np.bool_, ()), "offsets": (np.int64, ())} | _OF_BOXES
+ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+    "image_hw": (np.int32, (2,)),
+    "incomplete": (np.bool_, ()),
+    "offsets": (np.int64, ()),
+    **_BOX_ARRAYS,
+}
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
 
+class IndexArrays(TypedDict):
+    """The arrays of a `DatasetIndex`, by name."""
+
+    image_hw: np.ndarray
+    incomplete: np.ndarray
+    offsets: np.ndarray
+    boxes_xywh_px: np.ndarray
+    classes: np.ndarray
+    crowd: np.ndarray
+    area_px: np.ndarray
+    repeated: np.ndarray
+    line: np.ndarray
+
+
+def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
+    """Returns the arrays of an index from ``arrays``, which may have others, too."""
+    return IndexArrays(
+        image_hw=arrays["image_hw"],
+        incomplete=arrays["incomplete"],
+        offsets=arrays["offsets"],
+        boxes_xywh_px=arrays["boxes_xywh_px"],
+        classes=arrays["classes"],
+        crowd=arrays["crowd"],
+        area_px=arrays["area_px"],
+        repeated=arrays["repeated"],
+        line=arrays["line"],
+    )
+
+
 @dataclass(frozen=True)
 class DatasetIndex(LabelArrays):
-    """A split: N images and M boxes in flat arrays, which are read-only views of a file if they come from a cache."""
+    """Holds a split: N images and M boxes in flat arrays, which are read-only views of a file if read from a cache."""
 
     names: tuple[str, ...]  # class names
     root: Path  # absolute; paths are relative to it
@@ -49,89 +87,114 @@ class DatasetIndex(LabelArrays):
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
     crowd: np.ndarray  # bool (M,) regions in which a class is ignored
-    area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
+    area_px: np.ndarray  # float64 (M,) area of the object if the labels state it, else of the box
     repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
     line: np.ndarray  # int32 (M,) as `LabelSource.where` takes it; -1: no label file has this box
     report: ScanReport
-    fingerprint: str = ""  # of the images, the labels and what has been done with them
-    source: str = ""  # names the split and its part, whatever it contains: caches of older versions are replaced
+    fingerprint: str = ""  # identifies the images, the labels and how they were processed
+    source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
-    pixels: PixelFormat = RGB8  # of the images
+    pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def fingerprint_as_used(self) -> str:
-        """Of the files and of the classes of their boxes, which a YAML may merge, leave out or ignore."""
+        """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
 
     def path(self, i: int) -> str:
-        """Absolute path of image i."""
+        """Returns the absolute path of image i."""
         return path_of(self.paths[i], self.root)
 
     def sides_at(self, imgsz: int) -> np.ndarray:
-        """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, after the longer side of each
-        image, or the side of its tiles, is scaled to ``imgsz``."""
+        """Returns the sizes of all boxes but crowd regions after the longer side of each image, or the side of its
+        tiles, is scaled to ``imgsz``: float64 (m, 2), width and height in pixels."""
         longest = self.tile or np.repeat(self.image_hw.max(1), np.diff(self.offsets))[:, None]
         sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)
         return sides[~self.crowd]
 
     def take(self, images: np.ndarray) -> DatasetIndex:
-        """The index of ``images``, int64 (n,), in this order, with the report of all."""
+        """Returns the index of ``images``, int64 (n,), in this order, with the report of all images."""
         rows, position = self._rows(images)
         offsets = np.r_[0, np.cumsum(np.bincount(position, minlength=len(images)))].astype(np.int64)
-        boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
-        texts = {"paths": self.paths, "image_ids": self.image_ids}
-        texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
-        own = {"image_hw": self.image_hw[images], "incomplete": self.incomplete[images]}
-        return replace(self, **own, offsets=offsets, **boxes, **texts)
+        ids = self.image_ids
+        arrays = self._box_arrays(rows) | {
+            "image_hw": self.image_hw[images],
+            "incomplete": self.incomplete[images],
+            "offsets": offsets,
+        }
+        return replace(
+            self,
+            **select_arrays(arrays),
+            paths=FlatStrings.of(self.paths[i] for i in images.tolist()),
+            image_ids=ids and FlatStrings.of(ids[i] for i in images.tolist()),
+        )
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
-        """The index of the same images with only the boxes of ``rows``, bool (M,)."""
-        boxes = {name: getattr(self, name)[rows] for name in _OF_BOXES}
-        return replace(self, offsets=np.r_[0, np.cumsum(rows)][self.offsets], **boxes)
+        """Returns the index of the same images with only the boxes of ``rows``, bool (M,)."""
+        arrays = self._box_arrays(rows) | {
+            "image_hw": self.image_hw,
+            "incomplete": self.incomplete,
+            "offsets": np.r_[0, np.cumsum(rows)][self.offsets],
+        }
+        return replace(self, **select_arrays(arrays))
+
+    def _box_arrays(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns ``rows`` of the arrays with a row per box, by name."""
+        return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
     def recounted(self, **totals: int) -> DatasetIndex:
-        """The index with its own numbers of images and boxes, and with ``totals``, in the report."""
-        crowd, backgrounds = int(self.crowd.sum()), int((np.diff(self.offsets) == 0).sum())
-        own = {"images": len(self), "backgrounds": backgrounds, "boxes": len(self.classes) - crowd, "crowd": crowd}
-        return replace(self, report=replace(self.report, totals=self.report.totals | own | totals))
+        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report."""
+        crowd = int(self.crowd.sum())
+        counts = {
+            "images": len(self),
+            "backgrounds": int((np.diff(self.offsets) == 0).sum()),
+            "boxes": len(self.classes) - crowd,
+            "crowd": crowd,
+        }
+        return replace(self, report=replace(self.report, totals=self.report.totals | counts | totals))
 
     def _rows(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of the boxes of ``images``, which may repeat, and the position of their image in ``images``."""
+        """Returns the rows of the boxes of ``images``, which may repeat, and the position of each in ``images``."""
         starts = self.offsets[images]
         counts = self.offsets[images + 1] - starts
         position = np.repeat(np.arange(len(images)), counts)
         return np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position], position
 
     def labels(self, i: int) -> np.ndarray:
-        """`labels_of` image i."""
+        """Returns the labels of image i, as `labels_of` does."""
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels of ``images``, int64 (m,), which may repeat: float32 (n, 5) of class (`ignored_class` of a region to
-        ignore), cx, cy, w, h normalized to the image; and int64 (n,), the position of its image in ``images``."""
+        """Returns the labels of ``images``, int64 (m,), which may repeat.
+
+        Returns float32 (n, 5): class (`ignored_class` of a region to ignore), cx, cy, w, h normalized to the image; and
+        int64 (n,): the position of each label's image in ``images``.
+        """
         rows, position = self._rows(images)
         labels = np.empty((len(rows), 5), np.float32)
         labels[:, 0] = np.where(self.crowd[rows], ignored_class(self.classes[rows]), self.classes[rows])
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
         size_wh = self.image_hw[images][position, ::-1]
-        labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / size_wh, boxes[:, 2:] / size_wh
+        labels[:, 1:3] = boxes[:, :2] / size_wh
+        labels[:, 3:5] = boxes[:, 2:] / size_wh
         return labels, position
 
     def names_ignored_everywhere(self) -> list[str]:
-        """The classes that no image labels: each image has a region in which they are ignored."""
+        """Returns the classes that no image labels: they are ignored in a region of every image."""
         named = self.crowd & (self.classes >= 0)
         regions = np.bincount(self.classes[named], minlength=len(self.names))
         is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
-        """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
-        number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is multiplied
-        by the largest number of tiles of an image."""
+        """Returns the labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file
+        stem, as a number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is
+        multiplied by the largest number of tiles of an image."""
+        ids: tuple[int | str, ...]
         if self.image_ids is None:
             ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
             if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
@@ -156,32 +219,34 @@ class DatasetIndex(LabelArrays):
         )
 
 
-def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, np.ndarray]:
-    """The arrays, by name, of an index with the images of several, in this order."""
+def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:
+    """Returns the arrays of an index with the images of several indexes, in this order."""
     arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
     counts = np.concatenate([np.diff(index.offsets) for index in indexes])
-    return arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)}
+    return select_arrays(arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)})
 
 
-class Scan(NamedTuple):
-    """What a scan has read of a split, or of one of the data sets that it joins."""
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Holds what a scan has read of a split, or of one of the data sets that it joins."""
 
     spec: DatasetSpec
     index: DatasetIndex  # N usable images with the classes of the labels
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
+    numbers: np.ndarray  # int64 (N,) positions of the usable images in ``source.images``
     findings: list[Finding]
 
 
 def median_side(sides_px: np.ndarray) -> float | None:
-    """None without boxes."""
+    """Returns the median side of boxes; None without boxes."""
     return float(np.median(sides_px)) if sides_px.size else None
 
 
 def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int, *, tile: int = 0) -> str | None:
-    """What to do about a median side that is too small for most models: the smallest multiple of ``stride`` at which it
-    reaches `SMALL_PX`, or (smaller) tiles; None if it is large enough. ``tile``: side of the tiles that the model sees,
-    pixels of the images; 0: it sees whole images."""
+    """Returns what to do about a median side that is too small for most models; None if it is large enough.
+
+    The remedy is the smallest multiple of ``stride`` at which the side reaches `SMALL_PX`, or (smaller) tiles.
+    ``tile``: side of the tiles that the model sees, pixels of the images; 0: it sees whole images."""
     if median_side_px is None or median_side_px >= SMALL_PX:
         return None
     better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
@@ -197,15 +262,18 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
     """Warns if the median training box is too small for most models, and says what to do."""
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    if remedy := remedy_for_small_boxes(median, imgsz, stride, tile=train.tile):
+    remedy = remedy_for_small_boxes(median, imgsz, stride, tile=train.tile)
+    if remedy:
         get_logger().warning(
             "half of the training boxes have sides below %.3g px at --imgsz %d, too small for most models: %s",
-            median, imgsz, remedy,
-        )  # fmt: skip
+            median,
+            imgsz,
+            remedy,
+        )
 
 
 def digest_of(*values: Any) -> str:
-    """32 hex digits."""
+    """Returns a digest of JSON values, 32 hex digits."""
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
@@ -238,7 +306,7 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
 
 
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata and arrays of a file, from which `index_of` restores the index."""
+    """Returns the metadata and arrays of a file from which `index_of` restores the index."""
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
     arrays = {name: getattr(index, name) for name in ARRAYS}
@@ -257,6 +325,8 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
 
 
 def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path) -> DatasetIndex:
+    """Restores an index from its `index_content`."""
+
     def strings(name: str) -> FlatStrings:
         return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
 
@@ -264,7 +334,7 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
         names=names,
         root=root,
         paths=strings("paths"),
-        **{name: arrays[name] for name in ARRAYS},
+        **select_arrays(arrays),
         report=ScanReport(
             totals=meta["totals"],
             lines=strings("report"),

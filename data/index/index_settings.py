@@ -1,4 +1,4 @@
-"""`IndexSettings`: how the index of a split is made."""
+"""Defines how the index of a split is made (`IndexSettings`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """How `data.index.load.load_index` reads a split, and what a run uses of it."""
+    """Says how `data.index.load.load_index` reads a split, and which part of it a run uses."""
 
-    cache_dir: str = ""  # of cache files and reports, see `cache_folder`
+    cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
     workers: int = 2  # threads of a scan; 0: the calling thread only, else at least one thread per CPU
     max_bad: float = 0.1  # largest fraction of what was labeled that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
-    fraction: float = 1.0  # of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one
+    fraction: float = 1.0  # fraction of the usable images, chosen at random by ``seed``; smaller ones are subsets
     seed: int = 0
     repeats: bool = True  # keep boxes that equal an earlier one of their image: pycocotools scores them
     progress: bool = True

@@ -1,4 +1,4 @@
-"""The index of a split that joins several data sets."""
+"""Builds the index of a split that joins several data sets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from utils.strings import FlatStrings, counted, listed
 
 
 def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> LoadedSplit:
-    """The parts of a split, each loaded, as one. A class that a part does not label is ignored in its images."""
+    """Joins the loaded parts of a split. A class that a part does not label is ignored in its images."""
     names = spec.as_labeled().names
     indexes = [part.index for part in loaded]
     for part, index in zip(spec.split(split).parts, indexes):
         labeled = set(index.names)
-        if missing := [name for name in names if name not in labeled]:
+        missing = [name for name in names if name not in labeled]
+        if missing:
             shown = listed(missing, 5)
             get_logger().info("%s: %s does not label %s: ignored in its images", split, part.source, shown)
     paths = [index.path(i) for index in indexes for i in range(len(index))]
-    if repeated := len(paths) - len(set(paths)):
+    repeated = len(paths) - len(set(paths))
+    if repeated:
         shared = counted(repeated, "image")
         get_logger().warning(
             "%s: data sets that %s joins share %s, which count more than once", split, spec.source, shared
@@ -51,16 +53,15 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
 
 
 def _line_relative_to(root: Path, line: str, part_root: Path) -> str:
-    """Returns a line of a report, which begins with the name of a file relative to ``part_root``, relative to
-    ``root``."""
-    where, separator, rest = line.partition(": ")
-    return relative_name(path_of(where, part_root), root) + separator + rest
+    """Rewrites a line of a report, which begins with a file name relative to ``part_root``, for ``root``."""
+    location, separator, rest = line.partition(": ")
+    return relative_name(path_of(location, part_root), root) + separator + rest
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
-    """The index with classes numbered as in ``names``; classes that it does not have are ignored everywhere."""
-    of_name = {name: i for i, name in enumerate(names)}
-    number = np.array([*map(of_name.get, index.names), IGNORED], np.int32)  # the last one is number -1
+    """Returns the index with classes numbered as in ``names``; classes that it lacks are ignored everywhere."""
+    number_of = {name: i for i, name in enumerate(names)}
+    number = np.array([*(number_of[name] for name in index.names), IGNORED], np.int32)  # the last element is that of -1
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number)
     image = np.repeat(np.arange(len(index)), len(missing))
     order = np.argsort(np.r_[index.image_of_box, image], kind="stable")

@@ -1,4 +1,4 @@
-"""Opens the index of a split: `from_files`, `from_shards`, or the parts of a split `joined`; and says what is lost."""
+"""Opens the index of a split, by `from_files`, `from_shards` or `joined`, and reports what is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from utils.logger import get_logger
 from utils.strings import counted, listed
 
 _BACKGROUND = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
-MAX_UNLABELED = 0.1  # of the images, without a label file; COCO has 0.9 %
+MAX_UNLABELED = 0.1  # fraction of images without a label file that needs no warning; COCO has 0.9 %
 
 
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
@@ -40,15 +40,17 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
 
 
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, tuple[Scan, ...]]:
-    """Scans a split and decodes all of its images, without reading or writing a cache: its index, and what has been
-    scanned, in the order of the images. Problems of the split as a whole are warnings, but for those without which
-    there is no index: missing data, no image, names that do not match the labels (UserError)."""
+    """Scans a split and decodes all of its images, without reading or writing a cache.
+
+    Returns its index, and what has been scanned, in the order of the images. Problems of the split as a whole are
+    warnings, except those that allow no index (UserError): missing data, no image, names that do not match the labels.
+    """
     loaded = _load(spec, split, settings, is_check=True)
     return loaded.index, loaded.scans
 
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """What has been read of a split, with the index as a run uses it."""
+    """Reads a split, reports what is lost, and returns it with the index as a run uses it."""
     source_split = "train" if spec.held_out and split == "val" else split
     loaded = _read(spec, source_split, settings, is_check=is_check)
     still_merges = settings.single_cls and not loaded.is_single_cls
@@ -60,7 +62,7 @@ def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: b
     else:
         loss = _too_much_lost(loaded.index.report, spec, source_split, settings.max_bad, report_note)
         refuse(loss, is_check=is_check)
-        if split == source_split:  # of a held-out part, the training split tells
+        if split == source_split:  # losses of a held-out part are reported with the training split
             _warn_of_losses(loaded, spec, split, loss)
         if not loss and loaded.has_labels:
             refuse(_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
@@ -72,17 +74,20 @@ def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: b
 
 
 def _read(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """All usable images of a split, with the classes of the labels."""
-    if parts := spec.split(split).parts:
-        whole = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-        return joined(spec, split, [_load(part, split, whole, is_check=is_check) for part in parts])
-    if shards := shards_of(spec, split):
+    """Reads all usable images of a split, with the classes of the labels."""
+    parts = spec.split(split).parts
+    if parts:
+        part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
+        return joined(spec, split, [_load(part, split, part_settings, is_check=is_check) for part in parts])
+    shards = shards_of(spec, split)
+    if shards:
         return from_shards(shards, spec, is_check=is_check)
     return from_files(spec, split, settings, is_check=is_check)
 
 
 def _report_note(loaded: LoadedSplit, index: DatasetIndex) -> str:
-    """Where the report of the scan is, for messages; "" if there is none, or nothing in it is about ``index``."""
+    """Returns where the report of the scan is, for messages; "" if there is none, or nothing in it is about
+    ``index``."""
     path = loaded.report_path
     if path is None or not index.report.problems or not path.exists():
         return ""
@@ -90,15 +95,16 @@ def _report_note(loaded: LoadedSplit, index: DatasetIndex) -> str:
 
 
 def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, split: str, too_much_lost: str) -> None:
-    """Says what was corrected, misread and lost, unless ``too_much_lost`` has said so, and which files are unusual."""
-    said = too_much_lost or _warn(loaded.index.report, split)
+    """Logs what was corrected, misread and lost, unless ``too_much_lost`` already says so, and which files are
+    unusual."""
+    loss_warning = too_much_lost or _warn(loaded.index.report, split)
     if loaded.listing is not None and loaded.has_labels:
-        _warn_of_files(loaded.listing, spec, split, said)
+        _warn_of_files(loaded.listing, spec, split, loss_warning)
 
 
-def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -> None:
-    """About label files in unusual places, files that are not read, and missing label files. ``said``: the warning
-    about what is lost, whose kinds of findings are not repeated."""
+def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, loss_warning: str) -> None:
+    """Logs label files in unusual places, files that are not read, and missing label files. Kinds of findings that
+    ``loss_warning`` names are not repeated."""
     if listing.taken:
         image, label = next(iter(listing.taken.items()))
         count = counted(len(listing.taken), "label file")
@@ -106,14 +112,15 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -
             label, image = ascii(label), ascii(image)
         get_logger().info("%s: %s with another name or folder than usual, first %s of %s", split, count, label, image)
     if listing.hidden:
-        text = "%s: %s left out, which symbolic links show under another name with the same labels"
-        get_logger().info(text, split, counted(listing.hidden, "image"))
+        message = "%s: %s left out, which symbolic links show under another name with the same labels"
+        get_logger().info(message, split, counted(listing.hidden, "image"))
     for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
-        found = [finding for finding in listing.findings if finding.kind == kind]
-        if found and kind not in said:
-            first = found[0]
-            get_logger().warning("%s: %s: %d, first %s: %s", split, kind, len(found), first.where, first.text)
-    if unread := unread_files(listing.findings):
+        findings = [finding for finding in listing.findings if finding.kind == kind]
+        if findings and kind not in loss_warning:
+            first = findings[0]
+            get_logger().warning("%s: %s: %d, first %s: %s", split, kind, len(findings), first.where, first.text)
+    unread = unread_files(listing.findings)
+    if unread:
         get_logger().warning("%s: %s", split, unread_summary(unread))
     missing = [file.name for file in listing.labels if file.stamp is None]
     if len(missing) > MAX_UNLABELED * len(listing.labels):
@@ -121,26 +128,34 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, said: str) -
         get_logger().warning(
             "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
             "files to avoid this warning",
-            split, len(missing), len(listing.labels), shown,
-        )  # fmt: skip
+            split,
+            len(missing),
+            len(listing.labels),
+            shown,
+        )
 
 
-def _without_objects(index: DatasetIndex, first: str, spec: DatasetSpec, split: str) -> str:
-    """The message about a training split without objects, or ""; warns for others. ``first``: a label file, if any."""
+def _without_objects(index: DatasetIndex, first_label: str, spec: DatasetSpec, split: str) -> str:
+    """Returns the message about a training split without objects, else ""; for other splits, warns. ``first_label``: a
+    label file, if there is one."""
     if not index.crowd.all():
         return ""
-    of = f" of the class {' or '.join(index.names[:5])}" if spec.classes or spec.class_of else ""
-    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of}"
-    text += f" (first label file: {path_of(first, spec.root)})" if first else ""
+    message = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object"
+    if spec.classes or spec.class_of:
+        message += f" of the class {' or '.join(index.names[:5])}"
+    if first_label:
+        message += f" (first label file: {path_of(first_label, spec.root)})"
     if split == "train":
-        return f"{text}; there is nothing to train on"
-    text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")
-    get_logger().warning("%s", text)
+        return f"{message}; there is nothing to train on"
+    message += "; nothing can be scored"
+    if split == "val":
+        message += ", and training writes no best.pt"
+    get_logger().warning("%s", message)
     return ""
 
 
 def _warn_of_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
-    """Other programs number the background as a class; here it is what is in no box."""
+    """Warns of a class for the background, as other programs have it: here, background is what is in no box."""
     for number, name in enumerate(index.names):
         if not _BACKGROUND.fullmatch(name):
             continue
@@ -158,8 +173,8 @@ def _warn_of_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
 
 
 def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> str:
-    """The message about a class with objects that is ignored everywhere in every image, so that nothing is background
-    for it; "" if there is none. This happens if classes are merged of which each data set leaves one out."""
+    """Returns the message about a class with objects that is ignored in all of every image, so that nothing is
+    background for it; "" if there is none. This happens if each data set lacks one of the classes that are merged."""
     whole = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
     regions = index.with_boxes(index.crowd & whole & (index.classes != IGNORED))
     images = replace(regions, crowd=np.zeros_like(regions.crowd)).images_per_class(len(index.names))
@@ -174,7 +189,7 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
 
 
 def _warn(report: ScanReport, split: str) -> str:
-    """Says what was corrected, what is probably misread, and what is lost. Returns the line about the latter, or ""."""
+    """Logs what was corrected, what is probably misread, and what is lost. Returns the line about losses, or ""."""
     for note in report.notes:
         get_logger().info("%s: %s", split, note)
     for advice in report.advice:
@@ -186,7 +201,7 @@ def _warn(report: ScanReport, split: str) -> str:
 
 
 def _too_much_lost(report: ScanReport, spec: DatasetSpec, split: str, max_bad: float, details: str) -> str:
-    """The message about labels and images that are not used; "" unless they are too many."""
+    """Returns the message about labels and images that are not used; "" unless they are too many."""
     reason = refusal(report.ledger, max_bad)
     if not reason:
         return ""

@@ -1,4 +1,4 @@
-"""`LoadedSplit`: what is read of a split, before a run chooses what it uses."""
+"""Defines what is read of a split before a run chooses the part that it uses (`LoadedSplit`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.logger import get_logger
 
 @dataclass(frozen=True, slots=True)
 class LoadedSplit:
-    """A split as `from_files`, `from_shards` or `from_parts` reads it."""
+    """Holds a split as `from_files`, `from_shards` or `joined` returns it."""
 
     index: DatasetIndex  # all usable images, with the classes of the labels
     note: str = ""  # how it was read, for the log, such as " (cached)"
@@ -24,11 +24,11 @@ class LoadedSplit:
     first_label: str = ""  # name of a label file or of the shards, for messages
     report_path: Path | None = None  # where the report of a scan may be
     is_single_cls: bool = False  # its classes are merged into one already
-    is_joined: bool = False  # its parts have been reported and held against ``max_bad`` one by one
+    is_joined: bool = False  # its parts have been reported and checked against ``max_bad`` one by one
 
     @property
     def has_labels(self) -> bool:
-        """False if no image has a label file."""
+        """Whether any image has a label file."""
         return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
 
 
@@ -42,5 +42,5 @@ def refuse(reason: str, *, is_check: bool) -> None:
 
 
 def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
-    """See `DatasetIndex.source`."""
+    """Returns the value of `DatasetIndex.source`."""
     return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

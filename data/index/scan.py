@@ -16,7 +16,7 @@ import numpy as np
 
 from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
-from data.index.index import DatasetIndex, Scan
+from data.index.index import DatasetIndex, IndexArrays, Scan, select_arrays
 from data.index.index_settings import IndexSettings
 from data.labels import findings as kinds
 from data.labels.clean import (
@@ -47,20 +47,20 @@ from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
 from utils.strings import FlatStrings, counted
 
-SAMPLED = 128  # images: if 2 % of a data set are damaged, one of these is with a probability of 92 %
-_MAX_EMPTY_FRACTION = 0.5  # of the labeled images may have no object before a line asks whether that is meant
-# Kinds of findings about labels that are used as corrected, as a line says.
+SAMPLED = 128  # images that are decoded: if 2 % of a data set are damaged, one of these is, with a probability of 92 %
+_MAX_EMPTY_FRACTION = 0.5  # if more of the labeled images have no object, a note asks whether that is intended
+# Notes about labels that are corrected, by kind of finding.
 _CORRECTIONS = {
     kinds.REVERSED: "boxes with corners in the wrong order, or negative sides, which are used",
     kinds.SCALED: "images with labels for another size, which are scaled",
     kinds.TURNED: "images with labels of the unturned photo, which are turned",
 }
-_WARNED_NAMES = 0.1  # of the label files, that name another image: a warning says so from here on
+_MAX_NAMED_OTHERWISE_FRACTION = 0.1  # if more label files name another image, a warning says so
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 
 
 class ScannedImage(NamedTuple):
-    """The size, labels and findings of an image."""
+    """Holds the size, labels and findings of an image."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 10), see data.labels.clean
@@ -68,8 +68,8 @@ class ScannedImage(NamedTuple):
     num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
     stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
-    largest: int = 0  # value of a 16-bit image; 0 for other images
-    named_image: str = ""  # the image that the label file says it is of
+    largest: int = 0  # largest value of a 16-bit image; 0 for other images
+    named_image: str = ""  # the image that the label file itself names
 
 
 def scan_split(
@@ -83,7 +83,8 @@ def scan_split(
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
     found = [finding for image in images for finding in image.findings]
-    found += (named_otherwise := _named_otherwise(source, images))
+    named_otherwise = _named_otherwise(source, images)
+    found += named_otherwise
 
     stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
     if stated_hw:
@@ -94,7 +95,7 @@ def scan_split(
     box_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     box_advice = box_advice or beyond_images(table, image_hw, normalized=source.normalized)
     advice = [ids_advice, box_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
-    if len(named_otherwise) > _WARNED_NAMES * len(images):
+    if len(named_otherwise) > _MAX_NAMED_OTHERWISE_FRACTION * len(images):
         count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
         first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
         advice.append(f"{count} name another image than they are called like, which decides; first {first}")
@@ -123,7 +124,7 @@ def scan_split(
 
 
 def _named_otherwise(source: LabelSource, images: list[ScannedImage]) -> list[Finding]:
-    """Findings about label files that are called like one image of the split and say that they are of another one."""
+    """Returns findings about label files that have the name of one image of the split and name another one inside."""
     named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
     if not named:
         return []
@@ -133,15 +134,15 @@ def _named_otherwise(source: LabelSource, images: list[ScannedImage]) -> list[Fi
     for i, name in named.items():
         stem = loose(PurePosixPath(name.replace("\\", "/")).stem)
         if stem != stem_of[i] and stem in stems:
-            text = f"it names {one_line(name)[:200]}, its own name is that of {source.images[i].name}"
-            found.append(Finding(source.where(i), kinds.NAMED_OTHERWISE, text, i))
+            message = f"it names {one_line(name)[:200]}, its own name is that of {source.images[i].name}"
+            found.append(Finding(source.where(i), kinds.NAMED_OTHERWISE, message, i))
     return found
 
 
 def _read_images(
     spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings, *, decode_all: bool
 ) -> list[ScannedImage]:
-    """Reads all images and their labels; again, decoding all images, if a sample of them shows hidden damage."""
+    """Reads all images and their labels. If a decoded sample shows hidden damage, decodes all images."""
     count = len(source.images)
     decoded = np.full(count, decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
@@ -150,8 +151,10 @@ def _read_images(
     if hidden and not decoded.all():
         get_logger().warning(
             "%s: decoding shows that %d of %d sampled images are damaged; decoding all images",
-            split, hidden, decoded.sum(),
-        )  # fmt: skip
+            split,
+            hidden,
+            decoded.sum(),
+        )
         decoded[:] = True
         images = _read_all(spec, source, decoded, f"decoding {split}", settings)
     return images
@@ -160,6 +163,7 @@ def _read_images(
 def _read_all(
     spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
 ) -> list[ScannedImage]:
+    """Reads all images in parallel. ``decoded``: bool (N,), those that are decoded in any case."""
     count = len(source.images)
 
     def read(first: int) -> list[ScannedImage]:
@@ -171,7 +175,9 @@ def _read_all(
 
 
 def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> ScannedImage:
-    name, largest = source.images[i].name, [0]
+    """Reads an image and its labels."""
+    name = source.images[i].name
+    largest = [0]
     path = path_of(name, spec.root)
     raw, problems = _read_labels(i, source)
     num_labeled = None if raw is None else len(raw.rows) + len(raw.problems)
@@ -194,7 +200,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> S
 
 
 def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[RowProblem]]:
-    """The labels of an image, None if there are none; and what is wrong with them."""
+    """Returns the labels of an image, None if there are none; and what is wrong with them."""
     try:
         raw = source.read(i)
     except LabelFileError as error:
@@ -208,21 +214,29 @@ def _orientation(spec: DatasetSpec, source: LabelSource, i: int) -> int:
     return orientation_of(path_of(source.images[i].name, spec.root))
 
 
-def _finding(source: LabelSource, image: int, p: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
-    """A problem of a row, or with line -1 of the whole file. ``scale``: from the units of its corners to pixels."""
-    where = source.where(image, None if p.line < 0 else p.line)
-    return Finding(where, p.kind, p.text, image, p.line, p.class_id, tuple(v * side for v, side in zip(p.xyxy, scale)))
+def _finding(source: LabelSource, image: int, problem: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
+    """Makes a finding of a problem of a row, or with line -1 of the whole file. ``scale``: from the units of its
+    corners to pixels."""
+    return Finding(
+        where=source.where(image, None if problem.line < 0 else problem.line),
+        kind=problem.kind,
+        text=problem.text,
+        image=image,
+        line=problem.line,
+        class_id=problem.class_id,
+        xyxy_px=tuple(value * side for value, side in zip(problem.xyxy, scale)),
+    )
 
 
 def _unusable_labels(found: list[Finding], boxes: CleanBoxes, source: LabelSource) -> list[Finding]:
-    """Findings for images whose labels have a number that is not finite, or of whose objects none is left. As
-    backgrounds these images would teach the model to ignore their objects."""
+    """Returns findings for images whose labels have a number that is not finite, or that lost all of their objects. As
+    backgrounds, these images would teach the model to ignore their objects."""
     with_objects = set(np.unique(boxes.image[~boxes.crowd]).tolist())
     first = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_objects}
     first |= {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
     lost = []
     for i, f in first.items():
-        # Without what differs from row to row, so that equal causes can be counted.
+        # Details that differ from row to row are removed, so that equal causes can be counted.
         reason = {
             kinds.NOT_FINITE: "a number is not finite",
             kinds.NO_AREA: "no row can be used: the boxes have no area",
@@ -236,8 +250,8 @@ def _unusable_labels(found: list[Finding], boxes: CleanBoxes, source: LabelSourc
 
 
 def _with_costs(found: list[Finding], num_labeled: list[int]) -> list[Finding]:
-    """``found`` with what is lost with each: of an image that is left out, the first finding that says so has all of
-    its labeled objects."""
+    """Returns the findings with what is lost with each. All labeled objects of an image that is left out are lost with
+    the first finding that says so."""
     first = {f.image: position for position, f in reversed(list(enumerate(found))) if f.kind in kinds.IMAGE_LOST}
     costed = []
     for position, f in enumerate(found):
@@ -251,11 +265,12 @@ def _with_costs(found: list[Finding], num_labeled: list[int]) -> list[Finding]:
 
 
 def _notes(found: list[Finding], images: list[ScannedImage]) -> list[str]:
-    """What a user should know about labels that are used: corrections, and label files without an object."""
+    """Returns what a user should know about labels that are used: corrections, and label files without an object."""
     notes = []
-    for kind, what in _CORRECTIONS.items():
-        if alike := [f for f in found if f.kind == kind]:
-            notes.append(f"{what}: {len(alike):,}, first {alike[0].where}: {alike[0].text}")
+    for kind, description in _CORRECTIONS.items():
+        findings = [f for f in found if f.kind == kind]
+        if findings:
+            notes.append(f"{description}: {len(findings):,}, first {findings[0].where}: {findings[0].text}")
     labeled = [image.num_labeled for image in images if image.num_labeled is not None]
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
@@ -269,6 +284,7 @@ def _notes(found: list[Finding], images: list[ScannedImage]) -> list[str]:
 def _check_labels_fit(
     unknown: list[Finding], found: list[Finding], boxes: int, spec: DatasetSpec, split: str, advice: str
 ) -> None:
+    """Raises UserError if most objects have a class that is not among the names. ``unknown``: findings about these."""
     others = boxes + sum(f.kind in kinds.ROW_LOST for f in found) - len(unknown)
     if len(unknown) > others:
         first = unknown[0]
@@ -279,8 +295,8 @@ def _check_labels_fit(
         )
 
 
-def _usable(image_hw: np.ndarray, boxes: CleanBoxes, found: list[Finding]) -> tuple[list[int], dict[str, np.ndarray]]:
-    """The numbers of the usable images, and the arrays of an index that has these."""
+def _usable(image_hw: np.ndarray, boxes: CleanBoxes, found: list[Finding]) -> tuple[list[int], IndexArrays]:
+    """Returns the numbers of the usable images, and the arrays of their index."""
     keep = np.ones(len(image_hw), bool)
     keep[[f.image for f in found if f.kind in kinds.IMAGE_LOST]] = False
     incomplete = np.zeros(len(image_hw), bool)
@@ -289,8 +305,5 @@ def _usable(image_hw: np.ndarray, boxes: CleanBoxes, found: list[Finding]) -> tu
     columns = boxes._asdict()
     per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]
     offsets = np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64)
-    return np.flatnonzero(keep).tolist(), columns | {
-        "image_hw": image_hw[keep],
-        "incomplete": incomplete[keep],
-        "offsets": offsets,
-    }
+    image_arrays = {"image_hw": image_hw[keep], "incomplete": incomplete[keep], "offsets": offsets}
+    return np.flatnonzero(keep).tolist(), select_arrays(columns | image_arrays)

@@ -1,4 +1,4 @@
-"""The part of a split that a run uses, with the classes that it wants."""
+"""Selects the images and classes of a split that a run uses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted
 
-_LEFT_OUT = -2  # the number of a class that is not used
+_LEFT_OUT = -2  # class number of boxes that are not used
 
 
 def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
-    """The part of ``index``, which has all images, and the classes of the labels, that a run uses as ``split``."""
+    """Returns the part of ``index`` that a run uses as ``split``. ``index`` has all images, and the classes of the
+    labels."""
     if not settings.repeats and index.repeated.any():  # before classes are merged
         index = index.with_boxes(~index.repeated).recounted()
     if spec.held_out and split in ("train", "val"):
-        index = _part(index, split, spec)
+        index = _divide(index, split, spec)
     if settings.single_cls or spec.classes or spec.class_of:
-        index = _of_classes(index, spec, settings.single_cls)
+        index = _select_classes(index, spec, settings.single_cls)
     index = replace(index, tile=spec.tile)
     if settings.fraction == 1:
         return index
@@ -37,8 +38,8 @@ def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexS
     return replace(part, fingerprint=fingerprint).recounted(**{NO_LABEL: 0})
 
 
-def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
-    """The images of the training split that are held out ("val") or not ("train", with the findings of the scan)."""
+def _divide(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
+    """Returns the training images that are held out ("val"), or the others ("train", with the findings of the scan)."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     if not is_held_out.any():
         raise UserError(
@@ -52,19 +53,21 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
     return part.recounted(**{NO_LABEL: 0})
 
 
-def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
-    """The images of ``index``, which has the classes of the labels, with only the boxes of ``spec.classes``, numbered
-    from 0; with ``single_cls`` all are 0. The fingerprint stays while images and files are the same: an image that
-    would become a background although labels of it are lost is left out."""
+def _select_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
+    """Returns the images with only the boxes of ``spec.classes``, numbered from 0; with ``single_cls`` all are 0.
+
+    ``index`` has the classes of the labels. An image that would become a background although some of its labels are
+    lost is left out; only this changes the fingerprint.
+    """
     chosen = spec.classes or range(len(spec.names))
     numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
-    numbers[IGNORED] = IGNORED  # the last one
+    numbers[IGNORED] = IGNORED  # the last element
     numbers[list(chosen)] = 0 if single_cls else np.arange(len(chosen))
-    of_label = numbers[list(spec.class_of or range(len(spec.names)))]
-    classes = of_label[index.classes]
+    number_of_label = numbers[list(spec.class_of or range(len(spec.names)))]
+    classes = number_of_label[index.classes]
     used = classes != _LEFT_OUT
-    ids = index.category_ids or range(len(of_label))
-    category_ids = {number: ids[label] for label, number in reversed(list(enumerate(of_label.tolist())))}
+    ids = index.category_ids or range(len(number_of_label))
+    category_ids = {number: ids[label] for label, number in reversed(list(enumerate(number_of_label.tolist())))}
     result = replace(
         index,
         names=class_names(spec, single_cls),
@@ -74,7 +77,7 @@ def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> Dat
     )
     result = result.with_boxes(used)
     has_object = np.bincount(result.image_of_box[~result.crowd], minlength=len(result)) > 0
-    unknown = result.incomplete & ~has_object  # of the boxes that could not be read, some may be of these classes
+    unknown = result.incomplete & ~has_object  # boxes that could not be read may have been of these classes
     if unknown.any():
         get_logger().info(
             "%s without a box of the classes used, but with labels that can't be used: left out, as no background",

@@ -1,4 +1,4 @@
-"""The index of a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
+"""Opens the index of a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from utils.files.schema import Count, check
 from utils.pixels import RGB8
 from utils.strings import class_difference
 
-VERSION = 6  # of the layout and of what the arrays mean
-_SLACK = 1e-6  # of a box beyond its image, pixels
+VERSION = 6  # increase it when the layout or the meaning of the arrays changes
+_SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
 class _Meta(TypedDict):
@@ -45,13 +45,16 @@ def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The arguments of `index_of`. Raises UserError if they are malformed, or the classes are not those of ``spec``."""
-    shards, names = open_shards(path), spec.as_labeled().names
+    """Reads the first two arguments of `index_of`. Raises UserError if they are malformed, or the classes are not those
+    of ``spec``."""
+    shards = open_shards(path)
+    names = spec.as_labeled().names
     try:
         if shards.meta["version"] != VERSION:
             raise ValueError(f"version {shards.meta['version']}, of another version of this program")
         _check(check(shards.meta, _Meta, str(path)), shards.arrays, len(shards))
-        if difference := class_difference(names, shards.meta["names"]):
+        difference = class_difference(names, shards.meta["names"])
+        if difference:
             raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
@@ -59,8 +62,10 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
 
 
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
-    """Raises ValueError for labels that no scan returns, or what wrong types raise."""
-    boxes, classes, names = len(arrays["classes"]), arrays["classes"], meta["names"]
+    """Raises ValueError, or another error for wrong types, unless a scan could have returned these labels."""
+    classes = arrays["classes"]
+    boxes = len(classes)
+    names = meta["names"]
     for name, (dtype, row) in ARRAYS.items():
         rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}.get(name, boxes)
         if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
@@ -77,11 +82,14 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "totals": meta["totals"]["images"] == count,
         "category_ids": len(meta["category_ids"]) in (0, len(names)),
     }
-    if bad := [what for what, is_right in facts.items() if not is_right]:
-        raise ValueError(f"wrong {bad[0]}")
-    xywh, sizes_wh = arrays["boxes_xywh_px"], np.repeat(image_hw[:, ::-1], np.diff(offsets), axis=0)
-    sides, far = xywh[:, 2:], xywh[:, :2] + xywh[:, 2:]
-    inside = (xywh[:, :2] >= 0) & (sides + _SLACK >= MIN_SIDE_PX) & (far <= sizes_wh + _SLACK)
+    for name, is_right in facts.items():
+        if not is_right:
+            raise ValueError(f"wrong {name}")
+    xywh = arrays["boxes_xywh_px"]
+    sizes_wh = np.repeat(image_hw[:, ::-1], np.diff(offsets), axis=0)
+    sides = xywh[:, 2:]
+    far_corners = xywh[:, :2] + sides
+    inside = (xywh[:, :2] >= 0) & (sides + _SLACK >= MIN_SIDE_PX) & (far_corners <= sizes_wh + _SLACK)
     if not inside.all():  # NaN is not inside either
         raise ValueError("wrong boxes_xywh_px")
     if "image_ids.data" in arrays:

@@ -1,4 +1,4 @@
-"""The loaders of a run, from its settings."""
+"""Builds the loaders of a run from its settings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from utils.machine.packages import require_package
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
-# Most images of a validation batch, which one process evaluates. In float32 an image takes up to two sevenths of its
-# memory in training in bfloat16 (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
-MOST_VALIDATED = 32
-# Per rank. A worker renders about 600 images per second at 640 px (benchmarks/LOG.md). More workers would keep more
-# batches in memory than they are worth.
-MOST_WORKERS = 8
-MOST_WORKERS_CUDA = 16
-MOST_DECODING_THREADS = 64
+# Largest validation batch, which one process evaluates. In float32 an image takes up to two sevenths of the memory that
+# it takes in training in bfloat16 (yolov8n at 640 px), so one GPU may lack the memory for the global training batch of
+# eight.
+MAX_VALIDATION_BATCH = 32
+# Per rank. A worker renders about 600 images per second at 640 px (benchmarks/LOG.md). More workers would only keep
+# more batches in memory.
+MAX_WORKERS = 8
+MAX_WORKERS_CUDA = 16
+MAX_DECODING_THREADS = 64
 
 if TYPE_CHECKING:
     from data.cache.disk import DiskCache
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 def build_train_loader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
 ) -> InfiniteDataLoader:
-    """This process's shards of the training batches, shuffled and augmented, without end.
+    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
 
     Every process of the run must call this. The first one of each node scans and caches; the others read the results.
     With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them.
-    Raises UserError: an unfit image size, no images, processes that read different data, errors of scan or cache.
+    Raises UserError: an unsuitable image size, no images, processes that read different data, errors of scan or cache.
     """
     check_image_size(config.imgsz, stride)
     workers = loader_workers(config.workers, ctx, "train")
@@ -111,15 +112,16 @@ def build_val_loader(
     hyp: Hyperparameters | None = None,
     index: DatasetIndex | None = None,
 ) -> ValidationLoader:
-    """This process's batches of a split, each image once over all processes, letterboxed; with ``tile``, each tile of
-    this side. Every process of the run must call this.
+    """Builds the loader of this process's letterboxed batches of a split, in which each image comes once over all
+    processes. Every process of the run must call this.
 
     Args:
-        config: a `ValConfig` has the split and the batch size; with its ``tile``, a batch is one image at its full
-            size. A training run validates on "val", with batches of at most `MOST_VALIDATED`.
-        canvases: of the model.
-        hyp: for tiles, whose labels may be ignored in the loss; None: the defaults.
-        index: of the split, if it is open already.
+        config: a `ValConfig` states the split and the batch size; with its ``tile``, a batch is one image at its full
+            size. A training run validates on "val", with batches of at most `MAX_VALIDATION_BATCH`.
+        canvases: rule of the model's canvases.
+        tile: side of the tiles that serve as samples, pixels; 0 for whole images.
+        hyp: settings of tiles; None for the defaults.
+        index: index of the split, if it is open already.
     """
     check_image_size(canvases.imgsz, canvases.stride)
     if isinstance(config, ValConfig) and config.tile:
@@ -127,7 +129,7 @@ def build_val_loader(
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
         split = "val"
-        batch_size = min(config.batch_size, MOST_VALIDATED)
+        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
     else:
         split = config.task
         batch_size = config.batch_size
@@ -136,6 +138,7 @@ def build_val_loader(
         index = _open_index(ctx, config, spec, split, workers)
     else:
         _check_agreement(ctx, split, index)
+    dataset: LoadImagesAndLabels
     if tile:
         dataset = _open_tiles(ctx, config, hyp or Hyperparameters(), replace(index, tile=tile), workers)
     else:
@@ -145,16 +148,17 @@ def build_val_loader(
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for settings that are wrong for any data set. Reads no data."""
-    shards, batch_size = ctx.world_size // config.pipeline, config.batch_size
-    over = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    """Raises UserError for settings that are wrong with any data set. Reads no data."""
+    shards = ctx.world_size // config.pipeline
+    batch_size = config.batch_size
+    processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
     if batch_size != FIND_BATCH_SIZE and batch_size < shards:  # the search tries only valid sizes
         raise UserError(
-            f"--batch-size {batch_size}: is the total over {over}, and each needs at least one image; use {shards} "
-            "or more"
+            f"--batch-size {batch_size}: is the total over {processes}, and each needs at least one image; use "
+            f"{shards} or more"
         )
     if batch_size != FIND_BATCH_SIZE and config.quad and batch_size % (4 * shards):
-        raise UserError(f"--quad with --batch-size {batch_size} on {over}: needs a multiple of {4 * shards}")
+        raise UserError(f"--quad with --batch-size {batch_size} on {processes}: needs a multiple of {4 * shards}")
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
             "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
@@ -169,12 +173,14 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     if hyp.albumentations:
         from data.render.user_transforms import UserTransforms
 
-        UserTransforms(hyp.albumentations, config.seed)  # checks them
+        UserTransforms(hyp.albumentations, config.seed)  # raises UserError if they are wrong
 
 
 def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
-    """Facts, by their names in messages, that are equal where the same data has been read as ``split``. File stamps are
-    not among them: machines may have separate copies."""
+    """Returns facts, by their names in messages, that agree between processes that read the same data as ``split``.
+
+    File stamps are not among them, as machines may have separate copies.
+    """
     return {
         f"the number of {split} images": len(index),
         "the class names": list(index.names),
@@ -189,61 +195,66 @@ def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
 def _digest(*arrays: np.ndarray) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
 def loader_workers(requested: int, ctx: DistributedContext, split: str) -> int:
-    """The number of workers of the loader of ``split``: ``requested``, or for -1 an equal share of the cores, at most
-    `MOST_WORKERS`. With GPUs two cores stay free for the processes themselves, and the limit is `MOST_WORKERS_CUDA`."""
-    cores, processes = available_cores(), ctx.local_world_size
+    """Returns the number of workers for the loader of ``split``: ``requested``, or for -1 an equal share of the cores.
+
+    The share is at most `MAX_WORKERS`. With GPUs two cores stay free for the processes themselves, and the limit is
+    `MAX_WORKERS_CUDA`.
+    """
+    cores = available_cores()
+    processes = ctx.local_world_size
     if requested >= 0:
         if ctx.is_main and requested * processes > cores:
-            text = "--workers %d (%s): %s on %s; about one per core is fastest"
-            get_logger().warning(
-                text, requested, split, counted(requested * processes, "worker"), counted(cores, "core")
-            )
+            workers = counted(requested * processes, "worker")
+            message = "--workers %d (%s): %s on %s; about one per core is fastest"
+            get_logger().warning(message, requested, split, workers, counted(cores, "core"))
         return requested
-    free, most = (cores - 2, MOST_WORKERS_CUDA) if ctx.device.type == "cuda" else (cores, MOST_WORKERS)
-    workers = min(max(free // processes, 1), most)
-    get_logger().info(
-        "--workers (%s): %d per process (%s, %s on this node)",
-        split, workers, counted(cores, "core"), counted(processes, "process"),
-    )  # fmt: skip
-    return workers
+    if ctx.device.type == "cuda":
+        share = min(max((cores - 2) // processes, 1), MAX_WORKERS_CUDA)
+    else:
+        share = min(max(cores // processes, 1), MAX_WORKERS)
+    node = f"{counted(cores, 'core')}, {counted(processes, 'process')} on this node"
+    get_logger().info("--workers (%s): %d per process (%s)", split, share, node)
+    return share
 
 
 def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
     """Warns about images that are in both splits."""
     if spec.held_out:
         return
-    folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
-    of_val = set(val.paths)
-    is_same = folders[0] == folders[1] != frozenset()  # sets that are joined have none of their own
-    shared = len(of_val) if is_same else sum(path in of_val for path in train.paths)
+    train_folders = {os.path.realpath(folder) for folder in spec.split("train").images}
+    val_folders = {os.path.realpath(folder) for folder in spec.split("val").images}
+    val_paths = set(val.paths)
+    if val_folders and train_folders == val_folders:  # joined data sets have no folders here
+        shared = len(val_paths)
+    else:
+        shared = sum(path in val_paths for path in train.paths)
     if shared:
-        get_logger().warning(
-            "%s: %s of the %s validation images are training images too; scores say little about other images",
-            spec.source, f"{shared:,}" if shared < len(of_val) else "all", f"{len(of_val):,}",
-        )  # fmt: skip
+        count = f"{shared:,}" if shared < len(val_paths) else "all"
+        message = "%s: %s of the %s validation images are training images too; scores say little about other images"
+        get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
 
 
 def _open_index(
     ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, split: str, workers: int
 ) -> DatasetIndex:
-    """Opens the index of a split, the same on all processes. Every process of the run must call this. ``workers``: of
-    the loader that will be made."""
-    is_training = isinstance(config, TrainConfig) and split == "train"
+    """Opens the index of a split, the same on all processes. Every process of the run must call this.
+
+    ``workers``: number of workers of the loader that will read the split.
+    """
     settings = IndexSettings(
         cache_dir=config.cache_dir,
         workers=max(workers, 1),
         max_bad=config.max_bad,
         single_cls=config.single_cls,
-        fraction=config.fraction if is_training else 1.0,
-        seed=config.seed if is_training else 0,
-        repeats=not is_training,
         progress=ctx.is_node_leader,
     )
+    if isinstance(config, TrainConfig) and split == "train":
+        settings = replace(settings, fraction=config.fraction, seed=config.seed, repeats=False)
     with torch_distributed_zero_first(ctx):
         index = load_index(spec, split, settings)
     _check_agreement(ctx, split, index)
@@ -251,21 +262,21 @@ def _open_index(
 
 
 def _check_agreement(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
-    """Raises UserError if processes have read different data, before nodes send each other images."""
+    """Raises UserError if processes have read different data, before nodes exchange images."""
     if ctx.world_size > 1:
         check_agreement(ctx, data_facts(split, index))
 
 
 def _decoding(ctx: DistributedContext, workers: int, *, reduces: bool = True) -> Decoding:
-    """How caches are filled, with the threads of the processes of this node that wait, too."""
-    threads = min(max(workers, 2) * ctx.local_world_size, MOST_DECODING_THREADS)
+    """Returns how caches are filled: with the threads of all processes of this node, as the others wait meanwhile."""
+    threads = min(max(workers, 2) * ctx.local_world_size, MAX_DECODING_THREADS)
     return Decoding(threads, ctx.is_main, reduces=reduces)
 
 
 def _open_training_samples(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, index: DatasetIndex, workers: int
 ) -> AugmentedImages:
-    """The augmented samples of the training split. Every process of the run must call this."""
+    """Opens the augmented samples of the training split. Every process of the run must call this."""
     if index.tile:
         tiles = TiledIndex(index, index.tile, hyp=hyp, seed=config.seed)
         images = open_image_cache(ctx, index, config.cache, config.cache_dir, _decoding(ctx, workers))
@@ -278,7 +289,7 @@ def _open_training_samples(
             epochs=config.epochs,
             rect=config.rect,
         )
-    kind = "none" if config.cache == "device" else config.cache  # the device's is opened by `render_on_device`
+    kind = "none" if config.cache == "device" else config.cache  # `render_on_device` opens the cache on the device
     return AugmentedImages(
         index,
         imgsz=config.imgsz,
@@ -293,7 +304,7 @@ def _open_training_samples(
 def _open_tiles(
     ctx: DistributedContext, config: TrainConfig | ValConfig, hyp: Hyperparameters, index: DatasetIndex, workers: int
 ) -> TiledImages:
-    """The tiles of a validation split. Every process of the run must call this."""
+    """Opens the tiles of a validation split. Every process of the run must call this."""
     cache = "none"
     overlap = TILE_OVERLAP
     if isinstance(config, TrainConfig):
@@ -308,24 +319,26 @@ def _open_tiles(
 def _open_letterboxed(
     ctx: DistributedContext, config: TrainConfig | ValConfig, index: DatasetIndex, workers: int
 ) -> LoadImagesAndLabels:
-    """The letterboxed images of a validation split. Every process of the run must call this."""
+    """Opens the letterboxed images of a validation split. Every process of the run must call this."""
     image_cache = None
     if isinstance(config, TrainConfig):
-        kind = "ram" if config.cache == "device" else config.cache  # on the device are only training images
+        kind = "ram" if config.cache == "device" else config.cache  # the device holds only training images
         image_cache = _open_cache(kind, ctx, config, index, _decoding(ctx, workers, reduces=False))
     return LoadImagesAndLabels(index, imgsz=_letterboxed_side(config), image_cache=image_cache, reduces=False)
 
 
 def _letterboxed_side(config: TrainConfig | ValConfig) -> int | None:
-    """The longer side of letterboxed images; None with `ValConfig.tile`, which takes images at their full size."""
+    """Returns the longer side of letterboxed images; None with `ValConfig.tile`, which keeps their full size."""
     return None if isinstance(config, ValConfig) and config.tile else config.imgsz
 
 
 def _open_cache(
     kind: str, ctx: DistributedContext, config: TrainConfig, index: DatasetIndex, decoding: Decoding
 ) -> RamCache | DiskCache | None:
-    """Opens a cache of decoded images, and fills it; None for the kind "none". Every process of the run must call
-    this."""
+    """Opens a cache of decoded images and fills it; returns None for the kind "none".
+
+    Every process of the run must call this.
+    """
     if kind == "none" or not len(index):
         return None
     if kind == "ram":
@@ -333,7 +346,7 @@ def _open_cache(
             return open_ram_cache(index, config.imgsz, decoding, ctx)
     from data.cache.disk import open_disk_cache  # needs lmdb
 
-    leaders = None  # or the nodes' first processes, which fill caches together if they read the same files
+    leaders = None  # the first processes of several nodes, which fill their caches together
     if not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
         leaders = one_per_node_group(ctx)
     with torch_distributed_zero_first(ctx):

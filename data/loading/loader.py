@@ -1,4 +1,4 @@
-"""Loaders whose workers outlive the epoch: `InfiniteDataLoader` for training, `ValidationLoader` for one pass."""
+"""Data loaders with workers that outlive the epoch: `InfiniteDataLoader` for training, `ValidationLoader`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
@@ -24,12 +25,12 @@ from utils.errors import UserError
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
-RESERVED_BATCHES = 4  # slots for batches that the parent still uses
+RESERVED_BATCHES = 4  # slots for batches that are still in use by the parent
 
 
 @dataclass
 class _SlottedRequests:
-    """Adds to each request a slot to render into, if one is free."""
+    """Assigns each request a slot to render into, if one is free."""
 
     requests: Sequence[BatchRequest] | KeyedDistributedSampler
     slots: BatchSlots
@@ -46,11 +47,11 @@ class _SlottedRequests:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a loader makes its batches."""
+    """How a loader produces its batches."""
 
-    workers: int = 0  # number of processes; 0: this process renders
+    workers: int = 0  # number of processes; 0 to render in this process
     pin_memory: bool = False
-    make_batch: Callable[[BatchRequest], Any] | None = None  # runs in the workers, picklable; None: `render_batch`
+    make_batch: Callable[[BatchRequest], Any] | None = None  # picklable, runs in the workers; None for `render_batch`
 
 
 class _RequestLoader(DataLoader):
@@ -60,16 +61,16 @@ class _RequestLoader(DataLoader):
         self,
         dataset: LoadImagesAndLabels,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
-        most_pixels: int,
+        max_pixels: int,
         settings: WorkerSettings,
     ) -> None:
-        """``most_pixels``: of a batch."""
+        """``max_pixels``: height times width, summed over the images, of the largest batch."""
         self.samples = dataset
         workers = settings.workers
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         uses_slots = workers > 0 and settings.make_batch is None
         pixel_bytes = dataset.index.pixels.nbytes
-        self._slots = open_slots(slots, pixel_bytes * most_pixels) if uses_slots else None
+        self._slots = open_slots(slots, pixel_bytes * max_pixels) if uses_slots else None
         super().__init__(
             RequestDataset(settings.make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
@@ -79,26 +80,27 @@ class _RequestLoader(DataLoader):
             worker_init_fn=partial(init_worker, os.getpid()),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
-            generator=torch.Generator(),  # for seeds, which are not used; the global generator does not change
+            generator=torch.Generator(),  # seeds of workers, which nobody uses, do not advance the global generator
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Does not warn: `data.loading.build.loader_workers` does."""
+        """Overrides torch's warning, as `data.loading.build.loader_workers` warns already."""
 
     @property
     def index(self) -> DatasetIndex:
-        """The scanned split that the batches are from."""
+        """Index of the split that the batches are taken from."""
         return self.samples.split_index
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
+        iterator = self._iterator
+        self._iterator = None
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
             iterator._shutdown_workers()
             if self._slots is not None:
                 self._slots.take_back()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
         for batch in super().__iter__():
             if isinstance(batch, UserError):
                 self.close()
@@ -112,13 +114,15 @@ class ValidationLoader(_RequestLoader):
     def __init__(
         self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
     ) -> None:
-        most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
-        super().__init__(dataset, requests, most_pixels, settings)
+        max_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
+        super().__init__(dataset, requests, max_pixels, settings)
 
 
 class InfiniteDataLoader(_RequestLoader):
-    """Training batches without end, each epoch in a new order. Workers prefetch across epochs. ``len`` is the number of
-    batches per epoch, the same on every rank."""
+    """Yields training batches endlessly, each epoch in a new order; workers prefetch across epochs.
+
+    ``len`` is the number of batches per epoch, the same on every rank.
+    """
 
     samples: AugmentedImages
 
@@ -134,31 +138,34 @@ class InfiniteDataLoader(_RequestLoader):
     ) -> None:
         """
         Args:
-            weighted: draw images by class weights; see `set_class_weights`.
-            by_epoch: prefetch nothing across epochs, so that `set_epochs` can be called between them.
-            renderer: turns the results of ``make_batch`` into a `Batch` on the device; None: they are one on the host.
+            weighted: whether to draw images by class weights; see `set_class_weights`.
+            by_epoch: whether to prefetch nothing across epochs, so that `set_epochs` can be called between them.
+            renderer: turns a result of ``make_batch`` into a `Batch` on the device; None if it is a `Batch` already.
         """
         self.renderer = renderer
         self._requests = sampler
-        # float64 (C,); None if images are not drawn by weight. To be saved with a position inside an epoch.
+        # float64 (C,), None if images are not drawn by weight. A checkpoint inside an epoch must save them.
         self.class_weights: np.ndarray | None = None
-        super().__init__(dataset, sampler, sampler.most_pixels, settings)
+        super().__init__(dataset, sampler, sampler.max_pixels, settings)
         sampler.by_epoch = weighted or by_epoch
         if weighted:
             from data.loading.class_balance import inverse_frequency_weights
 
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
-    def __iter__(self) -> Iterator[Any]:
-        while True:  # by epoch, else the first iteration is endless
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
+        while True:  # torch's iterator ends after an epoch with ``by_epoch``, and never without
             yield from super().__iter__()
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
-        """Sets where the next ``iter()`` begins (to resume). Batch ``len(loader)`` is the first of the next epoch."""
+        """Sets the position at which the next ``iter()`` begins, to resume a run.
+
+        Batch ``len(loader)`` is the first batch of the next epoch.
+        """
         self._requests.start = (epoch + batch // len(self), batch % len(self))
 
     def render(self, epoch: int, batch: int) -> Batch:
-        """This rank's shard of batch ``batch``, rendered in this process, on the host, apart from any iteration."""
+        """Renders this rank's shard of batch ``batch`` to the host, in this process, outside of any iteration."""
         rendered = self.dataset[next(self._requests.requests(epoch, batch))]
         if isinstance(rendered, UserError):
             raise rendered
@@ -167,20 +174,22 @@ class InfiniteDataLoader(_RequestLoader):
         return self.renderer(rendered).to(torch.device("cpu"), non_blocking=False)
 
     def global_images(self, batch: int) -> int:
-        """Images in batch ``batch`` of an epoch, over all ranks."""
+        """Returns the number of images in batch ``batch`` of an epoch, over all ranks."""
         return self._requests.global_images(batch)
 
     def global_samples(self, batch: int) -> int:
-        """Samples in batch ``batch`` of an epoch, over all ranks: four in an image of ``--quad``."""
+        """Returns the samples in batch ``batch`` of an epoch, over all ranks; an image of ``--quad`` has four."""
         return self._requests.global_samples(batch)
 
     def set_epochs(self, epochs: int) -> None:
-        """Sets the number of epochs of the whole run, for epochs that begin after this call; needs ``by_epoch``."""
+        """Sets the length of the whole run, for epochs that begin after this call. Requires ``by_epoch``."""
         self._requests.epochs = epochs
 
     def set_class_weights(self, weights: np.ndarray) -> None:
-        """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.
-        Initially they are inverse to the classes' frequencies. Needs ``weighted``. See `image_weights`."""
+        """Sets class weights (C,), not negative and equal on every rank, for epochs that begin after this call.
+
+        Initially they are inverse to the classes' frequencies. Requires ``weighted``. See `image_weights`.
+        """
         from data.loading.class_balance import image_weights
 
         self.class_weights = np.asarray(weights, np.float64)

@@ -22,17 +22,19 @@ from utils.distributed.context import DistributedContext
 
 
 class DeviceRendering(NamedTuple):
-    """What a loader needs for batches that are rendered on the device."""
+    """The two halves of rendering on the device."""
 
-    make_batch: Callable[[BatchRequest], PlannedBatch]  # in the workers
-    renderer: DeviceRenderer  # in this process
+    make_batch: Callable[[BatchRequest], PlannedBatch]  # runs in the workers
+    renderer: DeviceRenderer  # runs in this process
 
 
 def render_on_device(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, workers: int
 ) -> DeviceRendering:
-    """Opens the cache on the device, if it is on, for ``--render-on device``. Every process of the run must call this.
-    ``workers``: of the loader."""
+    """Prepares ``--render-on device``, and opens the cache of ``--cache device``.
+
+    Every process of the run must call this. ``workers``: number of workers of the loader.
+    """
     layout = None
     pixels = None
     if config.cache == "device":
@@ -44,18 +46,21 @@ def render_on_device(
 
 
 def plan_batch(dataset: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
-    """A training batch for `DeviceRenderer` to render. ``layout``: of the device cache with the images; None: visible
-    pixels are sent with the batch."""
+    """Plans a training batch for `DeviceRenderer`.
+
+    ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
+    """
     plans = dataset.plans(request.keys, epochs=request.epochs)
     images = request.images
-    kind = dataset.index.pixels
+    pixel_format = dataset.index.pixels
     read_image = partial(dataset.source_image, epoch=epoch_of(request.keys))
-    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0), kind))
+    no_pixels = new_pixels(len(images), (0, 0), pixel_format)
+    rest = collate_quad(dataset.planned(request.keys, plans), request, no_pixels)
     groups = []
     for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
-        chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
-        sources = PackedPixels(read_image, kind) if layout is None else layout
-        table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
+        selected = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
+        sources = PackedPixels(read_image, pixel_format) if layout is None else layout
+        table = build_table([plans[i] for n in selected for i in images[n]], canvas_hw, dataset.source_hw, sources)
         pixels = sources.pixels if isinstance(sources, PackedPixels) else None
-        groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))
+        groups.append(RenderGroup(table, pixels, torch.tensor(selected, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)

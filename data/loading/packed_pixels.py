@@ -1,4 +1,4 @@
-"""`PackedPixels`: the visible source pixels of a planned batch, which its worker sends to the device."""
+"""`PackedPixels`: the visible source pixels of a planned batch, sent from the worker to the device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from utils.pixels import RGB8, PixelFormat
 
 
 class PackedPixels:
-    """Source pixels (P, C) that are sent with the table: after `locate`, the visible part of each patch's image, one
-    after the other."""
+    """Source pixels that travel with the table.
+
+    After `locate`, ``pixels`` (P, C) holds the visible area of each patch's image, one after another.
+    """
 
     def __init__(self, load: Callable[[int], np.ndarray], pixel_format: PixelFormat = RGB8) -> None:
-        self._load, self._format = load, pixel_format
-        # There must be a pixel to read even without patches.
+        self._load = load
+        self._format = pixel_format
+        # One pixel, as the renderer reads some pixel even without patches.
         self.pixels = torch.zeros((1, pixel_format.channels), dtype=pixel_format.torch_dtype)
 
     def locate(self, patches: Patches) -> np.ndarray:
+        """Packs the pixels of ``patches``; returns their addresses, see `PixelSource.locate`."""
         sizes = patches.box[:, 2:] - patches.box[:, :2]
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
         self.pixels = new_pixels(1, (int(starts[-1]), 1), self._format).flatten(0, 2)

@@ -14,17 +14,21 @@ from utils.structures import Batch
 
 
 class Prefetcher:
-    """An iterator of batches on the device, which fetches batches ahead.
+    """Iterates over batches on the device, and fetches batches ahead.
 
-    On a GPU, they are copied (and rendered, with ``--render-on device``) on a separate stream while the previous step
-    still runs; taking a batch makes the device wait for it, not the host. Torch keeps page-locked memory until its copy
-    has finished.
+    On a GPU, batches are copied (and rendered, with ``--render-on device``) on a separate stream while the previous
+    step still runs; `next` makes the device wait for the batch, not the host. Torch keeps page-locked memory alive
+    until it has been copied.
     """
 
     def __init__(
         self, batches: Iterator[Any], *, device: torch.device, render: Callable[[Any], Batch] | None = None
     ) -> None:
-        """``batches``: on the host. ``render``: turns one of them into a batch on the device; None: copies it."""
+        """
+        Args:
+            batches: batches on the host.
+            render: turns one of them into a batch on the device; None to copy it.
+        """
         self._batches = batches
         self._device = device
         self._render = render or (lambda batch: batch.to(device))
@@ -46,20 +50,22 @@ class Prefetcher:
         return batch
 
     def prefetch(self, count: int) -> None:
-        """Fetches batches until ``count`` are ready, or all. Call it after a step has been queued."""
+        """Fetches batches until ``count`` are ready, or none is left. Call it after a step has been queued."""
         with contextlib.suppress(StopIteration):
             while len(self._ready) < count:
                 self._fetch()
 
     def take_wait(self) -> float:
-        """Seconds spent waiting for the loader since the last call."""
-        waited, self._waited_s = self._waited_s, 0.0
-        return waited
+        """Returns the seconds spent waiting for the loader since the last call."""
+        waited_s = self._waited_s
+        self._waited_s = 0.0
+        return waited_s
 
     def _fetch(self) -> None:
         started = time.perf_counter()
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
-        with torch.cuda.stream(self._stream):  # None: does nothing
+        with torch.cuda.stream(self._stream):  # without a stream, does nothing
             rendered = self._render(batch)
-            self._ready.append((rendered, self._stream.record_event() if self._stream else None))
+            copied = None if self._stream is None else self._stream.record_event()
+            self._ready.append((rendered, copied))

@@ -1,4 +1,4 @@
-"""The order of an epoch, and the batches of sample keys for one rank of a training.
+"""The order of an epoch, and the batch requests of one rank in a training.
 
 The order and the canvas sizes depend on (seed, epoch), but not on rank or worker. Global batch k consists of positions
 [kB, (k + 1)B) of the epoch, on any number of ranks; each rank renders a contiguous shard of it, which may be empty.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
+from typing import cast
 
 import numpy as np
+from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from data.samples.batch_request import BatchRequest
@@ -36,22 +38,23 @@ class EpochOrder:
     ) -> None:
         """
         Args:
-            count: N images.
-            batch_size: B, the global batch.
-            imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
-            stride: canvas sides are multiples of it.
-            image_hw: int (N, 2); for rectangular batches only.
-            block: partners of a mosaic are chosen among this many neighbors in the order; 0: among all images.
-            repeats: float64 (N,), how often an epoch has each image, rounded up in some epochs and down in others;
-                None: once.
+            count: N, the number of images.
+            batch_size: B, the size of the global batch.
+            imgsz: side of square canvases, or longer side of images on rectangular ones, pixels.
+            stride: divisor of the canvas sides.
+            image_hw: int (N, 2), for rectangular batches only.
+            block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all images.
+            repeats: float64 (N,), how often each image comes in an epoch, rounded up in some epochs and down in others;
+                None for once.
         """
         self.seed = seed
         self.batch_size = batch_size
         self.imgsz = imgsz
         self.stride = stride
         self.block = block
-        self.weights: np.ndarray | None = None  # float64 (N,), of images; set for weighted draws
-        self._images, self._repeats = count, repeats
+        self.weights: np.ndarray | None = None  # float64 (N,), image weights, set for weighted draws
+        self._images = count
+        self._repeats = repeats
         self._count = count if repeats is None else round(repeats.sum())
         self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
 
@@ -59,7 +62,7 @@ class EpochOrder:
         return self._count
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Images int64 by position in the epoch."""
+        """Returns the image at each position of the epoch, int64."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
         if self.weights is not None:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
@@ -71,13 +74,15 @@ class EpochOrder:
             order = rng.permutation(repeated.clip(max=self._images - 1))
         else:
             order = rng.permutation(self._count)
-        return order if self._aspects is None else self._gathered(order, rng)
+        return order if self._aspects is None else self._group_by_aspect(order, self._aspects, rng)
 
-    def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The same images, reordered so that the aspects in each batch are similar: images whose own canvases would be
-        equal form a bucket, in random order. The concatenated buckets are cut into batches, and the full batches are
-        shuffled."""
-        shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride)
+    def _group_by_aspect(self, order: np.ndarray, aspects: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Reorders the images so that the aspects in each batch are similar.
+
+        Images whose own canvases would be equal form a bucket, in random order. The concatenated buckets are cut into
+        batches, and the full batches are shuffled.
+        """
+        shapes = rect_shapes(aspects, aspects, self.imgsz, self.stride)
         bucket = (shapes[:, 0] - shapes[:, 1])[order]
         order = order[np.argsort(bucket, kind="stable")]
         full = self._count // self.batch_size
@@ -85,70 +90,74 @@ class EpochOrder:
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
 
     def block_bounds(self, position: int) -> tuple[int, int]:
-        """First position and end of the block of ``position``. The last block of an epoch includes the remainder."""
+        """Returns start and end of the block around ``position``. The last block of an epoch includes the remainder."""
         last = max(self._count // self.block - 1, 0)
         number = min(position // self.block, last)
-        return number * self.block, self._count if number == last else (number + 1) * self.block
+        end = self._count if number == last else (number + 1) * self.block
+        return number * self.block, end
 
     def canvas(self, indices: np.ndarray) -> tuple[int, int]:
-        """Height and width for a batch of these images, pixels."""
+        """Returns height and width of the canvas for a batch of these images, pixels."""
         if self._aspects is None:
             return self.imgsz, self.imgsz
         return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
 
 def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
-    """The smallest canvases, int64 (n, 2), for training images of aspects (height / width) from ``low`` to ``high``
-    (n,), longer side imgsz, rounded up to strides."""
+    """Returns the smallest canvases, int64 (n, 2), for training images with a longer side of imgsz.
+
+    ``low``, ``high`` (n,): range of the aspects (height / width) on each canvas. Sides are rounded up to strides.
+    """
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
     return (np.ceil(sides * imgsz / stride - 1e-9) * stride).astype(np.int64)
 
 
 def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int) -> tuple[int, int]:
-    """The smallest canvas for a training batch of images of these aspects (n,)."""
+    """Returns the smallest canvas for a training batch of images with these aspects (n,)."""
     height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride)[0].tolist()
     return height, width
 
 
-QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size
+QUAD_PROBABILITY = 0.5  # probability of four samples side by side; otherwise a quad shows one at twice the size
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """The batches of one rank, epoch after epoch from ``start`` on; `len` is their number per epoch."""
+    """Yields one rank's batches, epoch after epoch from ``start`` on; `len` is their number per epoch."""
 
     def __init__(
         self, order: EpochOrder, *, rank: int, world_size: int, quad: bool = False, multi_scale: float = 0.0
     ) -> None:
         """
         Args:
-            quad: four samples make one image of twice the size.
-            multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
+            quad: whether four samples make one image of twice the size.
+            multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
-        super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
+        dataset = cast("Dataset", order)  # only its length is used
+        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale
-        self.epochs: int | None = None  # of the whole run, if it has changed
+        self.epochs: int | None = None  # length of the whole run, if it has changed
         self.start = (0, 0)  # epoch and batch
-        self.by_epoch = False  # iteration ends with the epoch, and the next one begins at the next epoch
+        self.by_epoch = False  # whether an iteration ends after an epoch, and the next one continues
 
     def __len__(self) -> int:
-        """The last batch may be smaller. With ``quad``, an epoch may leave out up to three samples."""
+        """Counts the last batch, which may be smaller. With ``quad``, an epoch may leave out up to three samples."""
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
     def global_samples(self, batch: int) -> int:
-        """Samples in a global batch; with ``quad`` an image has four."""
+        """Returns the number of samples in a global batch; four per image with ``quad``."""
         return self.global_images(batch) * (4 if self.quad else 1)
 
     def global_images(self, batch: int) -> int:
-        """Images in a global batch."""
+        """Returns the number of images in a global batch."""
         size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)
         return size // 4 if self.quad else size
 
     @property
-    def most_pixels(self) -> int:
-        """Of a batch of this rank."""
+    def max_pixels(self) -> int:
+        """Height times width, summed over the images, of the largest batch of this rank."""
         order = self.order
         side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
         return -(-order.batch_size // self.num_replicas) * side**2
@@ -157,13 +166,14 @@ class KeyedDistributedSampler(DistributedSampler):
         epoch, batch = self.start
         while True:
             yield from self.requests(epoch, batch)
-            epoch, batch = epoch + 1, 0
+            epoch += 1
+            batch = 0
             if self.by_epoch:
                 self.start = (epoch, batch)
                 return
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
-        """This rank's shards of the epoch's batches, from ``first_batch`` on."""
+        """Yields this rank's shards of the epoch's batches, from ``first_batch`` on."""
         indices = self.order.indices(epoch)
         for batch in range(first_batch, len(self)):
             yield self._request(indices, epoch, batch)
@@ -180,15 +190,16 @@ class KeyedDistributedSampler(DistributedSampler):
         return BatchRequest(keys, canvas, epochs=self.epochs)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
-        bounds, block = (0, 0), ()
+        bounds = (0, 0)
+        block: tuple[int, ...] = ()
         for position in positions:
             if self.order.block and not bounds[0] <= position < bounds[1]:
                 bounds = self.order.block_bounds(position)
-                block = tuple(indices[slice(*bounds)].tolist())  # one object, so that it is sent to the worker once
+                block = tuple(indices[slice(*bounds)].tolist())  # one object, which pickle sends to the worker once
             yield SampleKey(int(indices[position]), epoch, position, canvas, block)
 
     def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> Iterator[SampleKey]:
-        """Four samples side by side, or one of them at twice the size."""
+        """Yields the keys of four samples side by side, or of one of them at twice the size."""
         rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
             return self._keys(indices, epoch, range(first, first + 4), canvas)
@@ -204,4 +215,5 @@ class KeyedDistributedSampler(DistributedSampler):
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
         stride = self.order.stride
         # At least two strides per side: batch norm needs more than one value per channel.
-        return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
+        height, width = (max(round(side * factor / stride), 2) * stride for side in (height, width))
+        return height, width

@@ -1,9 +1,9 @@
 """Passes batches from workers to the parent process, in memory that both map.
 
-Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map, which takes longer
-than rendering an image. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
-tensor of its batch is deleted. Without such memory or a free slot, new memory is allocated for a batch (`new_pixels`),
-with which two workers load half to two thirds of the images per second (320 and 640 px).
+Torch creates a shared segment for each batch. The kernel has to find, clear and map its pages, which takes longer than
+rendering an image. Here the parent assigns each request a slot of one mapping, which is free again when the last tensor
+of its batch is deleted. Without such memory or a free slot, new memory is allocated for a batch (`new_pixels`); two
+workers then load only half to two thirds as many images per second (320 and 640 px).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 from utils.pixels import RGB8, PixelFormat
 from utils.structures import map_tensors
 
-INLINE_BYTES = 65536  # larger tensors are shared
+INLINE_BYTES = 65536  # larger tensors are in shared memory
 _numbers = itertools.count()
 _by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDictionary()
 
@@ -36,12 +36,12 @@ class BatchSlots:
         self.slot_bytes = slot_bytes
         self._memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(count * slot_bytes))
         self.number = next(_numbers)
-        self._free = list(range(count))  # a stack: the slot that was freed last already has its pages
-        self._sent: set[int] = set()  # slots that workers have
+        self._free = list(range(count))  # a stack, as the pages of the slot freed last are mapped already
+        self._sent: set[int] = set()  # slots that workers hold
         _by_number[self.number] = self
 
     def take(self, wanted_bytes: int) -> int | None:
-        """Reserves a slot for a worker to render into; None if none is free, or slots are too small."""
+        """Reserves a slot for a worker to render into; returns None if none is free, or slots are too small."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
@@ -49,16 +49,18 @@ class BatchSlots:
         return slot
 
     def take_back(self) -> None:
-        """Frees the slots of the workers, which must have ended."""
+        """Frees the slots held by workers, which must have ended."""
         self._free.extend(self._sent)
         self._sent.clear()
 
     def pixels(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> np.ndarray:
-        first, nbytes = slot * self.slot_bytes, math.prod(shape) * np.dtype(dtype).itemsize
+        """Returns a view of a slot as an array."""
+        first = slot * self.slot_bytes
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         return self._memory[first : first + nbytes].numpy().view(dtype).reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
-        """`pixels` as a tensor. The slot is freed when nothing refers to its memory anymore."""
+        """Returns `pixels` as a tensor. The slot is freed when nothing refers to its memory anymore."""
         pixels = self.pixels(slot, shape, dtype)
         self._sent.discard(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
@@ -67,7 +69,7 @@ class BatchSlots:
 
 @dataclass(eq=False)
 class SentBatch:
-    """Pickles a batch, a dataclass of tensors (which may be nested), in a worker; the parent receives the batch itself.
+    """Wraps a batch, a dataclass of tensors (possibly nested), in a worker; unpickles as the batch itself.
 
     Torch creates a file and a connection for every tensor, which is slow for small ones. Here small tensors are part of
     the message, and large ones are in memory that both processes map.
@@ -75,7 +77,7 @@ class SentBatch:
 
     batch: Any
     slots: BatchSlots | None = None
-    slot: int | None = None  # with the images of a `Batch`; None: they are elsewhere
+    slot: int | None = None  # slot with the images of a `Batch`; None if they are elsewhere
 
     def __reduce__(self) -> tuple:
         if self.slots is None or self.slot is None:
@@ -87,6 +89,7 @@ class SentBatch:
 
 
 def _received(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ...] = ()) -> Any:
+    """Rebuilds a batch in the parent, with images of ``shape`` (B, H, W, C) from a slot of `BatchSlots` ``number``."""
     if number < 0:
         return batch
     images = _by_number[number].arrived(slot, shape, batch.images.numpy().dtype)
@@ -104,6 +107,7 @@ class _ByValue:
 
 
 def _portable(tensor: Tensor) -> Tensor | _ByValue:
+    """Returns ``tensor`` in a form that pickles fast: by value if it is small, otherwise in shared memory."""
     if tensor.device.type != "cpu":
         return tensor
     if tensor.nbytes <= INLINE_BYTES and tensor.dtype != torch.bfloat16:
@@ -117,28 +121,35 @@ def _portable(tensor: Tensor) -> Tensor | _ByValue:
 
 
 def new_shared(nbytes: int) -> torch.UntypedStorage:
-    """Uninitialized shared memory. Torch's own, used where there is no other, is in /dev/shm, which containers often
-    limit to 64 MiB (``docker --shm-size``)."""
+    """Allocates uninitialized shared memory.
+
+    Without memfd it is torch's, in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``).
+    """
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
     handle = os.memfd_create("lockstep-tensor")
     try:
         os.truncate(handle, nbytes)
-        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # duplicates the handle
+        # Duplicates the handle.
+        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # type: ignore[attr-defined]  # not in the stubs
     finally:
         os.close(handle)
 
 
 def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
-    """Uninitialized (images, H, W, C), in a worker in shared memory, to which torch would otherwise copy the batch."""
-    shape, dtype = (images, *canvas_hw, pixels.channels), pixels.torch_dtype
+    """Allocates uninitialized pixels (images, H, W, C).
+
+    In a worker they are in shared memory, to which torch would otherwise copy the batch.
+    """
+    shape = (images, *canvas_hw, pixels.channels)
+    dtype = pixels.torch_dtype
     if get_worker_info() is None or math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.empty(0, dtype=dtype).set_(new_shared(math.prod(shape) * dtype.itemsize), 0, shape)
+    return torch.empty(0, dtype=dtype).set_(new_shared(math.prod(shape) * dtype.itemsize)).view(shape)
 
 
 def open_slots(count: int, slot_bytes: int) -> BatchSlots | None:
-    """`BatchSlots`, or None if the system cannot provide them."""
+    """Opens `BatchSlots`; returns None if the system cannot provide them."""
     if slot_bytes == 0:
         return None
     try:

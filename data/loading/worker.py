@@ -1,4 +1,4 @@
-"""The worker processes of a loader: their settings, batches for requests, and collating."""
+"""Code of a loader's worker processes: initialization, rendering of requested batches, collating."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
 from data.samples.batch_request import BatchRequest
@@ -24,8 +24,10 @@ from utils.structures import Batch, Sample, Targets
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
-    """A batch of samples, whose images are stored in ``pixels`` (B, H, W, C), unless they were rendered there, and seen
-    as (B, C, H, W): the channels_last layout."""
+    """Collates samples into a batch, with images of shape (B, C, H, W) in the channels_last layout.
+
+    The images are copied to ``pixels`` (B, H, W, C), unless they were rendered there.
+    """
     for sample, out in zip(samples, pixels.numpy()):
         if not np.may_share_memory(sample.image, out):  # it was not rendered in place
             out[:] = sample.image
@@ -40,73 +42,83 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
 
 
 def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
-    """`collate` for requests with ``--quad``: four samples of half the batch's size become one image."""
+    """Collates as `collate` does, but with ``--quad`` joins four samples of half the batch's size to one image."""
     groups = [[samples[i] for i in members] for members in request.images]
     return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
 
 
 def _side_by_side(samples: Sequence[Sample]) -> Sample:
-    """Four samples in two rows, with the index and the path of the first."""
+    """Joins four samples in two rows, with the index and the path of the first."""
     first, second, third, fourth = (sample.image for sample in samples)
-    shift = np.repeat(np.float32([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]]), [len(s.labels) for s in samples], 0)
+    corners = np.array([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]], np.float32)
     labels = np.concatenate([sample.labels for sample in samples])
     labels[:, 1:] /= 2
-    labels[:, 1:3] += shift
+    labels[:, 1:3] += np.repeat(corners, [len(sample.labels) for sample in samples], 0)
     image = np.vstack([np.hstack([first, second]), np.hstack([third, fourth])])
     return replace(samples[0], image=image, labels=labels)
 
 
-PARENT_CHECK_S = 0.5  # an orphan keeps sockets open, by which other ranks would notice that its parent died
+# An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent by their closing.
+PARENT_CHECK_S = 0.5
 
 
 @dataclass(eq=False)
-class RequestDataset:
-    """The data set as torch's DataLoader sees it, indexed by requests. A UserError, also for a failure of the machine,
-    is returned: torch would wrap one that is raised in a traceback."""
+class RequestDataset(Dataset[Any]):
+    """The data set as torch's DataLoader sees it: indexed by requests, each item a batch.
+
+    Errors of the user or of the machine are returned as UserError, as torch would wrap a raised error in a traceback.
+    """
 
     make_batch: Callable[[BatchRequest], Any]
-    slots: BatchSlots | None = None  # `make_batch` renders into the one that a request names
+    slots: BatchSlots | None = None  # slots in which `make_batch` renders
 
     def __getitem__(self, request: BatchRequest) -> Any:
         try:
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
         except Exception as error:
-            line = str(error) if isinstance(error, UserError) else explanation(error)
-            if line is None:
+            message = str(error) if isinstance(error, UserError) else explanation(error)
+            if message is None:
                 raise
-            return UserError(line)
+            return UserError(message)
 
 
 def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
-    """A batch whose images are rendered on the host, in a slot if the request names one."""
-    count, kind = len(request.images), dataset.index.pixels
+    """Renders a batch on the host, in a slot if the request names one."""
+    count = len(request.images)
+    pixel_format = dataset.index.pixels
     if slots is None or request.slot is None:
-        pixels = new_pixels(count, request.canvas_hw, kind)
+        pixels = new_pixels(count, request.canvas_hw, pixel_format)
     else:
-        pixels = torch.from_numpy(slots.pixels(request.slot, (count, *request.canvas_hw, kind.channels), kind.dtype))
+        shape = (count, *request.canvas_hw, pixel_format.channels)
+        pixels = torch.from_numpy(slots.pixels(request.slot, shape, pixel_format.dtype))
     if count < len(request.keys):
         return collate_quad(dataset.samples(request.keys, epochs=request.epochs), request, pixels)
     return collate(dataset.samples(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
 
 
 def init_worker(parent: int, worker: int) -> None:
-    """Limits a worker to one thread and leaves signals to the parent: Ctrl-C prints no tracebacks of workers, and when
-    a batch system sends SIGTERM to every process, the parent can still finish its step and save. ``parent``: its
-    process id, which cannot be queried here, because the parent may already have been killed."""
+    """Limits a worker to one thread and leaves signals to the parent.
+
+    Ctrl-C prints no tracebacks of workers, and when a batch system sends SIGTERM to every process, the parent can still
+    finish its step and save. ``parent``: process id of the parent, which the worker cannot query safely, because the
+    parent may have been killed already.
+    """
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-    signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
+    signal.set_wakeup_fd(-1)  # a fork inherits the descriptor of its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
+    if hasattr(signal, "sigwaitinfo"):  # absent on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Ends the worker on SIGTERM from the parent, by which torch and multiprocessing stop workers, or when the parent
-    is gone. Ignores SIGTERM from other processes."""
+    """Ends the worker when the parent is gone or sends SIGTERM, by which torch and multiprocessing stop workers.
+
+    Ignores SIGTERM from other processes.
+    """
     while os.getppid() == parent:
         received = signal.sigtimedwait({signal.SIGTERM}, PARENT_CHECK_S)
         if received is not None and received.si_pid == parent:

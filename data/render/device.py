@@ -1,8 +1,8 @@
 """Renders tables with torch: a whole batch at once, on the device of its tensors.
 
-Every canvas pixel is mapped back into the source of the patch that covers it (of several, the last one painted). Four
-neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise, so on a given
-device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image, except for
+Every canvas pixel is mapped back into the source of the patch that covers it (if several do, the one painted last).
+Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise, so on a
+given device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image, except for
 interpolation.
 """
 
@@ -20,7 +20,7 @@ from utils.errors import first_line
 from utils.logger import get_logger
 from utils.structures import GRAY, Batch, map_tensors
 
-PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # painted together: fit a CPU's cache, limit GPU memory
+PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # painted together: they fit a CPU's cache, or limit GPU memory
 
 Painter = Callable[..., Tensor]
 
@@ -30,8 +30,9 @@ class RenderGroup:
     """Samples of one canvas size, rendered together."""
 
     table: RenderTable
-    pixels: Tensor | None  # (P, C) that the table refers to; None: the device cache
-    images: Tensor  # int64 (n,): of the batch; each is one sample, or four in two rows if they are half as large
+    pixels: Tensor | None  # (P, C) to which the table refers; None for the device cache
+    # int64 (n,): images of the batch. Each consists of one sample, or of four in two rows if they are half as large.
+    images: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,15 @@ class PlannedBatch:
 
     canvas_hw: tuple[int, int]
     groups: tuple[RenderGroup, ...]
-    rest: Batch  # images are (B, C, 0, 0)
+    rest: Batch  # with empty images, (B, C, 0, 0)
 
     def to(self, device: torch.device, non_blocking: bool = True) -> PlannedBatch:
+        """Moves tables, pixels and targets to ``device``."""
         groups = map_tensors(self.groups, lambda t: t.to(device, non_blocking=non_blocking))
         return replace(self, groups=groups, rest=self.rest.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PlannedBatch:
-        """Called by torch's DataLoader when ``pin_memory=True``."""
+        """Copies to page-locked memory. torch's DataLoader calls it with ``pin_memory=True``."""
         return replace(self, groups=map_tensors(self.groups, Tensor.pin_memory), rest=self.rest.pin_memory())
 
 
@@ -55,8 +57,11 @@ class DeviceRenderer:
     """Moves planned batches to a device and renders them there, on the current stream. Does not synchronize."""
 
     def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
-        """``cache``: (P, C) on the device, of `open_device_cache`, if the batches refer to one. ``fuse``: paint with a
-        compiled kernel, whose rounding may differ from that of separate operations."""
+        """
+        Args:
+            cache: (P, C) on the device, from `open_device_cache`, if the batches refer to one.
+            fuse: whether to paint with a compiled kernel, whose rounding may differ from that of separate operations.
+        """
         self.device = device
         self._cache = cache
         self._paint: Painter = FusedPainter() if fuse else paint_layers
@@ -65,9 +70,9 @@ class DeviceRenderer:
         planned = planned.to(self.device)
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
-        (height, width), count = planned.canvas_hw, len(planned.rest.images)
+        height, width = planned.canvas_hw
         empty = planned.rest.images
-        images = torch.empty((count, height, width, empty.shape[1]), dtype=empty.dtype, device=self.device)
+        images = torch.empty((len(empty), height, width, empty.shape[1]), dtype=empty.dtype, device=self.device)
         for group in planned.groups:
             h, w = group.table.canvas_hw
             grids = self._render(group).permute(0, 2, 3, 1).unflatten(0, (-1, height // h, width // w))
@@ -76,11 +81,13 @@ class DeviceRenderer:
         return replace(planned.rest, images=images.permute(0, 3, 1, 2))
 
     def _render(self, group: RenderGroup) -> Tensor:
-        return render_table(group.table, self._cache if group.pixels is None else group.pixels, self._paint)
+        pixels = self._cache if group.pixels is None else group.pixels
+        assert pixels is not None, "a group without pixels refers to the device cache"
+        return render_table(group.table, pixels, self._paint)
 
 
 class FusedPainter:
-    """`paint_layers` as one compiled kernel, or uncompiled if compiling fails (which is logged once)."""
+    """Calls `paint_layers` as one compiled kernel, or uncompiled if compiling fails (which is logged once)."""
 
     def __init__(self) -> None:
         self._paint: Painter = torch.compile(paint_layers, dynamic=True)
@@ -88,11 +95,11 @@ class FusedPainter:
     def __call__(self, *arguments: Any) -> Tensor:
         try:
             return self._paint(*arguments)
-        except Exception as error:  # without a working compiler there are many kinds of errors
+        except Exception as error:  # a compiler that does not work raises many kinds of errors
             if self._paint is paint_layers:
                 raise
-            text = "--render-on device: not compiled (%s); rendering is a few times slower"
-            get_logger().info(text, first_line(error))
+            message = "--render-on device: not compiled (%s); rendering is a few times slower"
+            get_logger().info(message, first_line(error))
             self._paint = paint_layers
             return paint_layers(*arguments)
 
@@ -105,20 +112,26 @@ def paint_layers(
     operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
     parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Paints the patches of layers and applies the pixel operations. Returns (L, H, W, C). The arguments are those of
-    `RenderTable`, and source pixels (P, C)."""
+    """Paints the patches of layers and applies the pixel operations. Returns (L, H, W, C).
+
+    The arguments are the fields of `RenderTable`, and source pixels (P, C).
+    """
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw)
-    left, top = x.floor(), y.floor()
-    right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
-    upper, lower = origin + pitch * top.long(), origin + pitch * y.ceil().long()
-    left, right = left.long(), x.ceil().long()
+    x_floor = x.floor()
+    y_floor = y.floor()
+    right_weight = (x - x_floor).unsqueeze(-1)
+    lower_weight = (y - y_floor).unsqueeze(-1)
+    upper = origin + pitch * y_floor.long()
+    lower = origin + pitch * y.ceil().long()
+    left = x_floor.long()
+    right = x.ceil().long()
+    samples = _indexable(pixels)
+    largest = 255.0 if pixels.dtype == torch.uint8 else 65535.0
 
-    def row(start: Tensor) -> Tensor:
-        first, second = (_float(samples[start + column]) for column in (left, right))
-        return first * (1 - right_weight) + second * right_weight
+    def interpolated_row(start: Tensor) -> Tensor:
+        return _float(samples[start + left]) * (1 - right_weight) + _float(samples[start + right]) * right_weight
 
-    largest, samples = 255.0 if pixels.dtype == torch.uint8 else 65535.0, _indexable(pixels)
-    value = row(upper) * (1 - low_weight) + row(lower) * low_weight
+    value = interpolated_row(upper) * (1 - lower_weight) + interpolated_row(lower) * lower_weight
     value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
     for operation, values in zip(operations, parameters):
         value = operation(value, values)
@@ -128,10 +141,14 @@ def paint_layers(
 def _sources(
     geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For every canvas pixel (L, H, W): x and y in its source (integers are pixel centers), address and pitch of that
-    source, and whether it has one."""
+    """Finds the source of every canvas pixel.
+
+    Returns tensors (L, H, W): x and y in the source (integers are pixel centers), address and pitch of the source, and
+    whether there is one.
+    """
     height, width = canvas_hw
-    device, layers = geometry.device, len(geometry)
+    device = geometry.device
+    layers = len(geometry)
     column = torch.arange(width, device=device, dtype=torch.float32) + 0.5
     line = (torch.arange(height, device=device, dtype=torch.float32) + 0.5).unsqueeze(1)
     x = y = torch.zeros((layers, height, width), device=device)
@@ -139,7 +156,9 @@ def _sources(
     covered = torch.zeros((layers, height, width), dtype=torch.bool, device=device)
     for slot in range(geometry.shape[1]):  # in painting order
         cells = geometry[:, slot, :, None, None]
-        matrix, inside, read = (cells[:, part].unbind(1) for part in (Column.MATRIX, Column.INSIDE, Column.READ))
+        matrix = cells[:, Column.MATRIX].unbind(1)
+        inside = cells[:, Column.INSIDE].unbind(1)
+        read = cells[:, Column.READ].unbind(1)
         patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
         patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
         depth = (matrix[6] * column + matrix[8]) + matrix[7] * line  # 1 without perspective
@@ -155,28 +174,33 @@ def _sources(
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_layers) -> Tensor:
-    """The images (B, C, H, W) of a table, stored as (B, H, W, C). ``pixels``: (P, C) source pixels on the table's
-    device, to which its addresses refer; ``paint``: `paint_layers` or a compiled form of it."""
+    """Renders the images (B, C, H, W) of a table, stored as (B, H, W, C).
+
+    Args:
+        pixels: (P, C), source pixels on the table's device, to which its addresses refer.
+        paint: `paint_layers` or a compiled form of it.
+    """
     height, width = table.canvas_hw
     layers = len(table.geometry)
     rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
     at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
-        part = slice(first, first + at_once)
-        rendered[part] = paint(
-            table.geometry[part],
-            table.address[part],
+        chunk = slice(first, first + at_once)
+        rendered[chunk] = paint(
+            table.geometry[chunk],
+            table.address[chunk],
             pixels,
             table.canvas_hw,
             table.operations,
-            tuple(values[part] for values in table.parameters),
+            tuple(values[chunk] for values in table.parameters),
         )
     return _mixed(rendered, table).permute(0, 3, 1, 2)
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
-    """(B, H, W, C): second layers (L - B of them) mixed into the images that they belong to."""
-    first, second = rendered[: table.images], rendered[table.images :]
+    """Mixes the second layers, L - B of them, into the images that they belong to. Returns (B, H, W, C)."""
+    first = rendered[: table.images]
+    second = rendered[table.images :]
     if len(second) == 0:
         return first
     mix = table.mix[:, None, None, None]
@@ -186,10 +210,10 @@ def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
 
 
 def _indexable(samples: Tensor) -> Tensor:
-    """uint16 seen as int16: CUDA's kernels do not index uint16."""
+    """Views uint16 as int16, as CUDA's kernels do not index uint16."""
     return samples.view(torch.int16) if samples.dtype == torch.uint16 else samples
 
 
 def _float(samples: Tensor) -> Tensor:
-    """What `_indexable` returns, as float32."""
+    """Converts the result of `_indexable` to float32."""
     return (samples.int() & 0xFFFF).float() if samples.dtype == torch.int16 else samples.float()

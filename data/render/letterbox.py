@@ -1,4 +1,4 @@
-"""Fits an image into a canvas of another aspect ratio, padded with gray: the images of validation and inference."""
+"""Letterboxing, for validation and inference: fits an image into a canvas of another aspect, padded with gray."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 
 from utils.structures import padding_value
 
-# Strides of padding along both sides of an image on a rectangular canvas, together, as in the published evaluations of
-# YOLO models. Measured on models fine-tuned on seven data sets (benchmarks/LOG.md): without it AP is lower by 0.01.
+# Padding on a rectangular canvas, both sides together, in strides, as in the published evaluations of YOLO models.
+# Without it AP is lower by 0.01, measured on models fine-tuned on seven data sets (benchmarks/LOG.md).
 PADDING = Fraction(1, 2)
 
 
 class Letterbox(NamedTuple):
-    """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
+    """The fit of an image into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
 
     The gains of the axes differ slightly, since both sides of the resized image are whole numbers of pixels.
     """
 
-    width: int  # of the resized image, pixels
+    width: int  # width and height of the resized image, pixels
     height: int
     pad_x: int
     pad_y: int
@@ -33,17 +33,17 @@ class Letterbox(NamedTuple):
 
 @dataclass(frozen=True)
 class CanvasRule:
-    """Which canvas an image gets in validation and in detection, wherever they happen: the scores and the threshold of
-    a validation hold for detection only if the model sees the same pixels.
+    """Chooses the canvas of an image, equally for validation and detection.
 
-    The canvas depends on the image's own size alone, not on the images that share its batch.
+    The scores and the threshold of a validation hold for detection only if the model sees the same pixels. Therefore
+    the canvas depends on the image's own size alone, not on the images that share its batch.
 
     Attributes:
         imgsz: longer side of the scaled image, pixels.
-        stride: sides of the canvas are multiples of it.
+        stride: divisor of the canvas sides.
         is_square: whether all canvases are squares with sides of ``imgsz``; otherwise each is the smallest rectangle of
             whole strides that leaves `PADDING` around the image.
-        fixed_hw: the only canvas that the model takes, pixels; None: any.
+        fixed_hw: the only canvas that the model takes, pixels; None if it takes any.
     """
 
     imgsz: int
@@ -52,7 +52,7 @@ class CanvasRule:
     fixed_hw: tuple[int, int] | None = None
 
     def canvas_hw(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the canvas for an image of these sides, pixels."""
+        """Returns height and width of the canvas for an image with these sides, pixels."""
         if self.fixed_hw is not None:
             return self.fixed_hw
         if self.is_square:
@@ -67,32 +67,36 @@ class CanvasRule:
 
 
 def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
-    """The largest centered fit of an image into a canvas, its longer side at most ``longest`` pixels.
+    """Finds the largest centered fit of an image into a canvas, with a longer side of at most ``longest`` pixels.
 
     Sizes are rounded up, and an odd pixel of padding is on the right or at the bottom, as in the published evaluations
     of YOLO models.
     """
-    height, width = (int(v) for v in image_hw)
+    height, width = (int(side) for side in image_hw)
     limits = [(canvas_hw[0], height), (canvas_hw[1], width)]
     if longest is not None:
         limits.append((longest, max(height, width)))
     numerator, denominator = min(limits, key=lambda limit: limit[0] / limit[1])
     new_h = min(-(-height * numerator // denominator), canvas_hw[0])
     new_w = min(-(-width * numerator // denominator), canvas_hw[1])
-    pad_x, pad_y = (round((total - used) / 2 - 0.1) for total, used in ((canvas_hw[1], new_w), (canvas_hw[0], new_h)))
+    pad_x = round((canvas_hw[1] - new_w) / 2 - 0.1)
+    pad_y = round((canvas_hw[0] - new_h) / 2 - 0.1)
     return Letterbox(new_w, new_h, pad_x, pad_y, new_w / width, new_h / height)
 
 
 def letterbox(
     image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resizes ``image`` bilinearly and pads it with gray. Returns (H, W, C): ``out`` if it is given."""
+    """Resizes ``image`` bilinearly and pads it with gray. Returns (H, W, C), in ``out`` if given."""
     canvas = np.empty((*canvas_hw, image.shape[2]), image.dtype) if out is None else out
     gray = padding_value(canvas.dtype)
-    right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
-    canvas[: fit.pad_y], canvas[bottom:] = gray, gray
+    right = fit.pad_x + fit.width
+    bottom = fit.pad_y + fit.height
+    canvas[: fit.pad_y] = gray
+    canvas[bottom:] = gray
     middle = canvas[fit.pad_y : bottom]
-    middle[:, : fit.pad_x], middle[:, right:] = gray, gray
+    middle[:, : fit.pad_x] = gray
+    middle[:, right:] = gray
     if image.shape[:2] == (fit.height, fit.width):
         middle[:, fit.pad_x : right] = image
     else:

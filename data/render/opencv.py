@@ -1,6 +1,6 @@
-"""Renders plans with OpenCV: each source image is resampled once, directly into the output canvas.
+"""Renders plans with OpenCV, resampling each source image once, directly into the output canvas.
 
-Integer coordinates are pixel centers in OpenCV's warps, but pixel edges in plans.
+Integer coordinates mean pixel centers in OpenCV's warps, but pixel edges in plans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from utils.pixels import RGB8, PixelFormat
 from utils.structures import padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
-_MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
+# Code for cv2.flip, by whether x and y are mirrored.
+_FLIP_CODES = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}
 
 
 def render_plan(
@@ -27,11 +28,12 @@ def render_plan(
     """Renders one training image: (H, W, C).
 
     Args:
-        plan: drawn for the sizes of the images that ``load`` returns.
-        load: image index to source image, (h, w, C) of ``pixels``.
-        out: (H, W, C) to render into and return; None: a new array.
+        plan: a plan drawn for the sizes of the images that ``load`` returns.
+        load: maps an image index to its source image, (h, w, C) in the format ``pixels``.
+        out: (H, W, C) to render into and return; None for a new array.
     """
-    out = np.empty((*plan.canvas_hw, pixels.channels), pixels.dtype) if out is None else out
+    if out is None:
+        out = np.empty((*plan.canvas_hw, pixels.channels), pixels.dtype)
     if len(plan.layers) == 1:
         return _render_layer(plan.layers[0], load, out)
     first, second = (_render_layer(layer, load, np.empty_like(out)) for layer in plan.layers)
@@ -40,11 +42,13 @@ def render_plan(
 
 
 def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
-    canvas, other = (np.empty_like(out), out) if layer.operations else (out, out)
+    """Renders one layer into ``out``, and returns it. Pixel operations alternate between two buffers."""
+    canvas = np.empty_like(out) if layer.operations else out
+    other = out
     canvas[:] = padding_value(canvas.dtype)
     for patch in layer.patches:
         draw_patch(patch, load(patch.index), canvas)
-    for operation, parameters in layer.operations:  # each may write to the other buffer
+    for operation, parameters in layer.operations:
         if operation.apply_opencv(canvas, parameters, other) is other:
             canvas, other = other, canvas
     if canvas is not out:
@@ -60,15 +64,18 @@ def draw_patch(patch: Patch, source: np.ndarray, canvas: np.ndarray) -> None:
     if skew_x or skew_y or tilt_x or tilt_y:
         _warp_into(crop, patch, canvas)
         return
-    across = round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x)
-    down = round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y)
-    mirrored = _MIRRORED[across[1] < across[0], down[1] < down[0]]
-    crop = crop if mirrored is None else with_channels(cv2.flip(crop, mirrored))
-    (left, right), (top, bottom) = sorted(across), sorted(down)  # some of them may be outside the canvas
+    x_edges = (round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x))
+    y_edges = (round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y))
+    flip_code = _FLIP_CODES[x_edges[1] < x_edges[0], y_edges[1] < y_edges[0]]
+    if flip_code is not None:
+        crop = with_channels(cv2.flip(crop, flip_code))
+    left, right = sorted(x_edges)
+    top, bottom = sorted(y_edges)
     height, width = canvas.shape[:2]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         resize(crop, right - left, bottom - top, canvas[top:bottom, left:right])
         return
+    # An edge is outside the canvas.
     piece = resize(crop, right - left, bottom - top)
     canvas[max(top, 0) : bottom, max(left, 0) : right] = piece[
         max(-top, 0) : height - top, max(-left, 0) : width - left
@@ -76,10 +83,10 @@ def draw_patch(patch: Patch, source: np.ndarray, canvas: np.ndarray) -> None:
 
 
 def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
-    """Resizes ``image`` (h, w, C): bilinearly, or by area if both sides shrink to half or less, where bilinear
-    interpolation would cause aliasing.
+    """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
 
-    ``target``: (height, width, C), receives the result; None: the result may be ``image`` itself.
+    Bilinear interpolation would cause aliasing there. ``target``: (height, width, C) to write into and return; without
+    it, the result may be ``image`` itself.
     """
     if image.shape[:2] == (height, width):
         if target is None:
@@ -92,6 +99,7 @@ def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None
 
 
 def _warp_into(crop: np.ndarray, patch: Patch, canvas: np.ndarray) -> None:
+    """Warps the region ``crop`` of a patch into ``canvas``, in place."""
     height, width = crop.shape[:2]
     matrix = patch.matrix @ _shift(*patch.region[:2])
     outline = project_points(matrix, np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64))
@@ -102,11 +110,11 @@ def _warp_into(crop: np.ndarray, patch: Patch, canvas: np.ndarray) -> None:
     crop, matrix = _shrunk(crop, matrix)
     matrix = _shift(-0.5, -0.5) @ (_shift(-left, -top) @ matrix) @ _shift(0.5, 0.5)  # to pixel centers
     size = (right - left, bottom - top)
-    options = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_REPLICATE}
     if matrix[2, 0] == matrix[2, 1] == 0:
-        piece = cv2.warpAffine(crop, matrix[:2] / matrix[2, 2], size, **options)
+        affine = matrix[:2] / matrix[2, 2]
+        piece = cv2.warpAffine(crop, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     else:
-        piece = cv2.warpPerspective(crop, matrix, size, **options)
+        piece = cv2.warpPerspective(crop, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
     mask = np.zeros((size[1], size[0]), np.uint8)
     polygon = np.rint((outline - (left, top) - 0.5) * 2**_POLYGON_BITS).astype(np.int32)
     cv2.fillConvexPoly(mask, polygon, 255, shift=_POLYGON_BITS)
@@ -114,7 +122,7 @@ def _warp_into(crop: np.ndarray, patch: Patch, canvas: np.ndarray) -> None:
 
 
 def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The crop and its matrix; reduced by a whole factor if the warp would shrink the crop to half or less."""
+    """Returns the crop and its matrix, reduced by a whole factor if the warp would shrink the crop to half or less."""
     height, width = crop.shape[:2]
     center = np.array([[width / 2, height / 2], [width / 2 + 1, height / 2], [width / 2, height / 2 + 1]])
     origin, along_x, along_y = project_points(matrix, center)

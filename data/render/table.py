@@ -26,13 +26,13 @@ MAX_LEVEL = 5
 
 
 def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
-    """Sizes int64 (N, 2) at ``level``, an int or int (N,), of images of the sizes ``image_hw`` (N, 2)."""
+    """Returns sizes int64 (N, 2) at ``level``, an int or int (N,), of images with the sizes ``image_hw`` (N, 2)."""
     shift = np.asarray(level, np.int64)[..., None]
     return np.maximum(np.asarray(image_hw, np.int64) >> shift, 1)
 
 
 def level_image(image: np.ndarray, level: int) -> np.ndarray:
-    """The copy of an image (h, w, C) at ``level``; at level 0 the image itself."""
+    """Returns the copy of an image (h, w, C) at ``level``; at level 0 the image itself."""
     if level == 0:
         return image
     height, width = (max(side >> level, 1) for side in image.shape[:2])
@@ -40,8 +40,10 @@ def level_image(image: np.ndarray, level: int) -> np.ndarray:
 
 
 def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
-    """int64 (M,): the coarsest level at which the middle of each region is still at least as fine as the canvas. See
-    `Placement` for the arguments."""
+    """Returns the coarsest level at which the middle of each region is at least as fine as the canvas: int64 (M,).
+
+    See `Placement` for the arguments.
+    """
     centers = (regions[:, :2] + regions[:, 2:]) / 2
     depth = np.einsum("ti,ti->t", matrices[:, 2, :2], centers) + matrices[:, 2, 2]
     area_gain = np.abs(np.linalg.det(matrices)) / np.maximum(np.abs(depth), 1e-9) ** 3  # determinant of the Jacobian
@@ -50,31 +52,33 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
 
 
 class Patches(NamedTuple):
-    """What is read of each patch's image."""
+    """The pixels that each patch reads from its image."""
 
-    index: np.ndarray  # int64 (M,) image
+    index: np.ndarray  # type: ignore[assignment]  # int64 (M,) image; hides tuple.index, which nobody calls
     level: np.ndarray  # int64 (M,)
     box: np.ndarray  # int64 (M, 4) x1, y1, x2, y2, in pixels of the level
 
 
 @dataclass(frozen=True)
 class PyramidLayout:
-    """Where each level of each image begins in a flat array of pixels: images in order, levels from fine to coarse."""
+    """Positions of all levels of all images in a flat array of pixels: by image, levels from fine to coarse."""
 
     source_hw: np.ndarray  # int (N, 2)
     starts: np.ndarray  # int64 (N + 1,), pixels
 
     @classmethod
     def of(cls, source_hw: np.ndarray) -> PyramidLayout:
+        """Lays out images of the sizes ``source_hw`` (N, 2)."""
         pixels = sum(level_sizes(source_hw, level).prod(1) for level in range(MAX_LEVEL + 1))
         return cls(source_hw, np.concatenate([[0], np.cumsum(pixels, dtype=np.int64)]))
 
     @property
     def pixels(self) -> int:
+        """Number of pixels of all images at all levels."""
         return int(self.starts[-1])
 
     def locate(self, patches: Patches) -> np.ndarray:
-        """int64 (M, 2), as `RenderTable.address`, in an array of this layout (a device cache)."""
+        """Returns addresses in an array of this layout (a device cache); see `PixelSource.locate`."""
         image_hw = self.source_hw[patches.index]
         sizes = np.stack([level_sizes(image_hw, level).prod(1) for level in range(MAX_LEVEL)], 1)
         finer = np.arange(MAX_LEVEL) < patches.level[:, None]
@@ -82,29 +86,29 @@ class PyramidLayout:
         return np.stack([starts, level_sizes(image_hw, patches.level)[:, 1]], 1)
 
     def flat(self, image: np.ndarray) -> np.ndarray:
-        """(P, C): all levels of one image."""
+        """Returns all levels of one image, (P, C)."""
         levels = (level_image(image, level) for level in range(MAX_LEVEL + 1))
         return np.concatenate([level.reshape(-1, image.shape[2]) for level in levels])
 
 
 MOSAIC_SLOTS = 4
-# Rounding must not leave a pixel between two patches uncovered. Half a canvas pixel is always larger than this.
+# Widens regions, so that rounding leaves no pixel uncovered between two patches. Always less than half a canvas pixel.
 EDGE_TOLERANCE = 1e-3
-VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbors and rounding
+VISIBLE_MARGIN = 2  # source pixels around the visible area, for neighbors and rounding
 
 
 class Column:
     """Columns of `RenderTable.geometry`."""
 
-    MATRIX = slice(0, 9)  # canvas to source, by rows, in pixels of the level that is read
+    MATRIX = slice(0, 9)  # canvas to source, by rows, in pixels of the level to read
     INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region
-    READ = slice(13, 17)  # the same for pixel centers: coordinates are clamped to it
+    READ = slice(13, 17)  # the same for pixel centers, to which coordinates are clamped
     COUNT = 17
 
 
 @dataclass(frozen=True, slots=True)
 class RenderTable:
-    """What is painted where. An unused slot has an empty region."""
+    """All that is painted in a batch. An unused slot has an empty region."""
 
     canvas_hw: tuple[int, int]
     images: int  # B
@@ -112,23 +116,27 @@ class RenderTable:
     address: Tensor  # int64 (L, K, 2): address of pixel (0, 0) in the flat source pixels, and pixels per row
     operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
     parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
-    mixed: Tensor  # int64 (L - B,): image that a second layer is mixed into
+    mixed: Tensor  # int64 (L - B,): image into which a second layer is mixed
     mix: Tensor  # float32 (L - B,): weight of that image's first layer
 
 
 class PixelSource(Protocol):
-    """Where the source pixels of patches are: in a device cache (`PyramidLayout`), or sent with the batch
-    (`data.loading.packed_pixels`)."""
+    """Finds the source pixels of patches.
+
+    They are in a device cache (`PyramidLayout`), or sent with the batch (`data.loading.packed_pixels`).
+    """
 
     def locate(self, patches: Patches) -> np.ndarray:
-        """int64 (M, 2), as `RenderTable.address`."""
+        """Returns the addresses of ``patches``, int64 (M, 2), as `RenderTable.address` has them."""
 
 
 def build_table(
     plans: Sequence[SamplePlan], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: PixelSource
 ) -> RenderTable:
-    """The table of plans that all have the canvas size ``canvas_hw``, drawn for source images of the sizes
-    ``source_hw``, int (N, 2)."""
+    """Builds the table for plans with the canvas size ``canvas_hw``.
+
+    The plans were drawn for source images with the sizes ``source_hw``, int (N, 2).
+    """
     mixed = [number for number, plan in enumerate(plans) if len(plan.layers) == 2]
     layers = [plan.layers[0] for plan in plans] + [plans[number].layers[1] for number in mixed]
     slots = MOSAIC_SLOTS if any(len(layer.patches) > 1 for layer in layers) else 1
@@ -157,8 +165,10 @@ def build_table(
 def _measure(
     layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Patches]:
-    """Canvas-to-source matrices (M, 3, 3), the columns INSIDE and READ (M, 4), and what is read, all in pixels of each
-    patch's level."""
+    """Computes canvas-to-source matrices (M, 3, 3), the columns INSIDE and READ (M, 4), and the pixels to read.
+
+    All are in pixels of each patch's level.
+    """
     patches = [patch for layer in layers for patch in layer.patches]
     index = np.array([patch.index for patch in patches])
     regions = np.array([patch.region for patch in patches], np.float64)
@@ -176,11 +186,11 @@ def _measure(
     first = np.minimum(corners[:, :2], size - 1)
     last = np.clip(corners[:, 2:] - 1, first, size - 1)
     box = np.concatenate([np.floor(first), np.ceil(last) + 1], 1)
-    # What the canvas can show of each source, with a margin; unbounded if there is perspective.
+    # The area of each source that the canvas can show, with a margin; unbounded under perspective.
     height, width = canvas_hw
     canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
-    seen = np.einsum("tij,cj->tci", inverse, canvas)[..., :2]
-    visible = np.concatenate([seen.min(1) - VISIBLE_MARGIN, seen.max(1) + VISIBLE_MARGIN], 1)
+    canvas_corners = np.einsum("tij,cj->tci", inverse, canvas)[..., :2]
+    visible = np.concatenate([canvas_corners.min(1) - VISIBLE_MARGIN, canvas_corners.max(1) + VISIBLE_MARGIN], 1)
     visible[~is_affine] = (-np.inf, -np.inf, np.inf, np.inf)
     # A patch that reaches the canvas only by rounding keeps one pixel.
     box[:, :2] = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)

@@ -32,17 +32,21 @@ from utils.structures import SampleKey
 
 
 class UserTransforms:
-    """The pipeline. Its result depends only on the seed, the key and its input."""
+    """The user's pipeline, whose result depends only on the seed, the key and the input."""
 
     def __init__(self, entries: list[dict], seed: int) -> None:
-        """Builds and checks every transform of ``entries``, as in the module's example. Raises UserError: a name or
-        argument is unknown, or the transform refuses a value."""
+        """Builds and checks every transform of ``entries``, written as in the module's example.
+
+        Raises UserError: a name or argument is unknown, or the transform rejects a value.
+        """
         self.seed = seed
         self._compose = _build(entries)
 
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
-        """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized. An
-        image of another size is letterboxed to the old one. Raises UserError if a transform fails on the image."""
+        """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized.
+
+        A result of another size is letterboxed to the original size. Raises UserError if a transform fails.
+        """
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
@@ -50,15 +54,15 @@ class UserTransforms:
         try:
             result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
         except Exception as error:  # the user's transforms may raise any error
-            kind = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
-            raise UserError(f"hyper-parameter albumentations: {kind}{_one_line(error)}") from error
+            unusual = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
+            raise UserError(f"hyper-parameter albumentations: {unusual}{_one_line(error)}") from error
         changed = with_channels(np.ascontiguousarray(result["image"]))
         if changed.dtype != image.dtype or changed.ndim != 3 or changed.shape[2] != image.shape[2]:
             raise UserError(
                 f"hyper-parameter albumentations: the pipeline returns {changed.dtype} {changed.shape}; "
                 "leave out transforms that change the type or the channels"
             )
-        # A transform without box support leaves (0,)-shaped results when there is no box.
+        # Without a box, a transform that does not support boxes leaves results of shape (0,).
         boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
         rows = np.asarray(result["rows"], np.int64).reshape(-1)
         if changed.shape[:2] != (height, width):
@@ -70,6 +74,7 @@ class UserTransforms:
 
 
 def _build(entries: list[dict]) -> Any:
+    """Builds the pipeline of ``entries``. Raises UserError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         package = require_package("albumentations", "hyper-parameter albumentations", "leave the list empty")
@@ -84,36 +89,38 @@ def _build(entries: list[dict]) -> Any:
         filter_invalid_bboxes=True,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about a list in which no transform moves boxes
+        warnings.simplefilter("ignore", UserWarning)  # raised if no transform moves boxes
         return package.Compose(transforms, bbox_params=bbox_params)
 
 
 def _make(package: ModuleType, entry: Any) -> Any:
-    """A transform, with its nested transforms, from its YAML mapping."""
-    where = "hyper-parameter albumentations"
+    """Builds a transform, with its nested transforms, from its YAML mapping. Raises UserError."""
+    setting = "hyper-parameter albumentations"
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise UserError(f"{where}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
+        raise UserError(f"{setting}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
     name = entry["name"]
     bases = (package.BasicTransform, package.BaseCompose)
     known = {key: value for key, value in vars(package).items() if inspect.isclass(value) and issubclass(value, bases)}
     if name not in known:
-        raise UserError(f"{where}: no transform is called '{name}'{suggestion(name, known)}")
+        raise UserError(f"{setting}: no transform is called '{name}'{suggestion(name, known)}")
     arguments = {key: value for key, value in entry.items() if key != "name"}
     if issubclass(known[name], package.BaseCompose):
         nested = arguments.get("transforms")
         if not isinstance(nested, list) or not nested:
-            raise UserError(f"{where}: {name} needs a list of transforms under 'transforms'")
+            raise UserError(f"{setting}: {name} needs a list of transforms under 'transforms'")
         arguments["transforms"] = [_make(package, inner) for inner in nested]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # about what is wrong, which it would leave out
+            warnings.simplefilter("error", UserWarning)  # a warning means that an argument would be ignored
             return known[name](**arguments)
     except (ValueError, TypeError, UserWarning) as error:
-        raise UserError(f"{where}: {name}: {_one_line(error)}") from None
+        raise UserError(f"{setting}: {name}: {_one_line(error)}") from None
 
 
 def _one_line(error: BaseException) -> str:
-    """A message in one line; pydantic's are lists of lines."""
+    """Returns the message of an error in one line; pydantic's messages have several."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = [line for line in lines if not line.startswith("For further information")]
-    return ": ".join(summary[1:3] if len(summary) > 2 and "validation error" in summary[0] else summary[:2])
+    if len(summary) > 2 and "validation error" in summary[0]:
+        summary = summary[1:]
+    return ": ".join(summary[:2])

@@ -57,6 +57,7 @@ def load_callbacks(source: str) -> UserCallbacks:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for good: callbacks may import later
     module = None
+    callbacks: dict[str, Callback]
     try:
         module = importlib.import_module(module_name)
         owner = getattr(module, attribute)
@@ -127,6 +128,7 @@ class UserCallbacks(Hook):
             raise UserError(self._failure)
 
     def _call(self, name: str, trainer: Training) -> None:
+        """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
         if name in self._callbacks and not self._failure:
             state = self._state
             progress = trainer.progress
@@ -141,6 +143,7 @@ class UserCallbacks(Hook):
                 self._fail(name, error, trainer)
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
+        """Writes the traceback to the log, and ends the run."""
         log = trainer.run.folder / "train.log"
         with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
             file.write("".join(traceback.format_exception(error)))

@@ -1,5 +1,5 @@
-"""Hooks: what happens in a training besides its steps, at fixed points of the loop (engine/train/trainer.py), as with
-detectron2's ``HookBase``."""
+"""Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
+(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import Progress, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepFlags, StepValues
 from engine.run.run import TrainingRun
+from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
@@ -34,12 +35,17 @@ class Epoch:
     is_best: bool = False
 
 
+class TrainingStep(TrainState, Protocol):
+    """What hooks see of `engine.train.step.TrainStep`."""
+
+    criterion: Criterion
+
+
 class Training(Protocol):
     """What hooks see of `engine.train.trainer.Trainer`."""
 
     ctx: DistributedContext
     run: TrainingRun
-    step: Any  # `engine.train.step.TrainStep`
     loader: InfiniteDataLoader
     progress: Progress
     control: RunControl
@@ -52,6 +58,8 @@ class Training(Protocol):
     images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
     data_wait_s: float  # how long the newest step waited for them
 
+    @property
+    def step(self) -> TrainingStep: ...
     def call(self, point: str, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
@@ -78,56 +86,56 @@ class Hook:
     decides_next_epoch = False
 
     def start(self, trainer: Training) -> Action | None:
-        """Before the first step of this process."""
+        """Called before the first step of this process."""
 
     def before_epoch(self, trainer: Training) -> Action | None:
-        """Before the first step that this process takes of an epoch."""
+        """Called before the first step that this process takes of an epoch."""
 
     def after_step(self, trainer: Training) -> Action | None:
-        """After each step of the optimizer."""
+        """Called after each step of the optimizer."""
 
     def read(self, trainer: Training, values: StepValues) -> Action | None:
-        """When the host has the values of a step: one step late, or before something is saved."""
+        """Called when the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """After the last step of an epoch; all ranks have the same model."""
+        """Called after the last step of an epoch, when all ranks have the same model."""
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.is_pending` if the result comes later."""
 
     def before_validation(self, trainer: Training) -> Action | None:
-        """Before the training processes validate an epoch."""
+        """Called before the training processes validate an epoch."""
 
     def score(self, trainer: Training, epoch: Epoch) -> Action | None:
         """Completes the row of an epoch: with scores if it has been validated, without if it is not due."""
 
     def record(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When the row of an epoch is complete, before the run is saved with it."""
+        """Called when the row of an epoch is complete, before the run is saved with it."""
 
     def report(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """When a recorded epoch has been saved: for what takes long or may fail, such as plots."""
+        """Called when a recorded epoch has been saved: for what takes long or may fail, such as plots."""
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """At the end of every epoch, when it has been saved; a pending one has no scores yet."""
+        """Called at the end of every epoch, when it has been saved; a pending one has no scores yet."""
 
     def after_steps(self, trainer: Training) -> Action | None:
-        """After the last step of this process and its save, also if a signal has ended the run, before the log says
-        how far it has come."""
+        """Called after the last step of this process and its save, also if a signal has ended the run, before the log
+        tells its progress."""
 
     def after_training(self, trainer: Training) -> Action | None:
-        """After `after_steps`, unless a signal has ended the run."""
+        """Called after `after_steps`, unless a signal has ended the run."""
 
     def finish(self, trainer: Training) -> Action | None:
-        """When all files are written. Not called after a signal or an error."""
+        """Called when all files are written. Not called after a signal or an error."""
 
     def saved(self) -> None:
-        """After each save."""
+        """Called after each save."""
 
     def close(self) -> None:
-        """At the end, however the training has ended."""
+        """Called at the end, however the training has ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What checkpoints store as `state_key`; empty: nothing. A run that continues has it in
+        """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in
         ``run.checkpoint.hooks``."""
         return {}
 
@@ -156,18 +164,19 @@ class Hooks:
         return action
 
     def get(self, kind: type[HookT]) -> HookT:
-        """The hook of that class. Raises LookupError if the run has none."""
+        """Returns the hook of class ``kind``. Raises LookupError if the run has none."""
         for hook in self._hooks:
             if isinstance(hook, kind):
                 return hook
         raise LookupError(f"this run has no hook {kind.__name__}; it has {', '.join(map(_class_name, self._hooks))}")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """The states of the hooks that have one, by `Hook.state_key`."""
+        """Returns the states of the hooks that have one, by `Hook.state_key`."""
         states = {hook.state_key: hook.state_dict() for hook in self._hooks if hook.state_key}
         return {key: state for key, state in states.items() if state}
 
     def saved(self) -> None:
+        """Tells all hooks that the run has been saved."""
         for hook in self._hooks:
             hook.saved()
 

@@ -44,8 +44,12 @@ class Plots(Hook):
         require_package("matplotlib", "plots", "use --noplots")
 
     def start(self, trainer: Training) -> None:
-        run, validation, model = trainer.run, trainer.hooks.get(Validation), trainer.step.ema.module
-        self._folder, self._names, self._evaluator = run.folder, model.names, validation.evaluator
+        run = trainer.run
+        validation = trainer.hooks.get(Validation)
+        model = trainer.step.ema.module
+        self._folder = run.folder
+        self._names = model.names
+        self._evaluator = validation.evaluator
         self._tensorboard = trainer.hooks.get(TensorBoard)
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
@@ -67,7 +71,7 @@ class Plots(Hook):
     def report(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
-        if epoch.result is not None and evaluator.detections is not None:
+        if epoch.result is not None and evaluator.detections is not None and evaluator.shown is not None:
             self._page.set_validation(
                 ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
             )
@@ -80,7 +84,7 @@ class Plots(Hook):
         self._page.log_path()
 
     def _draw_batches(self, loader: InfiniteDataLoader) -> None:
-        """train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
             sheet = draw_batch(batch, self._names)
@@ -89,7 +93,7 @@ class Plots(Hook):
                 self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
 
     def _draw(self, epoch: int, result: EvalResult | None) -> None:
-        """The report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
+        """Draws the report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
         if result is not None:
             self._tensorboard.write(add_pr_curves, result, self._names, epoch)
             sheet = draw_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
@@ -118,11 +122,15 @@ class TimeBudget:
         if self._pending is not None:
             started = time.monotonic()
             self._work(*self._pending)
-            self._pending, self._done_at = None, time.monotonic()
+            self._pending = None
+            self._done_at = time.monotonic()
             self._cost_s = self._done_at - started
 
 
 def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
+    """Writes the report and the picture of predictions of a validation, on rank 0, whose ``evaluator`` has run."""
+    if evaluator.detections is None or evaluator.shown is None:
+        raise ValueError("the evaluator has no detections on this rank")
     page = ReportPage(folder, subject)
     page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
     page.write({})
@@ -145,7 +153,7 @@ def draw_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str],
 def draw_batch(
     batch: Batch, names: Sequence[str], detections: Detections | None = None, *, threshold: float = 0.0
 ) -> np.ndarray | None:
-    """A sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
+    """Draws a sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
 
     ``detections``: in canvas pixels; those that score above ``threshold`` are drawn in a second picture of each image.
     """
@@ -153,32 +161,39 @@ def draw_batch(
     images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
     if not len(images):
         return None
-    drawn, rows = [], batch.targets.on_host
+    pictures = []
+    rows = batch.targets.on_host
     for i, (image, path) in enumerate(zip(images, batch.paths)):
         height, width = image.shape[:2]
         labels = rows[rows[:, 0] == i, 1:]
         classes = labels[:, 0].astype(int)
         boxes = cxcywh_to_xyxy(labels[:, 1:] * np.array([width, height, width, height]))
-        drawn.append(draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes)))
-        _caption(drawn[-1], f"{'' if detections is None else 'labels: '}{Path(path).name}")
+        labeled = draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes))
+        _caption(labeled, Path(path).name if detections is None else f"labels: {Path(path).name}")
+        pictures.append(labeled)
         if detections is not None:
-            of_image = Detections(*(values[i].numpy(force=True) for values in detections))
-            drawn.append(_with_detections(image, names, of_image, threshold))
-    return tile_images(drawn, math.ceil(math.sqrt(len(drawn))) if detections is None else min(len(drawn), 4))
+            pictures.append(_with_detections(image, names, detections, i, threshold))
+    columns = math.ceil(math.sqrt(len(pictures))) if detections is None else min(len(pictures), 4)
+    return tile_images(pictures, columns)
 
 
-def _with_detections(image: np.ndarray, names: Sequence[str], detections: Detections, threshold: float) -> np.ndarray:
-    """``detections``: arrays of one image."""
-    boxes, scores, classes, count = detections
-    keep = (np.arange(len(scores)) < count) & (scores > threshold)
-    labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[keep], scores[keep])]
-    drawn = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
-    _caption(drawn, f"detections above {threshold:.3f}")
-    return drawn
+def _with_detections(
+    image: np.ndarray, names: Sequence[str], detections: Detections, number: int, threshold: float
+) -> np.ndarray:
+    """Draws the detections of image ``number`` of a batch that score above ``threshold``."""
+    count = int(detections.counts[number])
+    scores = detections.scores[number, :count].numpy(force=True)
+    boxes = detections.boxes_xyxy[number, :count].numpy(force=True)
+    classes = detections.classes[number, :count].numpy(force=True)
+    keep = scores > threshold
+    labels = [f"{names[c]} {score:.2f}" for c, score in zip(classes[keep], scores[keep])]
+    picture = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
+    _caption(picture, f"detections above {threshold:.3f}")
+    return picture
 
 
-def _caption(image: np.ndarray, text: str) -> None:
-    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOR)
+def _caption(image: np.ndarray, caption: str) -> None:
+    write_text(image, caption, (0, image.shape[0]), 11, CAPTION_COLOR)
 
 
 def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> None:
@@ -186,13 +201,23 @@ def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> 
 
 
 def add_pr_curves(writer: SummaryWriter, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-    """Precision against recall at IoU 0.5, a curve for each class that has objects."""
-    thresholds, known = np.linspace(0, 1, PR_POINTS), result.curve_confidence
-    for index in np.flatnonzero(result.class_targets > 0):
-        precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
-        recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
+    """Writes precision against recall at IoU 0.5, a curve for each class that has objects."""
+    thresholds = np.linspace(0, 1, PR_POINTS)
+    confidences = result.curve_confidence
+    for index in np.flatnonzero(result.class_targets > 0).tolist():
+        precision = np.interp(thresholds, confidences, np.nan_to_num(result.curve_precision[index]))
+        recall = np.interp(thresholds, confidences, np.nan_to_num(result.curve_recall[index]))
         targets = float(result.class_targets[index])
         tp = recall * targets
         fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
-        counts = tp, fp, np.zeros(PR_POINTS), targets - tp
-        writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, precision, recall, epoch, num_thresholds=PR_POINTS)
+        writer.add_pr_curve_raw(
+            f"pr/{names[index]}",
+            true_positive_counts=tp,
+            false_positive_counts=fp,
+            true_negative_counts=np.zeros(PR_POINTS),
+            false_negative_counts=targets - tp,
+            precision=precision,
+            recall=recall,
+            global_step=epoch,
+            num_thresholds=PR_POINTS,
+        )

@@ -83,7 +83,8 @@ class ProgressBar(Hook):
             self._show()
         if self._bar is not None:
             self._bar.close()
-        self._bar, self._is_shown = None, False
+        self._bar = None
+        self._is_shown = False
 
     def _show(self) -> None:
         """Writes the status into the bar, or as a line."""
@@ -106,10 +107,11 @@ class ProgressBar(Hook):
         return [left, f"wait {waiting:.0%}", f"mem {memory_gb(self._device):.2f}G", *losses, f"{speed:.1f} img/s"]
 
     def _elapsed_s(self) -> float:
+        """Returns the seconds since the first step of the epoch in this process; never 0."""
         return max(time.monotonic() - self._started, 1e-9)
 
     def _speed(self) -> tuple[float, float]:
-        """Images per second over all processes, and the fraction of time spent waiting for data."""
+        """Returns the images per second over all processes, and the fraction of time spent waiting for data."""
         return self._images / self._elapsed_s(), min(self._wait_s / self._elapsed_s(), 1.0)
 
 

@@ -66,7 +66,7 @@ class RemoteValidation(Hook):
         self._evaluators: Evaluators | None = None
         self._pending = pending_epoch(checkpoint) if checkpoint else None
 
-    def start(self, trainer: Training) -> Action:
+    def start(self, trainer: Training) -> Action | None:
         self._validation = trainer.hooks.get(Validation)
         if self._ctx.eval_ranks:
             self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
@@ -74,8 +74,9 @@ class RemoteValidation(Hook):
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
         action = self._settle(trainer)
-        if action is None and self._can_wait(trainer, epoch) and self._evaluators and self._evaluators.is_free():
-            self._send(trainer, epoch)
+        evaluators = self._evaluators
+        if action is None and evaluators is not None and self._can_wait(trainer, epoch) and evaluators.is_free():
+            self._send(trainer, epoch, evaluators)
         return action
 
     def _can_wait(self, trainer: Training, epoch: Epoch) -> bool:
@@ -85,14 +86,15 @@ class RemoteValidation(Hook):
         may_be_last |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
         return is_due and not may_be_last
 
-    def _send(self, trainer: Training, epoch: Epoch) -> None:
+    def _send(self, trainer: Training, epoch: Epoch, evaluators: Evaluators) -> None:
+        """Hands an epoch over to the evaluating processes, and keeps what is saved when its scores come."""
         epoch.is_pending = True
         epoch.row = {"time": trainer.seconds(), **epoch.row}
         progress = replace(trainer.progress, epoch=epoch.number)
         progress.begin_epoch()
         ema = copied(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {}
         self._pending = _Pending(epoch, trainer.is_closing, progress, ema)
-        self._evaluators.send(epoch.number, ema, closing=trainer.is_closing)
+        evaluators.send(epoch.number, ema, closing=trainer.is_closing)
 
     def after_training(self, trainer: Training) -> Action | None:
         if self._pending is None:
@@ -122,7 +124,8 @@ class RemoteValidation(Hook):
         pending = self._pending
         if pending is None:
             return None
-        epoch, criterion = pending.epoch, trainer.step.criterion
+        epoch = pending.epoch
+        criterion = trainer.step.criterion
         if self._evaluators is not None:
             epoch.result = self._evaluators.collect(trainer.control.stops_validation)
         if not broadcast_object(self._ctx, epoch.result is not None):
@@ -144,7 +147,8 @@ class RemoteValidation(Hook):
 
     def _save_scored(self, trainer: Training, pending: _Pending) -> None:
         """Writes best.pt, and epochN.pt once more, if they are due after the pending epoch."""
-        checkpointer, number = trainer.checkpointer, pending.epoch.number
+        checkpointer = trainer.checkpointer
+        number = pending.epoch.number
         scored = {name: getattr(trainer.progress, name) for name in RESULT_FIELDS}
         result = {"progress": asdict(pending.progress) | scored, "metrics": pending.epoch.metrics}
         if pending.epoch.is_best:

@@ -34,7 +34,9 @@ class Validation(Hook):
     """Validates the averaged weights every ``val_every`` epochs (0: in none of them) and after the last one."""
 
     def __init__(self, evaluator: Evaluator, loader: ValidationLoader, val_every: int) -> None:
-        self.evaluator, self.loader, self._val_every = evaluator, loader, val_every
+        self.evaluator = evaluator
+        self.loader = loader
+        self._val_every = val_every
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether ``epoch``, from 1, of ``epochs`` is validated."""
@@ -46,7 +48,7 @@ class Validation(Hook):
         return self.run(trainer, trainer.step.ema.module, epoch)
 
     def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
-        """On every rank; rank 0 has the result, unless a signal has ended the validation."""
+        """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
         trainer.call("before_validation")
         epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
         return trainer.control.after_validation()
@@ -80,7 +82,7 @@ class EpochResults(Hook):
         epoch.row = _in_order(epoch.row, epoch.metrics)
 
     def _metrics(self, result: EvalResult) -> dict[str, float]:
-        """The scores of a validation, by their names in results.csv."""
+        """Returns the scores of a validation, by their names in results.csv."""
         metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
         if result.threshold is not None:
             metrics[CONFIDENCE_COLUMN] = result.threshold
@@ -113,13 +115,14 @@ class _SharedScores:
         )
 
     def note_thresholds(self, progress: Progress) -> None:
+        """Stores the thresholds in the progress of the run."""
         progress.confidence = self.threshold
         progress.plain_confidence = self.plain_confidence
         progress.scored_confidence = self.scored_confidence
 
 
 def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
-    """The columns of results.csv: the time, losses of training, ``metrics``, then the rest of ``row``."""
+    """Orders the columns of results.csv: the time, losses of training, ``metrics``, then the rest of ``row``."""
     losses = {name: value for name, value in row.items() if name.startswith("train/")}
     return {"time": row["time"], **losses, **metrics, **row}
 
@@ -144,11 +147,15 @@ class ClassWeights(Hook):
 
 
 class ClassScores(Hook):
-    """Logs the scores of best.pt by class at the end of a run, on rank 0. A resumed run that has found no better epoch
-    does not know them, and logs those of its newest validation. ``names``: of the classes."""
+    """Logs the scores of best.pt by class at the end of a run, on rank 0.
+
+    A resumed run without a better epoch does not know them, and logs those of its newest validation. ``names``: of the
+    classes.
+    """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
-        self._truth, self._names = truth, names
+        self._truth = truth
+        self._names = names
         self._best: Epoch | None = None
         self._newest: Epoch | None = None
 
@@ -160,7 +167,7 @@ class ClassScores(Hook):
 
     def finish(self, trainer: Training) -> None:
         shown = self._best or self._newest
-        if shown is None or not shown.result.class_targets.any():
+        if shown is None or shown.result is None or not shown.result.class_targets.any():
             return
         file = "best.pt" if shown is self._best else "last.pt"
         log.info("%s, after epoch %d:", file, shown.number)
@@ -175,15 +182,20 @@ class Summary(Hook):
         self._fitness = fitness
 
     def finish(self, trainer: Training) -> None:
-        progress, checkpointer = trainer.progress, trainer.checkpointer
+        progress = trainer.progress
+        checkpointer = trainer.checkpointer
         done = counted(progress.epoch, "epoch")
         if progress.best_epoch < 0:
             log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
         else:
             log.info(
                 "done: %s; best %s %.4f in epoch %d: %s",
-                done, self._fitness, progress.best_fitness, progress.best_epoch, checkpointer.best,
-            )  # fmt: skip
+                done,
+                self._fitness,
+                progress.best_fitness,
+                progress.best_epoch,
+                checkpointer.best,
+            )
 
 
 class ResultsCsv(Hook):
@@ -224,9 +236,8 @@ class TensorBoard(Hook):
             self._turn_off(error)
 
     def start(self, trainer: Training) -> None:
-        lines = (
-            f"    {name}: {value}" for name, value in trainer.run.settings.by_name().items()
-        )  # preformatted Markdown
+        settings = trainer.run.settings.by_name()
+        lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
 
     def record(self, trainer: Training, epoch: Epoch) -> None:

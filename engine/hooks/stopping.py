@@ -53,9 +53,11 @@ class Checkpoints(Hook):
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
 
     def saved(self) -> None:
-        self._saved_at, self._is_requested = time.monotonic(), False
+        self._saved_at = time.monotonic()
+        self._is_requested = False
 
     def _age_s(self) -> float:
+        """Returns the seconds since the last save."""
         return time.monotonic() - self._saved_at
 
 
@@ -79,6 +81,7 @@ class NonFiniteSteps(Hook):
             raise UserError(self._reason(trainer, values))
 
     def _name_files(self, trainer: Training, values: StepValues) -> None:
+        """Logs the files of a bad step, and appends them to this rank's list."""
         file = _list_of_files(trainer)
         with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
             opened.write(one_line(f"epoch {trainer.progress.epoch}: {' '.join(values.paths)}") + "\n")
@@ -91,19 +94,20 @@ class NonFiniteSteps(Hook):
             log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
 
     def _reason(self, trainer: Training, values: StepValues) -> str:
-        """Why the run stops, and what to do."""
+        """Says why the run stops, and what to do."""
         steps = trainer.progress.bad_steps
         last = trainer.checkpointer.last
         if self._are_blank and all(self._are_blank):
             # batch normalization divides by the deviation of what does not vary
-            named, again = "", "start again"
+            location = ""
+            continuation = "start again"
             if last.exists():  # otherwise the folder goes with the run
-                named = f" ({_list_of_files(trainer)} names them)"
-                again = f"continue from the last good weights: {resume_flag(last)}"
+                location = f" ({_list_of_files(trainer)} names them)"
+                continuation = f"continue from the last good weights: {resume_flag(last)}"
             return (
                 f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
-                f"as {values.paths[0]}{named}. Remove them, or correct 'bits' and 'channels' in the data set's YAML if "
-                f"the files are not like that, and {again}"
+                f"as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the data set's YAML "
+                f"if the files are not like that, and {continuation}"
             )
         if last.exists():
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
@@ -114,6 +118,7 @@ class NonFiniteSteps(Hook):
 
 
 def _list_of_files(trainer: Training) -> Path:
+    """Returns the path of this rank's list of files."""
     return trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
 
 

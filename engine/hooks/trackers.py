@@ -73,7 +73,7 @@ class Service(Protocol):
         and the last epoch that the service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        """The results of an epoch, from 1, by the names of results.csv."""
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
 
     def store(self, path: Path) -> None:
         """Stores a file of the complete run."""
@@ -83,9 +83,11 @@ class Service(Protocol):
 
 
 class Tracking(Hook):
-    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once. An error costs
-    one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for epochs alone
-    and with files."""
+    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once.
+
+    An error costs one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for
+    epochs alone and with files.
+    """
 
     def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
         self._service = service
@@ -137,6 +139,7 @@ class Tracking(Hook):
         self._calls.put(partial(self._synchronize, dict(self._table.rows)))
 
     def _run(self) -> None:
+        """Makes the calls of the queue, up to None. Runs in the thread."""
         while (call := self._calls.get()) is not None:
             try:
                 call()
@@ -157,10 +160,12 @@ class Tracking(Hook):
                 self._keep(Note(self._note.key, epoch))
 
     def _keep(self, note: Note) -> None:
+        """Stores the newest note in the run's folder."""
         self._note = note
         write_whole(self._path, json.dumps(asdict(note)) + "\n")
 
     def _end(self) -> None:
+        """Stores the files of a complete run, and ends the tracked run."""
         if not self._is_open:
             return
         if self._is_complete:
@@ -177,8 +182,9 @@ class Mlflow:
     flag = "mlflow"
     name = "MLflow"
 
+    _client: MlflowClient  # set by `open`, which is called first
+
     def __init__(self) -> None:
-        self._client: MlflowClient | None = None
         self._run_id = ""
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
@@ -233,7 +239,7 @@ class Mlflow:
 
 
 def _metric_name(name: str) -> str:
-    """``name`` with what MLflow refuses replaced: it may hold the name of a class (``--fitness``)."""
+    """Replaces what MLflow refuses in ``name``, which may hold the name of a class (``--fitness``)."""
     return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
 
 
@@ -242,7 +248,7 @@ class Wandb:
 
     flag = "wandb"
     name = "Weights & Biases"
-    _run: WandbRun | None = None
+    _run: WandbRun  # set by `open`, which is called first
 
     def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
         import wandb
@@ -276,8 +282,8 @@ SERVICES = {service.flag: service for service in (Mlflow, Wandb)}
 
 
 def open_services(names: Sequence[str]) -> list[Tracking]:
-    """The hooks of the services. Raises UserError for one whose package is not installed, or that would ask for an
-    account."""
+    """Returns the hooks of the services ``names``. Raises UserError for one whose package is not installed, or that
+    would ask for an account."""
     for name in names:
         for variable, value in QUIET[name].items():
             os.environ.setdefault(variable, value)

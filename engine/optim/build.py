@@ -218,7 +218,7 @@ def _adam(kind: type, groups: Groups, construct: Construct, momentum: float) -> 
 
 
 def _muon(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
-    """Muon for weights, AdamW for the rest."""
+    """Builds Muon for weights and AdamW for the rest."""
     weights = [group for group in groups if group["kind"] == "weight"]
     rest = [group | {"follow_momentum": False} for group in groups if group["kind"] != "weight"]
     optimizers = []

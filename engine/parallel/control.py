@@ -64,7 +64,7 @@ class RunControl:
 
     @contextmanager
     def training(self, folder: Path) -> Iterator[None]:
-        """Within the block, signals are only noted, and the watchdog expects steps."""
+        """Defers signals within the block, in which the watchdog expects steps."""
         with self._signals.deferred(), self._watchdog.training(folder):
             yield
 

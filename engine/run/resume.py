@@ -159,6 +159,7 @@ def restore_run(
     checkpoint: Checkpoint,
     state: TrainState,
     config: TrainConfig,
+    *,
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
@@ -169,7 +170,7 @@ def restore_run(
     """
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
+    progress, messages = resumed_position(checkpoint, config, epoch_batches=epoch_batches, fingerprint=fingerprint)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:

@@ -83,6 +83,7 @@ def _overridden(config: TrainConfig) -> set[str]:
 
 
 def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
+    """Yields the rules of settings of the loss and the model."""
     config = facts.settings.config
     head = facts.head
     for name in sorted(head.unused_hyperparameters):
@@ -94,6 +95,7 @@ def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
+    """Yields the rules of settings of augmentations and tiles."""
     config = facts.settings.config
     hyp = facts.settings.hyp
     for name in COLOR_SETTINGS:
@@ -109,6 +111,7 @@ def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _process_rules(facts: RunFacts) -> Iterator[Rule]:
+    """Yields the rules of settings that matter with several processes."""
     config = facts.settings.config
     ranks = facts.ctx.world_size
     yield Rule("spawn", config.spawn == 1, "one process trains anyway")
@@ -125,6 +128,7 @@ def _process_rules(facts: RunFacts) -> Iterator[Rule]:
 
 
 def _schedule_rules(facts: RunFacts) -> Iterator[Rule]:
+    """Yields the rules of settings of the schedule: epochs, rates, validation and saves."""
     config = facts.settings.config
     hyp = facts.settings.hyp
     length = counted(config.epochs, "epoch")

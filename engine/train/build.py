@@ -129,12 +129,14 @@ def build_training(
     fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
     if plan.checkpoint is not None:
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, len(loaders.train), fingerprint)
+        progress = restore_run(
+            ctx, plan.checkpoint, step, settings.config, epoch_batches=len(loaders.train), fingerprint=fingerprint
+        )
 
     run = claim_folder(ctx, plan, settings, stack)  # the first thing that is written
-    description = describe_run(run, data, start, step.optimizer.name, fingerprint)
+    description = describe_run(run, data, start, optimizer_name=step.optimizer.name, fingerprint=fingerprint)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    hooks = build_hooks(ctx, run, step, loaders, data.fitness, optional_hooks)
+    hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
     return Trainer(
@@ -390,7 +392,7 @@ def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
 
 
 def describe_run(
-    run: TrainingRun, data: RunData, start: StartingModel, optimizer_name: str, fingerprint: str
+    run: TrainingRun, data: RunData, start: StartingModel, *, optimizer_name: str, fingerprint: str
 ) -> RunDescription:
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
@@ -421,6 +423,7 @@ def build_hooks(
     run: TrainingRun,
     step: TrainStep,
     loaders: Loaders,
+    *,
     fitness: Fitness,
     optional_hooks: Sequence[Hook],
 ) -> list[Hook]:

@@ -153,7 +153,8 @@ class TrainStep:
             batch_images: of the micro-batch over all ranks.
             step_images: of the step over all ranks.
         """
-        device, settings = self.ctx.device, self.settings
+        device = self.ctx.device
+        settings = self.settings
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
         compilation = settings.compilation

@@ -75,6 +75,7 @@ class Trainer:
         self.call("finish")
 
     def _train(self) -> None:
+        """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call("start")
         self._follow(self.control.agree())

@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.config.flags import parser_of
 from utils.distributed.launch import require_one_process
@@ -24,7 +24,10 @@ from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.program import write_result
 
-FOUND = 1
+if TYPE_CHECKING:
+    from engine.report.gallery import DrawnDetections
+
+EXIT_WITH_ISSUES = 1
 DEFAULT_IMGSZ = 640
 DEFAULT_MIN_SCORE = 0.3
 
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             get_logger().info("%s", line)
     write_result(**content)
     if content["issues"]:
-        raise SystemExit(FOUND)
+        raise SystemExit(EXIT_WITH_ISSUES)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -55,9 +58,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
     parser.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to check; default: all")
     parser.add_argument(
-        "--imgsz", "--img", "--img-size", type=int, default=0,
+        "--imgsz",
+        "--img",
+        "--img-size",
+        type=int,
+        default=0,
         help=f"longer image side in training, pixels; default: the checkpoint's, or {DEFAULT_IMGSZ}",
-    )  # fmt: skip
+    )
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
@@ -77,11 +84,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The content of the JSON, and the lines of the summary."""
+    """Checks the data set. Returns the content of the JSON, and the lines of the summary."""
     from engine.commands.input_files import check_scoring_files
 
     check_scoring_files(options.weights, options.data, options.split or ())
-    # What imports torch is imported once the flags and files are known to be valid.
+    # Modules that need torch are imported only after flags and files are known to be valid.
     from data.source.dataset_spec import DataSource
     from data.source.open import open_data
     from tools.check.duplicates import image_issues
@@ -106,9 +113,10 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         check_size(validation, model)
     spec = open_data(DataSource(options.data), DistributedContext.single())
     if model:
-        if what := class_difference(model.names, spec.names):
+        difference = class_difference(model.names, spec.names)
+        if difference:
             weights = options.weights
-            raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({what})")
+            raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({difference})")
         check_channels(model, spec)
     splits = tuple(options.split or spec.splits)
     for split in splits:
@@ -123,7 +131,8 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     issues += [issue for split in scanned for issue in box_pairs(split)]
     issues += box_sizes(scanned, imgsz)
     issues += class_use(scanned)
-    detections, trust = {}, []
+    detections: dict[str, DrawnDetections] = {}
+    trust: list[str] = []
     if model:
         label_errors, detections, results = label_issues(validation, model, spec, scanned, options.min_score)
         issues += label_errors

@@ -1,4 +1,4 @@
-"""Damaged images and near-duplicates, within and across the splits of a data set."""
+"""Finds damaged images and near-duplicates, within and across the splits of a data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.strings import counted, listed
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
-    """Damaged images and near-duplicates, within and across ``splits``. An image that two splits list is in both."""
+    """Returns damaged images and near-duplicates, within and across ``splits``. An image may be in two splits."""
     owner = np.repeat(np.arange(len(splits)), [len(s.index) for s in splits])
     paths = [s.index.path(i) for s in splits for i in range(len(s.index))]
     names = [name for s in splits for name in s.index.paths]
@@ -23,30 +23,32 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     origin = np.arange(len(names))  # the first copy of the same image
     for group in copies:
         origin[group] = group[0]
-    found = [(COPIED, group) for group in copies if len(set(owner[group])) > 1]
-    found += [(WITHIN if len(set(owner[group])) == 1 else ACROSS, group) for group in duplicate_groups(signatures)]
+    groups = [(COPIED, group) for group in copies if len(set(owner[group])) > 1]
+    groups += [(WITHIN if len(set(owner[group])) == 1 else ACROSS, group) for group in duplicate_groups(signatures)]
     duplicates = []
-    for kind, group in found:
+    for kind, group in groups:
         owners = tuple(splits[i].name for i in owner[group])
         files = tuple(names[i] for i in group)
         if len(set(files)) == 1:
             if kind == ACROSS:
                 duplicates.append(Issue(ACROSS, f"listed in {' and '.join(owners)}", "", files, splits=owners))
             continue
-        if kind != COPIED and len(set(origin[group])) == 1:  # copies are reported as what they are
+        if kind != COPIED and len(set(origin[group])) == 1:  # reported as Roboflow's copies
             continue
         is_across = kind != WITHIN
         named = [f"{name} ({split})" if is_across else name for name, split in zip(files, owners)]
-        text = f"{'is a copy of the same image as' if kind == COPIED else 'is nearly'} {listed(named[1:], 5)}"
+        relation = "is a copy of the same image as" if kind == COPIED else "is nearly"
+        message = f"{relation} {listed(named[1:], 5)}"
         if is_across:
-            duplicates.append(Issue(kind, f"({owners[0]}) {text}", "", files, splits=owners))
+            duplicates.append(Issue(kind, f"({owners[0]}) {message}", "", files, splits=owners))
         else:
-            duplicates.append(Issue(kind, text, owners[0], files))
+            duplicates.append(Issue(kind, message, owners[0], files))
     issues += sorted(duplicates, key=lambda issue: (issue.kind, issue.images))
     for number, split in enumerate(splits):
         _, counts = np.unique(origin[owner == number], return_counts=True)
-        if (several := counts[counts > 1]).size:
+        several = counts[counts > 1]
+        if several.size:
             originals = counted(several.size, "image")
-            text = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
-            issues.append(Issue(AUGMENTED, text, split.name))
+            message = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
+            issues.append(Issue(AUGMENTED, message, split.name))
     return issues

@@ -1,4 +1,4 @@
-"""The kinds of issues that a check finds, what each means, and what to do about it."""
+"""Lists the kinds of issues that a check finds, what each means, and what to do about it."""
 
 from __future__ import annotations
 
@@ -69,14 +69,15 @@ ADVICE = {
     SWAPPED: ("the model is sure of another class", "change the class"),
     MOVED: ("the model is sure of another position or size", "draw the box again"),
 }
-SHOWN = 3  # issues of a kind in the summary
+SHOWN = 3  # issues of each kind that the summary shows
 
 
 def summary_lines(issues: Sequence[Issue]) -> list[str]:
-    """The number of issues of each kind, what the kind means, and the first few of them."""
+    """Returns lines with the number of issues of each kind, what the kind means, and the first few issues."""
     lines = []
     for kind, group in by_kind(issues).items():
-        lines.append(f"{kind}: {len(group):,}" + (f" ({ADVICE[kind][0]})" if kind in ADVICE else ""))
+        meaning = f" ({ADVICE[kind][0]})" if kind in ADVICE else ""
+        lines.append(f"{kind}: {len(group):,}{meaning}")
         lines += [f"  {issue}" for issue in group[:SHOWN]]
         if len(group) > SHOWN:
             lines.append(f"  ... and {len(group) - SHOWN:,} more")

@@ -1,4 +1,4 @@
-"""A scanned split: where its boxes are in the label files, and what is wrong with its files, boxes and classes."""
+"""Scans the splits of a data set, and finds what is wrong with their files, boxes and classes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import numpy as np
 from data.index.index import SMALL_PX, Scan, median_side, remedy_for_small_boxes
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
-from data.labels.findings import UNKNOWN_CLASS
+from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
-MAX_PARTNERS = 2  # of a box with earlier ones of its class, or of other classes
+MAX_PARTNERS = 2  # earlier boxes with which a box is paired, of its class and of other classes each
 TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
-MIN_RATIO, MIN_DEVIATIONS = 2.0, 4.0  # of a class's frequency in two splits: how different, how significant
+# A class's frequencies in two splits differ if their ratio, and the significance of the difference, are above these.
+MIN_RATIO = 2.0
+MIN_DEVIATIONS = 4.0
 
 
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
@@ -33,34 +35,45 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
-    """The findings of the scan, by kind."""
+    """Returns the findings of the scan, sorted by kind."""
     issues = [issue for part in split.parts for issue in _issues_of(split, part)]
     return sorted(issues, key=lambda issue: issue.kind)
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
+    """Returns the findings of a part of a split; those of shards from the lines of their report."""
     if part.source is None:
         lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
-        return [Issue(kind, text, split.name, (), split.relative(part, where)) for where, kind, text in lines]
+        return [Issue(kind, text, split.name, (), split.relative(part, location)) for location, kind, text in lines]
 
     issues = []
-    for found in part.findings:
-        where, images, boxes = split.relative(part, found.where), (), ()
-        if found.image >= 0:
-            images = (split.relative(part, part.source.images[found.image].name),)
-        if found.xyxy_px and np.isfinite(found.xyxy_px).all():
-            name = found.text.partition(" is not ")[0].strip("'")  # of an unknown class
-            if found.kind != UNKNOWN_CLASS:
-                name = learned_names(part)[found.class_id] or part.index.names[found.class_id]
-            number = split.index.names.index(name) if name in split.index.names else IGNORED
-            boxes = (LabelBox(name, number, found.xyxy_px, where=where),)
-        issues.append(Issue(found.kind, found.text, split.name, images, where, boxes))
+    for finding in part.findings:
+        location = split.relative(part, finding.where)
+        images: tuple[str, ...] = ()
+        if finding.image >= 0:
+            images = (split.relative(part, part.source.images[finding.image].name),)
+        box = _finding_box(split, part, finding, location)
+        issues.append(Issue(finding.kind, finding.text, split.name, images, location, () if box is None else (box,)))
     return issues
 
 
+def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: str) -> LabelBox | None:
+    """Returns the labeled box that a finding is about; None if it is about none with finite corners."""
+    if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
+        return None
+    if finding.kind == UNKNOWN_CLASS:
+        name = finding.text.partition(" is not ")[0].strip("'")
+    else:
+        name = learned_names(part)[finding.class_id] or part.index.names[finding.class_id]
+    number = split.index.names.index(name) if name in split.index.names else IGNORED
+    return LabelBox(name, number, finding.xyxy_px, where=location)
+
+
 def box_pairs(split: CheckedSplit) -> list[Issue]:
-    """Pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions. A box is
-    paired with a few earlier ones of its class, and of other classes: all pairs of n copies would be n * n / 2."""
+    """Returns pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions.
+
+    A box is paired with a few earlier ones of its class, and of other classes: n copies would form n * n / 2 pairs.
+    """
     index = split.index
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]
@@ -75,29 +88,32 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
         for first, second, iou in zip(*(array.tolist() for array in pairs)):
             earlier, later = boxes[first], boxes[second]
             place = earlier.where or f"box {earlier.number}"
-            what = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
-            text = f"{later.class_name}, IoU {iou:.2f} with {what}"
-            issues.append(split.issue_of(kind, text, int(image[second]), (earlier, later)))
+            partner = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
+            message = f"{later.class_name}, IoU {iou:.2f} with {partner}"
+            issues.append(split.issue_of(kind, message, int(image[second]), (earlier, later)))
     return sorted(issues, key=lambda issue: (issue.kind, issue.images, *(box.number for box in issue.boxes)))
 
 
 def _overlapping(
     xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray, *, differing: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of boxes (n, 4) with an IoU above `SAME_IOU`: the number of the earlier box (p,), that of the later one,
-    and their IoU. Each box has at most `MAX_PARTNERS` earlier partners.
+    """Finds pairs of boxes with an IoU above `SAME_IOU`, at most `MAX_PARTNERS` with earlier partners for each box.
 
     Args:
-        groups: (n,), the boxes of which are compared with each other.
-        classes: (n,).
+        xywh: the boxes, float64 (n, 4).
+        groups: int (n,); boxes of the same group are compared with each other.
+        classes: int (n,).
         differing: compare only boxes of different classes.
+
+    Returns:
+        The number of the earlier box, int64 (p,), that of the later one, and their IoU, float64 (p,).
     """
     position, size = _along_longer_side(xywh, groups)
     order = np.lexsort((position, groups))  # all partners of a box are near it in this order
     position, size, group, kind = position[order], size[order], groups[order], classes[order]
     x, y, w, h = xywh[order].T
     run = np.cumsum(np.diff(kind, prepend=kind[:1]) != 0)  # boxes of one class that follow each other
-    partners = np.zeros(len(order), np.int64)  # of each box, so far
+    partners = np.zeros(len(order), np.int64)  # number of partners found for each box
     found = [(order[:0], order[:0], position[:0])]
     for direction in (-1, 1):
         next_run = np.searchsorted(run, run, side="right") if direction > 0 else np.searchsorted(run, run) - 1
@@ -127,8 +143,8 @@ def _overlapping(
 
 
 def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Left edges and widths of boxes (n, 4), or top edges and heights where the boxes of a group, (n,), are spread more
-    in that direction: rows of a table all begin at the same x."""
+    """Returns left edges and widths of boxes (n, 4), or top edges and heights where the boxes of a group, (n,), are
+    spread more vertically, like the rows of a table, which all begin at the same x."""
     if not len(xywh):
         return xywh[:, 0], xywh[:, 2]
     _, group = np.unique(groups, return_inverse=True)
@@ -142,23 +158,26 @@ def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray
 
 
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
-    """Boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
-    issues, all_sizes = [], []
+    """Reports boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
+    issues = []
+    all_sizes = []
     for split in splits:
-        sizes, rows = split.index.sides_at(imgsz), np.flatnonzero(~split.index.crowd)
+        sizes = split.index.sides_at(imgsz)
+        rows = np.flatnonzero(~split.index.crowd)
         all_sizes.append(np.sqrt(sizes.prod(1)))
         for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     median = median_side(np.concatenate(all_sizes))
-    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile):
-        text = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
-        issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
+    remedy = remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile)
+    if remedy:
+        size = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
+        issues.append(Issue(SMALL_OBJECTS, f"{size}, fewer than {SMALL_PX:.0f} px: {remedy}"))
     return issues
 
 
 def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
-    """Classes without a box, and classes whose frequency differs between the training split and another one.
+    """Reports classes without a box, and classes whose frequency differs between the training split and another one.
 
     The frequency is the fraction of images with an object of the class, since objects of one image are not independent.
     It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
@@ -177,16 +196,19 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
         if i == train:
             continue
         for c in np.flatnonzero(boxes.sum(0)).tolist():
-            text = f"'{names[c]}': {boxes[train, c]:,} boxes in {images[train, c]:,} of {len(splits[train].index):,} "
-            text += f"images of train, {boxes[i, c]:,} in {images[i, c]:,} of {len(split.index):,} of {split.name}"
+            counts = (
+                f"'{names[c]}': {boxes[train, c]:,} boxes in {images[train, c]:,} of {len(splits[train].index):,} "
+                f"images of train, {boxes[i, c]:,} in {images[i, c]:,} of {len(split.index):,} of {split.name}"
+            )
             if boxes[train, c] == 0 and boxes[i, c]:
-                issues.append(Issue(NOT_TRAINED, text, split.name))
+                issues.append(Issue(NOT_TRAINED, counts, split.name))
             elif _differ(images[train, c], len(splits[train].index), images[i, c], len(split.index)):
-                issues.append(Issue(IMBALANCE, text, split.name))
+                issues.append(Issue(IMBALANCE, counts, split.name))
     return issues
 
 
 def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:
+    """Returns whether two frequencies differ by the limits of `class_use`."""
     if not total_a or not total_b:
         return False
     a, b = count_a / total_a, count_b / total_b

@@ -1,4 +1,4 @@
-"""The page of a check: what was found, drawn, and what the data set is like. It needs no other file and no network."""
+"""Writes the page of a check: drawn findings, and a census of the data set. It needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger
 from utils.strings import listed
 
-FILE_NAME, TEMPLATE = "report.html", "tools/check/page.html"
+FILE_NAME = "report.html"
+TEMPLATE = "tools/check/page.html"
 PROJECT = "runs/check"
 MAX_LISTED_FINDINGS = 400  # findings in the table
-MAX_PAIR_CARDS, MAX_CARDS_PER_KIND = 30, 24
-MAX_TEXTS_PER_CARD = 6  # on the card of an image
-# Of JPEG files, by gallery, in the order in which they are drawn; each may also use what those before it have left.
+MAX_PAIR_CARDS = 30
+MAX_CARDS_PER_KIND = 24
+MAX_TEXTS_PER_CARD = 6  # findings on the card of an image
+# Bytes of JPEG files by gallery, in drawing order; each may also use what those before it have left.
 MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 PAIR_SIDE = 240  # pixels
 T = TypeVar("T")
@@ -42,7 +44,8 @@ T = TypeVar("T")
 
 def make_out(spec: DatasetSpec, out: Path) -> None:
     """Makes the folder ``--out``. Raises UserError if it cannot be made, or is in the data set."""
-    if folder := _inside(out, spec):
+    folder = _inside(out, spec)
+    if folder:
         raise UserError(f"--out {out}: is in the data set ({folder}), which is never written to; name another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -51,17 +54,18 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
 
 
 def new_folder(spec: DatasetSpec) -> Path:
-    """runs/check/exp, exp2, ... in the working folder; in the cache folder if the working folder is in the data set."""
+    """Makes runs/check/exp, exp2, ... in the working folder; in the cache folder if that one is in the data set."""
     return increment_path(cache_folder() / "check" if _inside(Path(PROJECT), spec) else PROJECT, "exp")
 
 
 def _inside(path: Path, spec: DatasetSpec) -> str:
-    """The folder of the data set that ``path`` is in; "" if there is none."""
+    """Returns the folder of the data set that contains ``path``; "" if there is none."""
     return next((folder for folder in _data_folders(spec) if is_inside(path, folder)), "")
 
 
 def _data_folders(spec: DatasetSpec) -> list[str]:
-    """The smallest folder that holds what the YAML names below its root, and each folder that it names elsewhere."""
+    """Returns the smallest folder with all that the YAML names below its root, and each folder that it names
+    elsewhere."""
     named = []
     sources = [part.split(s) for s, source in spec.splits.items() for part in source.parts or (spec,)]
     for source in sources:
@@ -71,7 +75,8 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
             named += [place for folder in folders for place in label_folders(folder) if os.path.isdir(place)]
     named = list(dict.fromkeys(named))
     below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
-    return [*([os.path.commonpath(below)] if below else []), *(folder for folder in named if folder not in below)]
+    elsewhere = [folder for folder in named if folder not in below]
+    return [os.path.commonpath(below), *elsewhere] if below else elsewhere
 
 
 def write_page(
@@ -96,7 +101,8 @@ def write_page(
     try:
         content = _content(spec, splits, issues, detections, imgsz, weights) | {"trust": trust}
         path = (out or new_folder(spec)) / FILE_NAME
-        title, subtitle = f"Check of {Path(spec.source).stem}", f"Written {page.now()}. The data set was not changed."
+        title = f"Check of {Path(spec.source).stem}"
+        subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
     except Exception as error:  # the findings are printed in any case
         get_logger().warning("the report cannot be written (%s)", first_line(error))
@@ -112,8 +118,10 @@ def _content(
     imgsz: int,
     weights: str,
 ) -> dict[str, Any]:
+    """Returns the values of the template."""
     galleries = IssueGalleries(splits, detections)
-    kinds, album = by_kind(issues), Album()
+    kinds = by_kind(issues)
+    album = Album()
     album.add_bytes(MAX_GALLERY_BYTES["errors"])
     label_errors = galleries.label_errors(issues, album)
     album.add_bytes(MAX_GALLERY_BYTES["pairs"])
@@ -123,13 +131,14 @@ def _content(
     facts = [("data set", spec.source), ("its folder", str(spec.root)), ("--imgsz", f"{imgsz} px")]
     facts += [(f"images of {split.name}", f"{len(split.index):,}") for split in splits]
     censuses = [take_census(split.index, split.name, imgsz) for split in splits]
-    rows = []
-    for kind, of_kind in kinds.items():
-        by_split = Counter(", ".join(dict.fromkeys(i.splits)) or i.split or "whole data set" for i in of_kind)
+    rows: list[tuple[str | int, ...]] = []
+    for kind, group in kinds.items():
+        by_split = Counter(", ".join(dict.fromkeys(i.splits)) or i.split or "whole data set" for i in group)
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
-        rows.append((kind, len(of_kind), *reversed(ADVICE.get(kind, ("", ""))), counts))
-    most = MAX_LISTED_FINDINGS // max(len(kinds), 1)
-    shown = [issue for group in kinds.values() for issue in group[:most]]
+        meaning, advice = ADVICE.get(kind, ("", ""))
+        rows.append((kind, len(group), advice, meaning, counts))
+    max_per_kind = MAX_LISTED_FINDINGS // max(len(kinds), 1)
+    shown = [issue for group in kinds.values() for issue in group[:max_per_kind]]
     return {
         "colors": COLORS,
         "issues": issues,
@@ -157,26 +166,30 @@ def _content(
                 )
                 for i in shown
             ],
-            "Findings, with their places" if len(shown) == len(issues) else f"Of each kind at most {most}",
+            "Findings, with their places" if len(shown) == len(issues) else f"Of each kind at most {max_per_kind}",
         ),
     }
 
 
 class IssueGalleries(Galleries):
+    """Draws the findings that need no model."""
+
     def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
+        """Draws pairs of near-duplicates."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MAX_PAIR_CARDS]
         return [self._pair(issue, album) for issue in drawn]
 
     def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
-        """Images and boxes with findings that need no model."""
+        """Draws images and boxes with other findings, one card per image."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
-        of_image: dict[tuple[str, str], list[Issue]] = {}
+        by_image: dict[tuple[str, str], list[Issue]] = {}
         for group in groups.values():
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
             for issue in alternating(by_split)[:MAX_CARDS_PER_KIND]:
-                of_image.setdefault((issue.split, issue.images[0]), []).append(issue)
-        return [card for group in of_image.values() if (card := self._image_card(group, album))]
+                by_image.setdefault((issue.split, issue.images[0]), []).append(issue)
+        cards = [self._image_card(group, album) for group in by_image.values()]
+        return [card for card in cards if card is not None]
 
     def _pair(self, issue: Issue, album: Album) -> Card:
         images = list(zip(issue.splits or (issue.split,) * len(issue.images), issue.images))
@@ -184,22 +197,26 @@ class IssueGalleries(Galleries):
         second = next((image for image in images[1:] if image[0] != first[0]), images[1])
         pictures = []
         for split, name in (first, second):
-            source, rows = self._image(split, name)
+            image = self._image(split, name)
+            assert image is not None, "duplicates are found among the images of the index"
+            source, rows = image
             version = Version(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
             pictures += album.pictures(source, source.whole(), PAIR_SIDE, version)
         others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
         return Card(pictures, "", others, issue.kind)
 
     def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
-        split, name = issues[0].split, issues[0].images[0]
+        """Draws an image with its findings; None if it cannot be read and no finding has a box."""
+        split = issues[0].split
+        name = issues[0].images[0]
         boxes = [box for issue in issues for box in issue.boxes]
-        found = self._image(split, name) or self._left_out(split, name)
-        if found is None and not boxes:
-            return None  # the image cannot be read, or there is none
-        if found is None:
+        image = self._image(split, name) or self._left_out(split, name)
+        if image is None and not boxes:
+            return None
+        if image is None:
             pictures = [("", Markup('<p class="muted">The scan left this image out.</p>'))]
         else:
-            source, rows = found
+            source, rows = image
             corners = corners_of(boxes)
             window = source.around(corners) if len(corners) else source.whole()
             drawn = [
@@ -210,16 +227,14 @@ class IssueGalleries(Galleries):
             label = f"{listed(list(dict.fromkeys(issue.kind for issue in issues)))} in {name}"
             version = Version("", label, drawn + self._labels(split, rows, boxes))
             pictures = album.pictures(source, window, CROP_SIDE, version)
-        texts = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
-        texts[MAX_TEXTS_PER_CARD:] = [f"... and {len(texts) - MAX_TEXTS_PER_CARD} more"] * (
-            len(texts) > MAX_TEXTS_PER_CARD
-        )
+        messages = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
+        if len(messages) > MAX_TEXTS_PER_CARD:
+            messages[MAX_TEXTS_PER_CARD:] = [f"... and {len(messages) - MAX_TEXTS_PER_CARD} more"]
         places = list(dict.fromkeys(issue.where or name for issue in issues))[:MAX_TEXTS_PER_CARD]
-        text = Markup("<br>").join(texts)
-        return Card(pictures, text, f"{split}: {', '.join(places)}", issues[0].kind)
+        return Card(pictures, Markup("<br>").join(messages), f"{split}: {', '.join(places)}", issues[0].kind)
 
     def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
-        """An image that training leaves out, and no rows of the index; None if it cannot be read."""
+        """Opens an image that training leaves out, without rows of the index; None if it cannot be read."""
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:
@@ -229,5 +244,5 @@ class IssueGalleries(Galleries):
 
 
 def alternating(groups: Sequence[Sequence[T]]) -> list[T]:
-    """The first of each group, then the second of each, and so on."""
+    """Returns the first of each group, then the second of each, and so on."""
     return [item for row in zip_longest(*groups) for item in row if item is not None]

@@ -120,12 +120,17 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
 def test_counts_of_pr_curves_reproduce_precision_and_recall():
     writer = Mock()
     add_pr_curves(writer, make_result((8,)), ["cat"], 1)
-    _, tp, fp, tn, fn, precision, recall, _ = writer.add_pr_curve_raw.call_args.args
+    curve = writer.add_pr_curve_raw.call_args.kwargs
+    tp = curve["true_positive_counts"]
+    fp = curve["false_positive_counts"]
+    fn = curve["false_negative_counts"]
+    recall = curve["recall"]
+    precision = curve["precision"]
     assert np.allclose(tp + fn, 8)
     assert np.allclose(tp / 8, recall)
     seen = tp > 0
     assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
-    assert not tn.any()
+    assert not curve["true_negative_counts"].any()
 
 
 def test_work_after_epochs_takes_its_share_of_the_time():
