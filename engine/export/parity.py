@@ -182,7 +182,7 @@ class Reference:
         image, box, score, missing = match_tables(self.table, table, allowed.min_iou)
         worst = np.zeros(len(self._index))
         np.maximum.at(worst, image, box + score)
-        worst[missing] += 1
+        np.add.at(worst, missing, 1)
         return Parity(
             images=len(worst),
             matched=len(image),
