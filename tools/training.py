@@ -126,7 +126,7 @@ def former_training(folder: Path, config: TrainConfig) -> tuple[Path | None, boo
     except UserError as error:
         raise TrainingFailed(str(error)) from None
     progress = checkpoint.progress
-    epochs = checkpoint.config["epochs"] if config.time else config.epochs  # that fit into the time
+    epochs = checkpoint.config.epochs if config.time else config.epochs  # that fit into the time
     is_over = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
     return last, progress.epoch >= epochs or is_over
 
