@@ -73,7 +73,7 @@ def train(
         UserError (`lockstep.Error`): with the line that the command prints.
         KeyboardInterrupt: interrupted before there was anything to save.
     """
-    flags = [f"--data={_data_file(data, settings.get('project', TrainConfig.project))}"]
+    flags = [f"--data={_data_file(data, settings.get('project') or TrainConfig.project)}"]
     if devices > 1:
         flags.append(f"--spawn={devices}")
     if callbacks is not None:
@@ -109,7 +109,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     """
     flags = [f"--weights={os.fspath(weights)}"]
     if data is not None:
-        flags.append(f"--data={_data_file(data, settings.get('project', ValConfig.project))}")
+        flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
     return Run(_run("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
 
 

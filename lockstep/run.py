@@ -57,7 +57,7 @@ class Run:
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
-            numbers = {name: value for name, value in content.items() if isinstance(value, int | float)}
+            numbers = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
             return {_SCORES.get(name, name): value for name, value in numbers.items()}
         from utils.files.checkpoint_file import read_checkpoint
 

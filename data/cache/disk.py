@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import mmap
 import os
 import shutil
 import struct
@@ -51,7 +52,7 @@ _COMPLETE_SUFFIX = ".complete"
 _LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
 _KEY = struct.Struct(">Q")  # number of an image
 _BATCH_BYTES = 64 << 20  # pixels committed at once
-_PAGE_BYTES = 4096  # an image's value takes whole pages, with a header of 16 bytes
+_PAGE_BYTES = mmap.PAGESIZE  # an image's value takes whole pages, with a header of 16 bytes
 _CRC = struct.Struct("<I")  # CRC-32, after the pixels
 
 
@@ -225,7 +226,7 @@ class _Writer:
         import lmdb
 
         # Every image takes whole pages, and the tree takes less than 1 % more.
-        page_counts = -(-(self.sizes + 16) // _PAGE_BYTES)
+        page_counts = -(-(self.sizes + 16 + _CRC.size) // _PAGE_BYTES)
         size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
         present = self.path.stat().st_size if self.path.exists() else 0
         folder = self.path.parent

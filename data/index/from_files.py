@@ -161,5 +161,5 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: Inde
     for files in file_lists:
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
-    digest.update(json.dumps([str(f) for f in listing.findings]).encode())
+    digest.update(json.dumps(listing.findings).encode())
     return digest.hexdigest()

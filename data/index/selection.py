@@ -63,11 +63,13 @@ def _select_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) ->
     numbers = np.full(len(spec.names) + 1, _LEFT_OUT, np.int32)
     numbers[IGNORED] = IGNORED  # the last element
     numbers[list(chosen)] = 0 if single_cls else np.arange(len(chosen))
-    number_of_label = numbers[list(spec.class_of or range(len(spec.names)))]
+    classes_of_labels = list(spec.class_of or range(len(spec.names)))
+    number_of_label = numbers[[*classes_of_labels, IGNORED]]  # regions to ignore have the last element, too
     classes = number_of_label[index.classes]
     used = classes != _LEFT_OUT
-    ids = index.category_ids or range(len(number_of_label))
-    category_ids = {number: ids[label] for label, number in reversed(list(enumerate(number_of_label.tolist())))}
+    ids = index.category_ids or range(len(classes_of_labels))
+    numbered_labels = list(enumerate(number_of_label[:-1].tolist()))
+    category_ids = {number: ids[label] for label, number in reversed(numbered_labels)}
     result = replace(
         index,
         names=class_names(spec, single_cls),
@@ -83,5 +85,6 @@ def _select_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) ->
             "%s without a box of the classes used, but with labels that can't be used: left out, as no background",
             counted(int(unknown.sum()), "image"),
         )
-        result = replace(result.take(np.flatnonzero(~unknown)), fingerprint=digest_of(index.fingerprint, "complete"))
+        fingerprint = digest_of(index.fingerprint, np.flatnonzero(unknown).tolist())  # caches number the images
+        result = replace(result.take(np.flatnonzero(~unknown)), fingerprint=fingerprint)
     return result.recounted()

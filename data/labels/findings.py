@@ -54,7 +54,7 @@ class Finding(NamedTuple):
     line: int = -1  # as `LabelSource.where` takes it; -1: the image or the label file itself
     class_id: int = -1  # of a box whose geometry is the problem, and
     xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
-    lost_images: int = 0  # 1 if an image, or the label file of one, is not used because of this
+    lost_images: int = 0  # images, or the label files of some, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -107,7 +108,8 @@ def _match(
     entries: Sequence[ImageEntry], images: Sequence[ImageFile]
 ) -> tuple[dict[int, ImageEntry], dict[int, _WithoutImage]]:
     """Returns the entry of each image that has one, by the image's position; and all other entries by position."""
-    by_key = {image.key: i for i, image in enumerate(images)}
+    key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
+    by_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
     entry_of: dict[int, ImageEntry] = {}
     others: list[int] = []
     for number, entry in enumerate(entries):

@@ -197,6 +197,8 @@ def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
         of_splits.setdefault(_split_in(path), []).append(path)
+    nearby = [path for path in nearby if _split_in(path) in (split, "")]
+    nearby.sort(key=lambda path: _split_in(path) != split)  # one that names the split first
     without_boxes: Path | None = None  # such as image_info_test2017.json
     for paths in (nearby, of_splits.get(split, []), of_splits.get("", [])):
         texts = {path: read_text(path, most=1 << 32) for path in paths}

@@ -345,11 +345,12 @@ class LabelSearch:
         if not images:
             self._add_orphan(place, name, "belongs to no image; rename it like its image, or remove it")
             return
+        num_left_out = len({*images} - self._doubtful)
         self._doubtful.update(images)
         image = self._images[images[0]].name
         expected = self._expected_label(images[0])
         message = f"belongs to no image; if it is that of {image}, which is left out, rename it to {expected}"
-        self._add_orphan(place, name, message)
+        self._add_orphan(place, name, message, images_left_out=num_left_out)
 
     def _expected_label(self, image: int) -> str:
         """Returns the name of the label file that an unlabeled image should have."""
@@ -357,12 +358,12 @@ class LabelSearch:
         assert file is not None, "an unlabeled image has an expected label file"
         return file.name
 
-    def _add_orphan(self, place: str, name: str, message: str) -> None:
-        """Adds a finding, which counts as a lost image unless the split lists its images: then the folder may hold
-        the labels of many other images."""
-        names_folders = bool(self._entries)
-        images = 1 if names_folders else 0
-        objects = self._num_objects(place, name) if names_folders else 0
+    def _add_orphan(self, place: str, name: str, message: str, images_left_out: int = 0) -> None:
+        """Adds a finding. It counts as the images that are left out because of it. Without such an image it counts as
+        one, unless the split lists its images: then the folder may hold the labels of many other images."""
+        is_lost = images_left_out > 0 or bool(self._entries)
+        images = max(images_left_out, 1) if is_lost else 0
+        objects = self._num_objects(place, name) if is_lost else 0
         finding = Finding(self._full_name(place, name), ORPHAN, message, lost_images=images, lost_objects=objects)
         self._findings.append(finding)
 

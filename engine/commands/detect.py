@@ -7,7 +7,7 @@ import errno
 import itertools
 import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from engine.inference.detection_writer import (
     write_yolo_labels,
     written_suffix,
 )
-from engine.inference.frames import source_files
+from engine.inference.frames import Frame, source_files
 from engine.inference.object_tracks import ObjectTracks, check_sequence, sequence_of
 from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
 from engine.inference.results import describe_counts, label_texts
@@ -308,7 +308,7 @@ class ResultFiles:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
     - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
-      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's, when closed;
+      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's;
     - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
       ids are COCO's for a model of its classes, else the numbers of the classes;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
@@ -322,7 +322,8 @@ class ResultFiles:
         self._videos = VideoFiles(run_dir)
         self._written = WrittenFiles(run_dir)
         self._track_stem_of = UniqueStems()
-        self._track_lines: dict[str, list[str]] = defaultdict(list)  # by stem
+        self._track_files: set[Path] = set()
+        self._last_index: dict[str, int] = {}  # of the newest frame written, by path
         self._image_ids: list[str] = []  # of all frames, with detections or without
         self._rows: list[dict[str, Any]] = []  # of predictions.json
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
@@ -337,8 +338,7 @@ class ResultFiles:
         frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
         image = as_rgb8(frame.image)
         if config.save_txt and item.tracks is not None:
-            track_stem = self._track_stem_of(sequence_of(frame), is_video=True)
-            self._track_lines[track_stem].append(mot_lines(table, item.tracks, frame.index))
+            self._append_tracks(sequence_of(frame), mot_lines(table, item.tracks, frame.index))
         elif config.save_txt:
             height, width = image.shape[:2]
             path = self._written.add(self.run_dir / "labels" / f"{frame_stem}.txt")
@@ -359,15 +359,30 @@ class ResultFiles:
             write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), item.encoded)
         elif item.drawing is not None:
             self._written.add(self._videos.path_of(stem))
-            self._videos.add(stem, item.drawing, frame.fps / self._config.vid_stride)
+            for _ in range(self._repeats(frame)):
+                self._videos.add(stem, item.drawing, frame.fps / self._config.vid_stride)
+
+    def _append_tracks(self, sequence: str, lines: str) -> None:
+        """Appends the lines of a frame to the file of its sequence, so that an endless stream loses none."""
+        path = self.run_dir / "tracks" / f"{self._track_stem_of(sequence, is_video=True)}.txt"
+        if path not in self._track_files:
+            self._track_files.add(self._written.add(path))
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, "")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(lines)
+
+    def _repeats(self, frame: Frame) -> int:
+        """How often a frame is written to its video. One of a live stream stands for those that were skipped while the
+        model ran, so that the video has the stream's speed."""
+        stride = self._config.vid_stride
+        last = self._last_index.get(frame.path, frame.index - stride)
+        self._last_index[frame.path] = frame.index
+        return max(round((frame.index - last) / stride), 1) if frame.is_live else 1
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
         self._videos.close()
-        for stem, lines in self._track_lines.items():
-            path = self._written.add(self.run_dir / "tracks" / f"{stem}.txt")
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, "".join(lines))
         if self._config.save_json:
             ids = dict(zip(self._image_ids, image_ids_of(self._image_ids)))
             rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]

@@ -206,7 +206,9 @@ class Evaluator:
         images = self.ground_truth.num_images
         counts = np.bincount(visited, minlength=images)
         if counts.size != images or not (counts == 1).all():
-            raise RuntimeError(f"expected each of {images} images exactly once, got counts {counts.tolist()}")
+            wrong = np.flatnonzero(counts != 1)
+            first = ", ".join(f"image {i}: {counts[i]}" for i in wrong[:10].tolist())
+            raise RuntimeError(f"expected each of {images} images exactly once, but not for {len(wrong)} ({first})")
 
     def _times(self, seconds: np.ndarray) -> dict[str, float]:
         """Returns the times for ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""

@@ -176,7 +176,8 @@ def score_detections(
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall, F1 and the confusion matrix are computed at IoU 0.5, above the confidence with the best mean F1.
+    Precision, recall and F1 are computed at IoU 0.5, the confusion matrix at `CONFUSION_IOU`, all above the confidence
+    with the best mean F1.
     Above the best score of a class, its precision stays that at this score. Classes without objects are nan, and the
     means leave them out.
 

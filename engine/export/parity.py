@@ -192,7 +192,7 @@ class Reference:
         matched = len(differences.image)
         worst = np.zeros(len(self._index))
         np.maximum.at(worst, differences.image, differences.box + differences.score)
-        worst[differences.missing] += 1
+        np.add.at(worst, differences.missing, 1)
         return Parity(
             images=len(worst),
             matched=matched,

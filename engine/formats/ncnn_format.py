@@ -48,6 +48,8 @@ import numpy
 param, weights, *shape = sys.argv[1:]
 net = ncnn.Net()
 net.opt.num_threads = 1
+for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
+    setattr(net.opt, option, False)
 if net.load_param(param) != 0 or net.load_model(weights) != 0:
     sys.exit("it is damaged")
 names = net.input_names(), net.output_names()
@@ -133,7 +135,7 @@ class NcnnFormat(ModelFormat):
                 raise UserError(f"{path}: ncnn failed with status {status}")
             return torch.from_numpy(np.array(output)[None]).float().to(images.device)
 
-        return Session(run, metadata, (1, channels, height, width))
+        return Session(run, metadata, (1, channels, *trial_hw))  # a graph has one size, which the trial has seen
 
 
 def _model_files(path: Path) -> tuple[Path, Path]:
@@ -163,7 +165,7 @@ def _try_opening(path: Path, param: Path, weights: Path, shape_chw: tuple[int, i
         raise UserError(f"{path}: cannot be opened (it is damaged: ncnn crashed)")
     if done.returncode != 0:
         reason = "; ".join(done.stderr.strip().splitlines()) or "it is damaged"
-        raise UserError(f"{path}: cannot be opened ({reason[:300]})")
+        raise UserError(f"{path}: cannot be opened ({reason[-300:]})")  # what ncnn prints comes first
 
 
 def _check_layers(graph: NcnnGraph) -> None:

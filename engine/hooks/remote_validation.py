@@ -65,11 +65,18 @@ class RemoteValidation(Hook):
         self._ctx = ctx
         self._evaluators: Evaluators | None = None
         self._pending = pending_epoch(checkpoint) if checkpoint else None
+        self._begins_with_pending = self._pending is not None
 
-    def start(self, trainer: Training) -> Action | None:
+    def start(self, trainer: Training) -> None:
         self._validation = trainer.hooks.get(Validation)
         if self._ctx.eval_ranks:
             self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
+
+    def before_epoch(self, trainer: Training) -> Action | None:
+        """Validates first what the run had no scores of when it was stopped: all hooks have started by now."""
+        if not self._begins_with_pending:
+            return None
+        self._begins_with_pending = False
         return self._settle(trainer)
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:

@@ -84,7 +84,7 @@ class NonFiniteSteps(Hook):
         """Logs the files of a bad step, and appends them to this rank's list."""
         file = _list_of_files(trainer)
         with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
-            opened.write(one_line(f"epoch {trainer.progress.epoch}: {' '.join(values.paths)}") + "\n")
+            opened.write(one_line(f"epoch {trainer.progress.epoch + 1}: {' '.join(values.paths)}") + "\n")
         is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
         self._are_blank.append(is_blank)
         files = " ".join(values.paths) + (", all of a single color" if is_blank else "")

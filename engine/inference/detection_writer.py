@@ -160,7 +160,10 @@ def _base_of(source: str, *, is_video: bool) -> str:
     if source.isdigit():
         return f"webcam{source}"
     if "://" not in source:
-        return Path(source).stem
+        path = Path(source)
+        if path.is_dir():  # a sequence of images; MOT Challenge calls its folders SEQUENCE/img1
+            return path.parent.name if path.name == "img1" else path.name
+        return path.stem
     name = Path(url_path(source)).stem
     if not name or is_video:
         name = source.split("://", 1)[1]

@@ -73,7 +73,9 @@ class ObjectTracks:
         )
         # Frames of a live stream are skipped while the model runs, so the tracker is told the time.
         timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
-        image = as_rgb8(frame.image)[..., ::-1] if self._tracker == "botsort" else None  # camera motion, from BGR
+        image = None
+        if self._tracker == "botsort" or not isinstance(self._tracker, str):  # to measure the camera's motion, from BGR
+            image = as_rgb8(frame.image)[..., ::-1]
         tracked = self._trackers[sequence].update(detections, frame=image, timestamp=timestamp)
         rows = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)

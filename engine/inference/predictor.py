@@ -58,6 +58,8 @@ class SourceFrames:
                             self.failed[item.path] = item.reason
                     elif item.path not in self.failed:
                         yield item
+                    elif item.is_live:  # it would never end by itself
+                        return
         except Exception as error:
             self.error = error
 
@@ -206,7 +208,8 @@ class Predictor:
                 package trackers for each sequence (a video, a stream, or the images of a folder).
             vid_stride: read every n-th frame of videos and streams.
             color: as of a call, for the arrays of an iterable.
-            settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks.
+            settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
+                tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
 
         Raises UserError as `stream`, for settings that do not fit, and without the package.
         """

@@ -25,6 +25,7 @@ from utils.logger import continue_in_file, get_logger
 from utils.program import write_result
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
+EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
@@ -43,6 +44,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
     folder = _make_folder(ctx, settings.config, stack) if plan.folder is None else plan.folder
     if ctx.is_main:
         note_launch(folder, plan.launchers)
+        _note_earlier_checkpoint(folder, is_new=plan.checkpoint is None)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         continue_in_file(folder / "train.log")
         stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
@@ -133,6 +135,25 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
     names = [launcher for launcher in launchers if launcher]
     if names:
         write_whole(folder / LAUNCHERS, "\n".join(names))
+
+
+def _note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
+    """Records the last.pt that a new run finds in its folder (``--exist-ok``): a restart must not continue it."""
+    last = folder / "last.pt"
+    if is_new and last.is_file():
+        write_whole(folder / EARLIER_CHECKPOINT, str(last.stat().st_mtime_ns))
+    else:
+        (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
+
+
+def own_checkpoint(folder: Path) -> Path | None:
+    """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
+    last = folder / "last.pt"
+    if not last.is_file():
+        return None
+    earlier = folder / EARLIER_CHECKPOINT
+    is_earlier = earlier.is_file() and earlier.read_text("utf-8") == str(last.stat().st_mtime_ns)
+    return None if is_earlier else last
 
 
 def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.folder import lock_folder, run_of_launch
+from engine.run.folder import lock_folder, own_checkpoint, run_of_launch
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,
@@ -78,9 +78,11 @@ def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -
 def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
     """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
     come."""
+    path = own_checkpoint(folder)
+    if path is None and command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
+        return _plan_resumed(ctx, command, stack)
     lock_folder(ctx, folder, stack)
-    path = folder / "last.pt"
-    if path.is_file():
+    if path is not None:
         return _continued(ctx, command, Checkpoint.read(path))
     hyp, messages = _new_hyperparameters(command.config)
     return RunPlan(

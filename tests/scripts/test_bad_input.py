@@ -316,7 +316,7 @@ def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, 
     assert line.startswith("warning: non-finite gradient (norm inf), step skipped; its files: ")
     files = line.partition("its files: ")[2].split()
     assert all(Path(file).is_file() for file in files)
-    assert (tmp_path / "exp" / "nonfinite_rank0.txt").read_text() == f"epoch 0: {' '.join(files)}\n"
+    assert (tmp_path / "exp" / "nonfinite_rank0.txt").read_text() == f"epoch 1: {' '.join(files)}\n"
 
 
 def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.scoring import coco_evaluate, make_table
 from tests.helpers.three_formats import voc_text, write_image, write_three_formats
+from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
 from utils.logger import get_logger
 
@@ -709,3 +711,17 @@ def test_each_linked_folder_is_read_once(root, tmp_path):
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert_same(expected, index)
     assert "images/train/dangling.jpg: missing image: a link to nothing" in list(index.report.lines)
+
+
+def test_images_that_other_classes_leave_out_have_another_fingerprint(tmp_path):
+    """Caches of images number them, so the fingerprint must tell which images are left out."""
+    data = write_dataset(tmp_path, train=4)
+    for number, rows in enumerate(["0 .5 .5 .2 .2\nbad\n", "1 .5 .5 .2 .2\nbad\n", "0 .5 .5 .2 .2\n1 .5 .5 .2 .2\n"]):
+        (tmp_path / "labels" / "train" / f"{number:03}.txt").write_text(rows)
+    spec = load_dataset_spec(data)
+    views = []
+    for name in spec.names:
+        chosen = replace(spec, classes=(spec.names.index(name),))
+        views.append(load_index(chosen, "train", IndexSettings(progress=False, max_bad=1.0)))
+    assert list(views[0].paths) != list(views[1].paths)
+    assert views[0].fingerprint != views[1].fingerprint

@@ -15,6 +15,7 @@ from data.loading.class_balance import inverse_frequency_weights
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
+from data.source.dataset_spec import IGNORED
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import refused
@@ -181,3 +182,12 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
         weighted=True,
     )
     np.testing.assert_allclose(loader.class_weights, inverse_frequency_weights(counts))
+
+
+def test_regions_to_ignore_stay_when_classes_are_chosen(root):
+    ignoring = "train: images/train\nval: images/val\nnames: [light, dark]\nignore: [dark]\n"
+    (root / "a" / "data.yaml").write_text(ignoring)
+    alone = load(load_dataset_spec(root / "a" / "data.yaml"))
+    joined = load(spec_of(root).use_classes(["light"]))
+    assert np.count_nonzero(alone.classes == IGNORED) > 0
+    assert np.count_nonzero(joined.classes == IGNORED) == np.count_nonzero(alone.classes == IGNORED)

@@ -24,6 +24,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.source.staging.stage import stage_dataset
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
+from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -513,7 +514,7 @@ def test_a_label_that_may_be_of_several_images_leaves_all_of_them_out(folder):
     folder.label("labels/train/x.txt")
     index = folder.index()
     assert len(index) == NUM_IMAGES
-    assert index.report.ledger.lost_images == 1
+    assert index.report.ledger.lost_images == 2
 
 
 def test_one_label_beside_many_captions_is_found(folder):
@@ -700,3 +701,17 @@ def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeyp
     monkeypatch.setattr(os, "scandir", lambda path: calls.append(str(path)) or scandir(path))
     assert len(list_split(load_dataset_spec(folder.yaml()), "train").images) == NUM_IMAGES
     assert len(calls) < 10
+
+
+def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_path):
+    """As the split of one folder that has both."""
+    for name in "ab":
+        write_dataset(tmp_path / name, train=2, val=1)
+    image = {"id": 1, "file_name": "000.png", "width": 64, "height": 64}
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [8, 8, 20, 20]}
+    content = {"images": [image], "annotations": [box], "categories": [{"id": 1, "name": "light"}]}
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text("train: [a/images/train, b/images/train]\nval: a/images/val\nannotations: all.json\n")
+    with pytest.raises(UserError, match=r"fits \d of the split's images"):
+        load_index(load_dataset_spec(yaml), "train", IndexSettings(progress=False))

@@ -179,7 +179,7 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     read()
     with refused():
         read()
-    assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 0: a.jpg b.jpg\n" * 3
+    assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 1: a.jpg b.jpg\n" * 3
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_numbers_of_images_count_unreadable_ones(frames, scene_weights, tmp_path
             "--track", "--save-txt", "--nosave")  # fmt: skip
     (path,) = (tmp_path / "runs" / "exp" / "tracks").iterdir()
     rows = read_mot(path)
-    assert path.name == "MOT.txt"
+    assert path.name == "MOT.1.txt"
     assert sorted(set(rows[:, 0].astype(int))) == [n for n in range(2, 13) if n != 6]  # no track yet in the first
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunStatus
-from engine.run.folder import note_launch, run_of_launch
+from engine.run.folder import _note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
 from engine.run.plan import plan_run
 from engine.run.resume import (
     check_can_continue,
@@ -208,3 +208,30 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     assert run_of_launch(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
     assert run_of_launch(here, ["job node0 7"]) is None
     assert run_of_launch(here, [""]) is None
+
+
+def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
+    """Not the last.pt that an earlier run has left in a folder that is used again."""
+    folder, last = tmp_path, tmp_path / "last.pt"
+    assert own_checkpoint(folder) is None
+    last.write_bytes(b"of an earlier run")
+    _note_earlier_checkpoint(folder, is_new=True)
+    assert own_checkpoint(folder) is None
+    _note_earlier_checkpoint(folder, is_new=True)  # a restart that has not saved anything either
+    assert own_checkpoint(folder) is None
+    replacement = tmp_path / "new"
+    replacement.write_bytes(b"of this run")
+    replacement.replace(last)
+    assert own_checkpoint(folder) == last
+    _note_earlier_checkpoint(folder, is_new=False)
+    assert own_checkpoint(folder) == last
+
+
+def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
+    """``--resume epochN.pt``, whose last.pt has been moved away."""
+    note_launch(tmp_path, ["job node0 1"])
+    (tmp_path / "epoch2.pt").write_bytes(b"damaged")
+    ctx = dataclasses.replace(DistributedContext.single(), launcher="job node0 1")
+    config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
+    with ExitStack() as stack, pytest.raises(UserError, match=r"epoch2\.pt"):
+        plan_run(ctx, config, ("resume",), stack)
