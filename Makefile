@@ -34,7 +34,7 @@ help:  ## lists the targets
 # The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
 TESTS ?=
 
-test: lint  ## runs ruff and the tests; TESTS='tests/models -k nms' runs some of them
+test: lint  ## runs ruff, mypy and the tests; TESTS='tests/models -k nms' runs some of them
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
 
 test-slow: $(STAMP)  ## runs the long proofs, for releases
@@ -49,9 +49,10 @@ test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that 
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
 	tests/wheel.sh $(WHEEL_VENV)/bin
 
-lint: $(STAMP)  ## checks style and format
+lint: $(STAMP)  ## checks style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 types: $(STAMP)  ## checks types with mypy
 	$(BIN)/mypy

@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from engine.hooks.hook import Epoch, Hook, Training
 from utils.logger import get_logger, terminal_bars, terminal_columns
 from utils.program import STARTED
 from utils.strings import format_duration
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
@@ -26,7 +30,7 @@ class ProgressBar(Hook):
     puts the speed of an epoch into its row."""
 
     def __init__(self) -> None:
-        self._bar = None  # of tqdm
+        self._bar: tqdm | None = None
         self._is_shown = False
         self._is_first_step = True
         self._steps_done_at = 0.0
