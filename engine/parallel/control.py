@@ -63,9 +63,10 @@ class RunControl:
         self._validation_stopped = False
 
     @contextmanager
-    def training(self, folder: Path) -> Iterator[None]:
-        """Defers signals within the block, in which the watchdog expects steps."""
-        with self._signals.deferred(), self._watchdog.training(folder):
+    def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
+        """Defers signals within the block, in which the watchdog expects steps. ``is_writing``: whether a checkpoint is
+        being written, to whose end the watchdog waits."""
+        with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
 
     @property

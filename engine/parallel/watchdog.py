@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,8 +36,8 @@ PEER_LOST = 2  # exit code
 class Watchdog:
     """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
-    - If another process of this machine has died and no step has ended since (nor an error begun), the main thread may
-      be stuck in a collective that will never end, so this process is ended.
+    - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
+      collective that will never end, so this process is ended, once it has written its checkpoint.
     - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
     - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
     - While `training`, if there is no step or validation batch (`beat`) for some time, every rank writes the stacks of
@@ -59,6 +59,7 @@ class Watchdog:
         self._signal_at: float | None = None
         self._dead_peer: int | None = None
         self._peer_died_at = 0.0
+        self._is_writing: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> Watchdog:
         self._thread.start()
@@ -79,10 +80,11 @@ class Watchdog:
         self._beat_at = time.monotonic()
 
     @contextmanager
-    def training(self, folder: Path) -> Iterator[None]:
+    def training(self, folder: Path, is_writing: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it,
-        as processes may end one by one."""
+        as processes may end one by one. The process is not ended while ``is_writing``: a checkpoint would be lost."""
         self.beat()
+        self._is_writing = is_writing
         self._folder = folder
         self._stall_s = STALL_S
         self._stop_timeout_s = STOP_TIMEOUT_S
@@ -106,8 +108,9 @@ class Watchdog:
             now = time.monotonic()
             self._report_stall(now)
             self._follow_launcher()
-            self._end_after_signal(now)
-            self._end_after_peer(now)
+            if not self._is_writing():
+                self._end_after_signal(now)
+                self._end_after_peer(now)
 
     def _report_stall(self, now: float) -> None:
         """Writes the stacks if no step has ended for `STALL_S`, once per stall."""

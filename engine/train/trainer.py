@@ -62,7 +62,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
-        with self.control.training(self.run.folder):
+        with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_busy):
             try:
                 self._train()
             except Exception as error:

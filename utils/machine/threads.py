@@ -93,6 +93,11 @@ class BackgroundWriter:
         while self._calls and self._calls[0].done():
             self._calls.popleft().result()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is pending or being written. Any thread may ask."""
+        return not all(call.done() for call in tuple(self._calls))
+
     def wait(self) -> None:
         """Returns when nothing is pending or being written, successful or not."""
         wait(self._calls)

@@ -40,6 +40,19 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
     assert exit_code_of(program) == code
 
 
+def test_a_process_ends_after_the_write_of_its_checkpoint():
+    """The signal would end it after 0.2 s; the write takes a second."""
+    program = """
+    end = time.monotonic() + 1
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
+        with dog.training(Path("."), is_writing=lambda: time.monotonic() < end):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.9)
+            dog.stop_agreed()
+    """
+    assert exit_code_of(program) == 0
+
+
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_stop_in_a_long_step_is_one_line_that_says_how_to_continue(tmp_path, has_checkpoint):
     """Such as the first step of --compile, which takes minutes."""
