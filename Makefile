@@ -8,7 +8,7 @@ WHEEL_VENV ?= .venv-wheel
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-EXTRAS := export search convert tiff
+EXTRAS := export search convert tiff ncnn track
 UV := .venv-uv/bin/uv
 UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --group clients --no-annotate --quiet
 

@@ -17,7 +17,7 @@ from engine.commands import detect as detection
 from engine.inference.frames import Frame
 from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks
 from engine.inference.predictor import Predictor, load
-from engine.inference.settings import Pipeline
+from engine.inference.settings import ImageDetections, Pipeline
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
@@ -57,7 +57,7 @@ class KnownDetections(Pipeline):
 
     def detect(self, prepared, settings):
         tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
-        return [table.take(table.scores > settings.conf) for table in tables], [{} for _ in tables]
+        return [ImageDetections(table.take(table.scores > settings.conf), {}) for table in tables]
 
     def images_at_once(self, batch_size=0):
         return 16

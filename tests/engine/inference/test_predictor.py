@@ -23,7 +23,7 @@ import torch
 import export
 from engine.inference.frames import Frame
 from engine.inference.images import as_images
-from engine.inference.predictor import Predictor, load
+from engine.inference.predictor import Predictor, SourceFrames, load
 from engine.inference.results import Results
 from engine.inference.settings import Pipeline
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -495,3 +495,13 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
         next(predictor.stream("clip.mp4", vid_stride=0))
     with refused():
         load(weights, device="cpu", amp="bfloat16")
+
+
+def test_a_live_stream_ends_when_a_frame_of_it_has_failed():
+    """Its later frames are not used, and it would not end by itself."""
+    endless = (Frame("0", picture(), index=i, is_video=True, total=None, is_live=True) for i in itertools.count())
+    source = SourceFrames(endless)
+    read = iter(source)
+    assert next(read).index == 0
+    source.failed["0"] = "cannot be drawn"
+    assert list(read) == []
