@@ -97,19 +97,23 @@ def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
     """
     import trackers
 
-    begins = {"track_activation_threshold": threshold}
-    comes_first = {"high_conf_det_threshold": threshold}
     match name:
         case "bytetrack":
-            return trackers.ByteTrackTracker(frame_rate=frame_rate, **begins, **comes_first)
+            return trackers.ByteTrackTracker(
+                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
+            )
         case "botsort":
-            return trackers.BoTSORTTracker(frame_rate=frame_rate, **begins, **comes_first)
+            return trackers.BoTSORTTracker(
+                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
+            )
         case "cbiou":
-            return trackers.CBIoUTracker(frame_rate=frame_rate, **begins, **comes_first)
+            return trackers.CBIoUTracker(
+                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
+            )
         case "ocsort":
-            return trackers.OCSORTTracker(frame_rate=frame_rate, **comes_first)
+            return trackers.OCSORTTracker(frame_rate=frame_rate, high_conf_det_threshold=threshold)
         case "sort":
-            return trackers.SORTTracker(frame_rate=frame_rate, **begins)
+            return trackers.SORTTracker(frame_rate=frame_rate, track_activation_threshold=threshold)
     raise ValueError(f"unknown tracker {name!r}")
 
 
