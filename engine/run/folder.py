@@ -43,8 +43,8 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
     """
     folder = _make_folder(ctx, settings.config, stack) if plan.folder is None else plan.folder
     if ctx.is_main:
+        note_earlier_checkpoint(folder, is_new=plan.checkpoint is None)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
-        _note_earlier_checkpoint(folder, is_new=plan.checkpoint is None)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         continue_in_file(folder / "train.log")
         stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
@@ -137,7 +137,7 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
         write_whole(folder / LAUNCHERS, "\n".join(names))
 
 
-def _note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
+def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
     """Records the last.pt that a new run finds in its folder (``--exist-ok``): a restart must not continue it."""
     last = folder / "last.pt"
     if is_new and last.is_file():

@@ -69,6 +69,11 @@ def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -
     """Plans the run that ``--resume`` continues."""
     path = _checkpoint_to_resume(ctx, command.config)
     lock_folder(ctx, path.parent, stack)
+    return _resumed(ctx, command, path)
+
+
+def _resumed(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
+    """Returns the plan of a run that ``--resume`` continues from ``path``, whose folder is locked."""
     checkpoint = Checkpoint.read(path)
     plan = _continued(ctx, command, checkpoint)
     check_can_continue(checkpoint, plan.settings.config, command.explicit_flags)
@@ -78,12 +83,12 @@ def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -
 def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
     """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
     come."""
+    lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
     path = own_checkpoint(folder)
-    if path is None and command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
-        return _plan_resumed(ctx, command, stack)
-    lock_folder(ctx, folder, stack)
     if path is not None:
         return _continued(ctx, command, Checkpoint.read(path))
+    if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
+        return _resumed(ctx, command, _checkpoint_to_resume(ctx, command.config))
     hyp, messages = _new_hyperparameters(command.config)
     return RunPlan(
         settings=RunSettings(command.config, hyp),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunStatus
-from engine.run.folder import _note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
+from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
 from engine.run.plan import plan_run
 from engine.run.resume import (
     check_can_continue,
@@ -215,15 +215,15 @@ def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     folder, last = tmp_path, tmp_path / "last.pt"
     assert own_checkpoint(folder) is None
     last.write_bytes(b"of an earlier run")
-    _note_earlier_checkpoint(folder, is_new=True)
+    note_earlier_checkpoint(folder, is_new=True)
     assert own_checkpoint(folder) is None
-    _note_earlier_checkpoint(folder, is_new=True)  # a restart that has not saved anything either
+    note_earlier_checkpoint(folder, is_new=True)  # a restart that has not saved anything either
     assert own_checkpoint(folder) is None
     replacement = tmp_path / "new"
     replacement.write_bytes(b"of this run")
     replacement.replace(last)
     assert own_checkpoint(folder) == last
-    _note_earlier_checkpoint(folder, is_new=False)
+    note_earlier_checkpoint(folder, is_new=False)
     assert own_checkpoint(folder) == last
 
 
