@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from data.source.files import list_split
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import Hyperparameters
+from utils.errors import UserError
 
 
 @pytest.fixture
@@ -116,6 +118,26 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
 def test_mistakes_are_one_line(root, content):
     with refused():
         spec_of(root, **content)
+
+
+@pytest.mark.parametrize(
+    ("of", "cycle"),
+    [
+        ({"x": {"train": ["x.yaml"]}}, "x x"),
+        ({"x": {"train": ["y.yaml"]}, "y": {"train": ["x.yaml"]}}, "x y x"),
+        ({"x": {"train": ["y.yaml"]}, "y": {"train": "a/images/train", "val": ["x.yaml"]}}, "x y x"),
+        (
+            {"x": {"val": ["y.yaml"]}, "y": {"val": "a/images/val", "test": ["z.yaml"]}, "z": {"test": ["y.yaml"]}},
+            "y z y",
+        ),
+    ],
+)
+def test_a_cycle_of_data_sets_is_named(root, of, cycle):
+    for name, splits in of.items():
+        (root / f"{name}.yaml").write_text(yaml.safe_dump({"names": ["light", "dark"], **splits}))
+    chain = " -> ".join(f"{root / name}.yaml" for name in cycle.split())
+    with pytest.raises(UserError, match=re.escape(f"join each other in a cycle: {chain}; remove one")):
+        load_dataset_spec(root / "x.yaml")
 
 
 def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
