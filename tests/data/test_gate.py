@@ -336,6 +336,18 @@ def test_a_category_name_that_is_used_twice(root, named):
             assert load(path).ground_truth().category_ids == (10, 20)
 
 
+def test_names_of_categories_have_no_outer_spaces(root):
+    """As those of the YAML, whose spaces YAML removes: one cannot write the other."""
+    edit_json(root, lambda content: content["categories"][0].update(name=" cat\t"))
+    for names in (list(NAMES), None):
+        index = load(describe(root, "coco", names=names))
+        assert index.names == NAMES
+        assert index.report.problems == 0
+    edit_json(root, lambda content: content["categories"][0].update(name=" "))
+    with pytest.raises(UserError, match=re.escape('categories[0]: name " " is empty; give the category a name')):
+        load(describe(root, "coco"))
+
+
 REVERSED = {
     "voc": lambda rows: [(c, x2, y1, x1, y2) for c, x1, y1, x2, y2 in rows],
     "coco": lambda rows: [(c, x2, y2, x1, y1) for c, x1, y1, x2, y2 in rows],
