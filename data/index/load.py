@@ -20,7 +20,8 @@ from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABE
 from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from data.source.files import Listing, shards_of, unread_files
+from data.source.files import Listing, shards_of
+from data.source.split_images import unread_files
 from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger

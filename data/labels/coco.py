@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from data.labels.clean import TOP_LEFT, LabelRow, RawLabels, RowProblem, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelSource
+from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
 from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
@@ -306,8 +306,9 @@ def _shape(segmentation: Any) -> int:
     return shape_of((len(segmentation), len(first), *ends))
 
 
-def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
-    return LabelsPerSplit(files[0].name, images, read_coco(Path(path_of(files[0].name, root)), names))
+def _read(request: LabelRequest) -> LabelSource:
+    path = Path(path_of(request.files[0].name, request.root))
+    return LabelsPerSplit(request, read_coco(path, request.names))
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:

@@ -284,6 +284,59 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         assert index.report.problems == 0
 
 
+def in_two_lists(root: Path) -> Path:
+    """Sixteen images are for training; a row of the list names the one that is missing."""
+    for split, names in (("train", IMAGES[:16]), ("val", IMAGES[16:])):
+        (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
+    return describe(root, "coco", train="train.txt", val="val.txt")
+
+
+def in_two_folders(root: Path) -> Path:
+    (root / "images/val").mkdir()
+    for name in IMAGES[16:]:
+        (root / "images/train" / name).rename(root / "images/val" / name)
+    return describe(root, "coco", val="images/val")
+
+
+def in_named_folders(root: Path) -> Path:
+    """The JSON names images with their folders, and the missing one in that of the second split."""
+    path = in_two_folders(root)
+    position = {name: i for i, name in enumerate(IMAGES)}
+    folders = entries("images", lambda e: e.update(file_name=f"{'train' if position[e['file_name']] > 3 else 'val'}/"))
+    names = [entry["file_name"] for entry in json.loads((root / "instances.json").read_text())["images"]]
+    edit_json(root, folders)
+    edit_json(root, lambda content: [e.update(file_name=e["file_name"] + n) for e, n in zip(content["images"], names)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("divide", "train", "val"),
+    [(in_two_lists, (15, 2), (4, 0)), (in_two_folders, (15, 2), (4, 0)), (in_named_folders, (15, 0), (4, 2))],
+)
+def test_an_image_that_is_missing_from_one_split_is_not_charged_to_all(root, tmp_path, divide, train, val):
+    """One JSON has the labels of all splits, and one image does not exist."""
+    path = divide(root)
+    (root / "images/train/03.png").unlink()
+    staged = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
+    for spec in (load_dataset_spec(path), open_data(staged, DistributedContext.single())):
+        for split, (images, objects) in (("train", train), ("val", val)):
+            ledger = load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)).report.ledger
+            lost = (ledger.used_images, ledger.lost_images, ledger.lost_objects)
+            assert lost == (images, int(objects > 0), objects)
+
+
+def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
+    """Three quarters of the images are for training. Where images have lost all annotations, these are missing."""
+    path = in_two_folders(root)
+    edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in range(500, 510)))
+    assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [8, 2]
+    ids = {e["id"] for e in json.loads((root / "instances.json").read_text())["images"] if e["file_name"] > IMAGES[17]}
+    edit_json(root, annotations(lambda a, _: a.update(image_id=7 if a["image_id"] in ids else a["image_id"])))
+    assert load(path, "train").report.ledger.lost_objects == 0
+    with pytest.raises(UserError, match="14 of 18 labeled objects can't be used"):
+        load(path, "val")
+
+
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
     in_folders(root, "coco")
     write_image(root / "images/more" / IMAGES[0], HEIGHT, WIDTH)
