@@ -622,6 +622,23 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
 
 
 @EACH_FORMAT
+def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    without_area_of_dogs(root)
+    chosen = {
+        "fraction": lambda: load(path, fraction=0.3),
+        "classes": lambda: load(path, change=lambda spec: spec.use_classes(["dog"])),
+        "held out": lambda: load(path, "val", change=lambda spec: spec.hold_out(["of another data set"])),
+    }
+    with caplog.at_level(logging.INFO, "lockstep"):
+        for choose in chosen.values():
+            with pytest.raises(UserError, match="'train': 20 of 40 labeled objects can't be used"):
+                choose()
+    assert not [line for line in caplog.messages if not line.startswith("scanning")]
+
+
+@EACH_FORMAT
 def test_shards_keep_the_ledger(root, tmp_path, reader):
     spec = load_dataset_spec(describe(root, reader))
     for name in IMAGES[:4]:
