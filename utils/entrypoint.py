@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.files.folders import cache_folder
+from utils.interrupts import INTERRUPTED, raise_on_interrupt
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
@@ -60,6 +61,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     sys.unraisablehook = _not_raised
     try:
         try:
+            raise_on_interrupt()
             main(argv)
         except SystemExit:  # --help, or issues that tools.check has found
             _check_output()
@@ -80,6 +82,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except BrokenPipeError:
         sys.exit(PIPE_CLOSED)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python < 3.12 wraps one that comes while a class is made
+            sys.exit(INTERRUPTED)
         line = explanation(error) or _refusal(error)
         if line is None:
             write_result(error=f"{type(error).__name__}: {first_line(error)}")

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
+from utils.interrupts import INTERRUPTED
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
