@@ -84,11 +84,18 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python < 3.12 wraps one that comes while a class is made
             sys.exit(INTERRUPTED)
-        line = explanation(error) or _refusal(error)
+        line = line_about(error)
         if line is None:
             write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
         _fail(line)
+
+
+def line_about(error: BaseException) -> str | None:
+    """Returns the line that `run_main` prints about an error, or None if it is a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    return explanation(error) or _refusal(error)
 
 
 def _check_output() -> None:
@@ -100,7 +107,7 @@ def _check_output() -> None:
         raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 
 
-def _refusal(error: Exception) -> str | None:
+def _refusal(error: BaseException) -> str | None:
     """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
