@@ -104,6 +104,7 @@ def build_training(
     start = build_run_model(ctx, plan, data)
     model = start.model
     settings = choose_batch_size(ctx, settings, data, model)
+    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))  # with the size that was found
     warn_of_unused_settings(ctx, settings, data, model)
     loaders = build_loaders(ctx, settings, data, model)
     steps = step_plan(settings.config, len(loaders.train))

@@ -138,6 +138,14 @@ def test_a_resumed_run_stands_where_it_was_saved():
         assert all(map(torch.equal, state, state_of(resumed)))
 
 
+def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
+    monkeypatch.setattr(build, "check_batch_search", lambda *_: None)
+    monkeypatch.setattr(build, "batch_that_fits", lambda *_, **__: 4)
+    message = "--batch-size 4 with --imgsz 64 is too much here: try --batch-size 2"
+    with pytest.raises(UserError, match=message), built("--batch-size", "-1"):
+        raise MemoryError
+
+
 def fail(*_, **__):
     raise AssertionError("was called")
 
