@@ -121,12 +121,21 @@ def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
     if not config.resume:
-        checkpoints = sorted(Path(config.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-        if not checkpoints:
+        newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
+        if newest is None:
             raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
-        return broadcast_object(ctx, checkpoints[-1])
+        return newest
     path = Path(config.resume)
     return path / "last.pt" if path.is_dir() else path
+
+
+def newest_checkpoint(project: Path) -> Path | None:
+    """Returns the newest last.pt in the folders of runs in ``project``, or None."""
+    paths = set(project.glob("*/last.pt"))
+    for path in project.glob("**/last.pt"):  # a name may have folders
+        if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
+            paths.add(path)
+    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint) -> RunPlan:
