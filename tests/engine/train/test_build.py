@@ -133,7 +133,7 @@ def test_a_resumed_run_stands_where_it_was_saved():
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
+        assert not resumed.run.start.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
 
