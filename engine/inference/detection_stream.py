@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
@@ -131,7 +131,7 @@ class DetectionStream:
         except Exception:
             return batch, None
 
-    def _detect_in_batches(self) -> Iterator[Detected | FileProblem]:
+    def _detect_in_batches(self) -> Generator[Detected | FileProblem, None, None]:
         for batch, canvases in self._prepared:
             detected = iter(self._detect(frames_of(batch), canvases))
             for item in batch:

@@ -276,7 +276,7 @@ class PlacedFile(NamedTuple):
 
     path: Path
     sequence: str
-    index: int  # of an image in its sequence
+    number: int  # of an image in its sequence, from 0
 
 
 def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:
@@ -296,7 +296,7 @@ def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProbl
     content: list[Frame | FileProblem] = []
     try:
         image = read_image(path, _noting_damage(content), pixels)
-        content.append(Frame(str(path), image, file.index, sequence=file.sequence))
+        content.append(Frame(str(path), image, file.number, sequence=file.sequence))
     except UserError as error:
         content.append(FileProblem(str(path), str(error), True))
     return content
