@@ -92,7 +92,7 @@ class LabelsPerSplit:
             finding = Finding(
                 where=f"{self._name}: image {left.entry.image_id}",
                 kind=ABSENT,
-                text=f"{left.entry.file_name} {left.reason}",
+                text=f"{left.entry.file_name.strip() or 'the empty name'} {left.reason}",
                 lost_images=int(left.entry.num_labeled > 0 and owner != ROW),
                 lost_objects=left.entry.num_labeled,
             )
@@ -222,7 +222,9 @@ def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
     fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
     for i, numbers in _claims(fits, entry_at).items():
         # A file of several splits may name images of another one that has the same file names in another folder.
-        best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
+        best = numbers[0]
+        if len(numbers) > 1:
+            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
         entry_at[i] = entries[best]
     count = len(request.images)
     of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
@@ -244,18 +246,18 @@ def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
 
 
 def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the image whose key is the file name of an entry, by the entry's position. An image has
-    the first such entry."""
+    """Returns the position of the image whose key is the file name of an entry, by the entry's position. Of several
+    entries of an image, the first that has annotations is taken: without these, it would be a background."""
     key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
     by_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
-    positions: dict[int, int] = {}
-    taken: set[int] = set()
+    number_of: dict[int, int] = {}  # positions of entries by those of images
     for number, entry in enumerate(entries):
         i = by_key.get(os.path.normpath(entry.file_name))
-        if i is not None and i not in taken:
-            positions[number] = i
-            taken.add(i)
-    return positions
+        if i is None:
+            continue
+        if i not in number_of or (entry.num_labeled and not entries[number_of[i]].num_labeled):
+            number_of[i] = number
+    return {number: i for i, number in number_of.items()}
 
 
 def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:

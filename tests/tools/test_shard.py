@@ -153,6 +153,15 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
         index_of(out)
 
 
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 1000)])
+def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp_path: Path, harm: Callable):
+    out = written(source, tmp_path / "out")
+    harm(out / "train-00000.tar")
+    with pytest.raises(UserError, match=r"train-00000.tar: (not found|has 1,000 bytes, but train.shards says)"):
+        index_of(out)
+    assert len(index_of(out, "val"))
+
+
 def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Path):
     """Although another index has taken its place."""
     out, other = written(source, tmp_path / "out"), write_dataset(tmp_path / "other", size=96)
