@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.config.settings import Hyperparameters, TrainConfig, validates_after
+from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
     from engine.optim.ema import ModelEma
     from models.detector import Detector
+
+
+SPLIT_SEPARATOR = "-"  # in the fingerprint of a run's data: training images, then those of validation
+# Settings that do not change how a run trains, or whose meaning is compared elsewhere: the fingerprint of the data, the
+# values of the recipe.
+_WITHOUT_RESULT = frozenset(
+    ("resume", "eval_ranks", "tracker", "noplots", "export", "save_minutes", "save_period", "patience")
+)
+_COMPARED_BY_CONTENT = frozenset(("data", "hyp", "override"))
 
 
 @dataclass
@@ -145,6 +155,7 @@ class RunDescription:
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
+    new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: an earlier version, unknown
     origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
@@ -152,6 +163,21 @@ class RunDescription:
     def fingerprint(self) -> str:
         """Identifies the images and labels; "" if the checkpoint does not say."""
         return self.data.get("fingerprint", "")
+
+    def trains_like(self, other: RunDescription) -> bool:
+        """Whether the steps of a run that is described like this give what they gave in the run of ``other``."""
+        ignored = MAY_DIFFER | _WITHOUT_RESULT | _COMPARED_BY_CONTENT
+        other_config = asdict(other.config)
+        same_config = all(
+            value == other_config[name] for name, value in asdict(self.config).items() if name not in ignored
+        )
+        return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
+
+    def validates_like(self, other: RunDescription) -> bool:
+        """Whether the scores of both runs can be compared: those of the same images, seen at the same size."""
+        both_known = bool(self.fingerprint and other.fingerprint)
+        same_images = _val_fingerprint(self) == _val_fingerprint(other) or not both_known
+        return same_images and self.imgsz == other.imgsz
 
     def content(self) -> dict[str, Any]:
         """Returns plain data and tensors, as checkpoint files hold them."""
@@ -162,6 +188,11 @@ class RunDescription:
                 value = asdict(value)
             content[item.name] = value
         return content
+
+
+def _val_fingerprint(description: RunDescription) -> str:
+    """Returns the part of the fingerprint that is of the validation images."""
+    return description.fingerprint.rpartition(SPLIT_SEPARATOR)[2]
 
 
 @dataclass(frozen=True, kw_only=True)

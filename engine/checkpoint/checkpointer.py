@@ -22,7 +22,7 @@ from engine.checkpoint.checkpoint import (
 )
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
@@ -107,6 +107,28 @@ class Checkpointer(BackgroundWriter):
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""
         return self.folder / f"epoch{epoch}.pt"
 
+    def has_best(self, progress: Progress) -> bool:
+        """Whether best.pt is of the best epoch that ``progress`` knows."""
+        return _is_of_best_epoch(self.best, progress)
+
+    def restore_best(self, progress: Progress) -> bool:
+        """Writes best.pt from the epochN.pt of the best epoch. Returns False if there is none."""
+        periodic = self.periodic(progress.best_epoch)
+        if not _is_of_best_epoch(periodic, progress):
+            return False
+        self.submit({self.best: weights_part(read_checkpoint(periodic))})
+        return True
+
+    def set_best_aside(self) -> Path | None:
+        """Renames best.pt to bestN.pt, N being its epoch, so that the run does not overwrite it. Returns the new path,
+        or None if there is no best.pt."""
+        stored = _stored_progress(self.best)
+        if stored is None:
+            return None
+        path = self.folder / f"best{stored['epoch']}.pt"
+        self.best.replace(path)
+        return path
+
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
         if not all(bool(torch.isfinite(tensor).all()) for tensor in averages):
@@ -124,3 +146,21 @@ class Checkpointer(BackgroundWriter):
             else:
                 advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
+
+
+def _stored_progress(path: Path) -> dict[str, Any] | None:
+    """Returns the progress that a checkpoint file stores; None if there is no such file, or if it is damaged."""
+    try:
+        progress = read_checkpoint(path).get("progress") if path.is_file() else None
+    except UserError:
+        return None
+    return progress if isinstance(progress, dict) and isinstance(progress.get("epoch"), int) else None
+
+
+def _is_of_best_epoch(path: Path, progress: Progress) -> bool:
+    """Whether the file was saved after the best epoch that ``progress`` knows, by a run with the same one."""
+    stored = _stored_progress(path)
+    if stored is None:
+        return False
+    is_best = stored["epoch"] == stored.get("best_epoch") == progress.best_epoch
+    return is_best and stored.get("best_fitness") == progress.best_fitness

@@ -52,7 +52,7 @@ class Training(Protocol):
     checkpointer: Checkpointer
     hooks: Hooks
     epochs: int  # of the whole run
-    plan: StepPlan
+    steps: StepPlan
     schedule: Schedule
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of

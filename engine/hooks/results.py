@@ -17,6 +17,7 @@ from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.run.run import ContinuedRun
 from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
@@ -227,20 +228,22 @@ class TensorBoard(Hook):
     """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
     warning says so, and the run goes on.
 
-    A resumed run writes new event files next to the earlier ones. Repeated steps have the same results, so nothing is
-    purged.
+    Each start writes new event files next to the earlier ones, and hides those of their epochs that it repeats.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._writer: SummaryWriter | None = None
+
+    def start(self, trainer: Training) -> None:
+        is_continued = isinstance(trainer.run.start, ContinuedRun)
+        first_step = trainer.progress.epoch + 1 if is_continued else 0
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
         except (ImportError, OSError) as error:
             self._turn_off(error)
-
-    def start(self, trainer: Training) -> None:
         settings = trainer.run.settings.by_name()
         lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
-from engine.checkpoint.checkpoint import Progress, RunDescription
+from engine.checkpoint.checkpoint import SPLIT_SEPARATOR, Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
@@ -29,20 +30,20 @@ from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.results import ClassScores, ClassWeights, EpochResults, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.trackers import open_services
-from engine.optim.build import RULES, SHORT_RUN
-from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
+from engine.optim.build import RULES, SHORT_RUN, LoadedParameters
+from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.resume import check_classes, restore_run
+from engine.run.resume import check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
 from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
 from engine.train.starting_model import StartingModel, build_starting_model, rebuild_model
-from engine.train.step import TrainStep, build_step, check_step_settings
+from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
 from engine.train.teacher import TeacherFile, open_teacher
 from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
@@ -114,17 +115,8 @@ def build_training(
 
     criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
     warn_of_short_run(ctx, settings.config, steps)
-    images = loaders.train.global_images(0)
-    step = build_step(
-        ctx,
-        settings,
-        model,
-        criterion,
-        pretrained=start.pretrained,
-        plan=steps,
-        images=images,
-        has_regions=may_have_regions(loaders.train),
-    )
+    loaded = loaded_parameters(plan, settings, start, steps)
+    step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
     log_steps(plan, settings, step, steps)
     fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
@@ -135,8 +127,9 @@ def build_training(
         )
 
     run = claim_folder(ctx, plan, settings, stack)  # the first thing that is written
-    description = describe_run(run, data, start, optimizer_name=step.optimizer.name, fingerprint=fingerprint)
+    description = describe_run(run, data, start, step=step, fingerprint=fingerprint, loaded=loaded)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
+    keep_best_epoch(ctx, run, checkpointer, progress)
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
@@ -144,7 +137,7 @@ def build_training(
         run=run,
         step=step,
         loader=loaders.train,
-        plan=steps,
+        steps=steps,
         progress=progress,
         control=RunControl(ctx, watchdog),
         checkpointer=checkpointer,
@@ -338,9 +331,23 @@ def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepP
         warn_of_few_steps(steps, from_weights=bool(config.weights))
 
 
-def may_have_regions(train: InfiniteDataLoader) -> bool:
-    """Whether training batches may have regions to ignore: crowds, and objects that the borders of moving tiles cut."""
-    return bool(train.index.crowd.any()) or train.samples.tiles is not None
+def loaded_parameters(plan: RunPlan, settings: RunSettings, start: StartingModel, steps: StepPlan) -> LoadedParameters:
+    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
+    the run began."""
+    hyp = settings.hyp
+    if hyp.lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
+    if isinstance(plan.start, ContinuedRun):
+        new_lr_mult = stored_new_lr_mult(plan.start.checkpoint)
+    else:
+        new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
+    return LoadedParameters(new_rows=start.pretrained, lr_mult=hyp.lr_mult, new_lr_mult=new_lr_mult)
+
+
+def full_batch(train: InfiniteDataLoader) -> FullBatch:
+    """Describes whole training batches. Regions to ignore are crowds, and objects that borders of moving tiles cut."""
+    has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
+    return FullBatch(train.global_images(0), has_regions)
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
@@ -353,7 +360,7 @@ def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
         "%s (%s of %d), each of %s of %s at %d px, in %s",
         counted(steps.total, "step"),
         counted(config.epochs, "epoch"),
-        steps.steps,
+        steps.per_epoch,
         counted(steps.accumulate, "batch"),
         counted(config.batch_size, "image"),
         config.imgsz,
@@ -396,18 +403,24 @@ def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
     """Returns what identifies the data of a run, on all ranks that of rank 0: fingerprints depend on modification
     times, and machines with copies of their own have others."""
     indexes = (loaders.train.samples.index, loaders.val.samples.index)
-    return broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
+    return broadcast_object(ctx, SPLIT_SEPARATOR.join(index.fingerprint_as_used() for index in indexes))
 
 
 def describe_run(
-    run: TrainingRun, data: RunData, start: StartingModel, *, optimizer_name: str, fingerprint: str
+    run: TrainingRun,
+    data: RunData,
+    start: StartingModel,
+    *,
+    step: TrainStep,
+    loaded: LoadedParameters,
+    fingerprint: str,
 ) -> RunDescription:
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
     model = start.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     location = describe_location(spec.source, root, run.folder)
-    config = replace(run.config, optimizer=optimizer_name)  # a longer run must not choose another when it resumes
+    config = replace(run.config, optimizer=step.optimizer.name)  # a longer run must not choose another when it resumes
     if config.data != "demo":
         config = replace(config, data=location["source"])  # valid from any working folder
     return RunDescription(
@@ -421,6 +434,7 @@ def describe_run(
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in start.pretrained.items()},
+        new_lr_mult=loaded.new_lr_mult,
         origin=start.origin,
         teacher=data.teacher.stored if data.teacher else {},
     )

@@ -32,7 +32,7 @@ class Trainer:
         run: TrainingRun,
         step: TrainStep,
         loader: InfiniteDataLoader,
-        plan: StepPlan,
+        steps: StepPlan,
         progress: Progress,
         control: RunControl,
         checkpointer: Checkpointer,
@@ -52,13 +52,13 @@ class Trainer:
         self._is_over = False  # this process takes no more steps
         earlier_s = run.start.checkpoint.run.seconds if isinstance(run.start, ContinuedRun) else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
-        self._follow_plan(plan)
+        self._set_steps(steps)
 
-    def _follow_plan(self, plan: StepPlan) -> None:
-        """Trains by ``plan`` from now on."""
-        self.plan = plan  # how the loader's batches become steps
-        self.epochs = plan.epochs
-        self.schedule = build_schedule(self.run.hyp, plan, cosine=self.run.config.cos_lr)
+    def _set_steps(self, steps: StepPlan) -> None:
+        """Takes the batches of the loader in ``steps`` from now on."""
+        self.steps = steps
+        self.epochs = steps.epochs
+        self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
@@ -103,7 +103,7 @@ class Trainer:
         progress = self.progress
         first = progress.batch
         per_epoch = len(self.loader)
-        micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
+        micro_batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
@@ -122,7 +122,7 @@ class Trainer:
         left = len(self.loader) - self.progress.batch
         if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
             left = len(self.loader)
-        return min(self.plan.accumulate, left)
+        return min(self.steps.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
@@ -193,6 +193,6 @@ class Trainer:
 
     def set_epochs(self, epochs: int) -> None:
         """Changes the number of epochs of the whole run."""
-        self._follow_plan(replace(self.plan, epochs=epochs))
+        self._set_steps(replace(self.steps, epochs=epochs))
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)

@@ -111,7 +111,7 @@ def trainer_of(run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Ho
         run=run,
         step=step,
         loader=loader,
-        plan=step_plan(run.config, len(loader)),
+        steps=step_plan(run.config, len(loader)),
         progress=progress,
         control=RunControl(step.ctx, Watchdog(StopSignals())),
         checkpointer=Saves(),
