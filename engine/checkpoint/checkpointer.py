@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.checkpoint.checkpoint import (
     Checkpoint,
+    PendingEpoch,
     Progress,
     RunDescription,
     RunStatus,
@@ -68,6 +69,7 @@ class Checkpointer(BackgroundWriter):
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
         hooks: dict[str, dict[str, Any]] | None = None,
+        pending: PendingEpoch | None = None,
     ) -> None:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`)."""
@@ -92,6 +94,7 @@ class Checkpointer(BackgroundWriter):
             metrics=metrics or {},
             rank_buffers=buffers,
             hooks=hooks or {},
+            pending=pending,
         )
         content = copied(checkpoint.content())
         files: dict[Path, dict[str, Any]] = {}
@@ -102,6 +105,33 @@ class Checkpointer(BackgroundWriter):
             files[self.periodic(progress.epoch)] = content
         files[self.last] = content
         self.submit(files)
+
+    def save_scored(
+        self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
+    ) -> None:
+        """Writes best.pt, and epochN.pt once more, if they are due after an epoch that was saved before it had scores.
+
+        Args:
+            pending: the epoch as it was saved.
+            progress: of the run, with the result of the epoch.
+        """
+        if not self.ctx.is_main:
+            return
+        scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
+        if is_best:
+            content = self.description.content() | {"ema": pending.ema} | scores
+            self.submit({self.best: weights_part(content)})
+        epoch = pending.progress.epoch
+        if self.period > 0 and epoch % self.period == 0:
+            self.finish()  # so that the file is there
+            self._add_scores(self.periodic(epoch), scores)
+
+    def _add_scores(self, path: Path, scores: dict[str, Any]) -> None:
+        """Writes a periodic checkpoint again, unless the user has removed it."""
+        if path.is_file():
+            content = read_checkpoint(path)
+            content.pop("pending", None)
+            self.submit({path: content | scores})
 
     def periodic(self, epoch: int) -> Path:
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""

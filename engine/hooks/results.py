@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import PendingEpoch, Progress
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
@@ -44,9 +45,21 @@ class Validation(Hook):
         return validates_after(epoch, epochs, self._val_every)
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
-        if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
+        if epoch.pending is not None or not self.is_due(epoch.number, trainer.epochs):
             return None
         return self.run(trainer, trainer.step.ema.module, epoch)
+
+    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
+        """Validates the weights of then, if no other process has."""
+        if broadcast_object(trainer.ctx, epoch.result is not None):
+            return None
+        model = copy.deepcopy(trainer.step.ema.module)
+        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
+        criterion = trainer.step.criterion
+        criterion.set_closing(pending.is_closing)
+        action = self.run(trainer, model, epoch)
+        criterion.set_closing(trainer.is_closing)
+        return action
 
     def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""

@@ -39,10 +39,10 @@ from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
 from engine.run.resume import check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
 from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
+from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
-from engine.train.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
 from engine.train.teacher import TeacherFile, open_teacher
 from engine.train.trainer import Trainer
@@ -97,7 +97,7 @@ def build_training(
     stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, settings)
-    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
+    optional_hooks = build_optional_hooks(ctx, settings.config)  # they may refuse settings, too
     prepare_process(ctx, settings, plan.startup_messages)
 
     data = open_run_data(ctx, plan)
@@ -168,17 +168,14 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_loader_settings(ctx, config, settings.hyp)
 
 
-def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
+def build_optional_hooks(ctx: DistributedContext, config: TrainConfig) -> list[Hook]:
     """Builds the hooks that a setting turns on.
 
     Raises UserError for settings that rule each other out, and for packages that are not installed.
     """
-    config = plan.settings.config
     hooks: list[Hook] = []
-    checkpoint = plan.start.checkpoint if isinstance(plan.start, ContinuedRun) else None
-    has_pending_epoch = checkpoint is not None and RemoteValidation.state_key in checkpoint.hooks
-    if ctx.eval_ranks or has_pending_epoch:
-        hooks.append(RemoteValidation(ctx, config, checkpoint))
+    if ctx.eval_ranks:
+        hooks.append(RemoteValidation(ctx, config))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:

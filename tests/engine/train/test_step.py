@@ -14,7 +14,7 @@ import torch
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
-from engine.train.starting_model import freeze_layers
+from engine.run.starting_model import freeze_layers
 from engine.train.step import FullBatch, build_step, check_step_settings
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
