@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from utils.errors import INTERRUPTED, REQUEUE, Stopped
+from utils.errors import REQUEUE, Stopped
+from utils.interrupts import INTERRUPTED
 
 IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
 
