@@ -11,7 +11,7 @@ from typing import Any
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import epochs_in_time, new_layers_lr_mult, step_plan
-from engine.run.run import ContinuedRun, TrainingRun
+from engine.run.run import ContinuedRun, RunStart, TrainingRun
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -173,21 +173,20 @@ def stored_new_lr_mult(checkpoint: Checkpoint) -> float:
 
 def restore_run(
     ctx: DistributedContext,
-    checkpoint: Checkpoint,
+    start: RunStart,
     state: TrainState,
     config: TrainConfig,
-    *,
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
-    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Frees the
-    checkpoint's copies, and returns where the run continues.
-
-    Raises UserError when the state does not fit the run.
-    """
+    """Returns where a run begins. If it continues, puts the state of its checkpoint in place, and frees that: weights,
+    averaged weights, optimizer and loss scale. Raises UserError when the state does not fit the run."""
+    if not isinstance(start, ContinuedRun):
+        return Progress()
+    checkpoint = start.checkpoint
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, epoch_batches=epoch_batches, fingerprint=fingerprint)
+    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:
