@@ -93,7 +93,7 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
         val = trainer.hooks.get(Validation)
         assert sorted(i for batch in val.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
-        assert (trainer.plan.accumulate, trainer.plan.steps, trainer.plan.total) == (2, 2, 6)
+        assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
         assert trainer.progress.updates == trainer.progress.epoch == 0
         assert trainer.step.model.names == ("light", "dark")
@@ -133,9 +133,17 @@ def test_a_resumed_run_stands_where_it_was_saved():
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
+        assert not resumed.run.start.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
+
+
+def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
+    monkeypatch.setattr(build, "check_batch_search", lambda *_: None)
+    monkeypatch.setattr(build, "batch_that_fits", lambda *_, **__: 4)
+    message = "--batch-size 4 with --imgsz 64 is too much here: try --batch-size 2"
+    with pytest.raises(UserError, match=message), built("--batch-size", "-1"):
+        raise MemoryError
 
 
 def fail(*_, **__):
