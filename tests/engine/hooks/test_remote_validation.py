@@ -208,9 +208,15 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
 
 
 @pytest.mark.parametrize(
-    "change", [{"row": {"time": "x"}}, {"is_closing": 1}, {"ema": None}, {"progress": {"epoch": -1}}]
+    ("change", "message"),
+    [
+        ({"row": {"time": "x"}}, "row: time: must be a number, got 'x'"),
+        ({"is_closing": 1}, "is_closing: must be true or false, got 1"),
+        ({"ema": None}, "ema: must be 'key: value' lines, got None"),
+        ({"progress": {"epoch": -1}}, "progress: epoch: must be at least 0, got -1"),
+    ],
 )
-def test_an_impossible_pending_epoch_is_refused(change):
+def test_an_impossible_pending_epoch_is_refused(change, message):
     good = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
 
     def read(**hooks: dict) -> int | None:
@@ -218,5 +224,5 @@ def test_an_impossible_pending_epoch_is_refused(change):
         return pending and pending.epoch.number
 
     assert [read(), read(remote_validation=good)] == [None, 3]
-    with refused():
+    with refused(f"last.pt: damaged checkpoint: hooks: {message}"):
         read(remote_validation=good | change)
