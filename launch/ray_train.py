@@ -23,14 +23,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 from tools.child import start  # noqa: E402 (imports need ROOT)
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
+from utils.errors import REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
+from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.program import start_of  # noqa: E402
 

@@ -8,6 +8,11 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import io
 import json
 import os

@@ -17,10 +17,11 @@ from tools.child import start
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig, folder_of
 from utils.config.settings import TrainConfig
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.errors import REQUEUE, Stopped, UserError
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
+from utils.interrupts import INTERRUPTED
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals

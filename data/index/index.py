@@ -25,7 +25,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 7  # increase it when the arrays or their meaning change
+CACHE_VERSION = 8  # increase it when the arrays or their meaning change
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "boxes_xywh_px": (np.float64, (4,)),

@@ -34,7 +34,7 @@ from data.labels.clean import (
 )
 from data.labels.findings import Finding
 from data.labels.image_names import loose
-from data.labels.label_format import LabelSource
+from data.labels.label_format import LabelRequest, LabelSource
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
@@ -78,7 +78,8 @@ def scan_split(
     """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
     latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
-    source = listing.label_format.read([*listing.images, *listing.others], listing.labels, spec.root, names)
+    request = LabelRequest(listing.images, listing.labels, spec.root, names, listing.others)
+    source = listing.label_format.read(request)
     images = _read_images(spec, split, source, settings, decode_all=decode_all)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])

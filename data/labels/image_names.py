@@ -46,6 +46,9 @@ class ImageNames:
         self._names = names
         self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def find(self, name: str) -> list[int]:
         """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
 

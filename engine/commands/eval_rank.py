@@ -20,7 +20,7 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
 from engine.eval_ranks.evaluators import POLL_S, common_facts
 from engine.eval_ranks.messages import post_message, read_message
@@ -135,8 +135,7 @@ class _Scorer:
 
 
 def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: dict[str, Any]) -> DatasetSpec:
-    source = DataSource.of_training(config, known_root=setup["data_root"], stored_in=setup["stored_in"])
-    spec = open_data(source, ctx)
+    spec = open_data(replace(setup["source"], stage=config.stage, cache_dir=config.cache_dir), ctx)
     if setup["val_images"]:
         spec = spec.hold_out(setup["val_images"])
     return spec

@@ -136,7 +136,7 @@ class Hook:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in
-        ``run.checkpoint.hooks``."""
+        ``run.start.checkpoint.hooks``."""
         return {}
 
 

@@ -19,6 +19,7 @@ from engine.checkpoint.checkpointer import copied
 from engine.eval_ranks.evaluators import Evaluators, common_facts
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.hooks.results import Validation
+from engine.run.run import training_source
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
@@ -175,8 +176,7 @@ class RemoteValidation(Hook):
             "ema": copied(trainer.step.ema.module.state_dict()),
             "config": run.config,
             "hyp": run.hyp,
-            "data_root": run.data_root,
-            "stored_in": str(run.checkpoint.path) if run.checkpoint and run.data_root else "",
+            "source": training_source(run.config, run.start),
             "class_weights": None if weights is None else weights.cpu(),
             "device": self._ctx.device.type,
             "threads": torch.get_num_threads(),

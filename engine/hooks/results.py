@@ -169,8 +169,13 @@ class ClassScores(Hook):
         shown = self._best or self._newest
         if shown is None or shown.result is None or not shown.result.class_targets.any():
             return
-        file = "best.pt" if shown is self._best else "last.pt"
-        log.info("%s, after epoch %d:", file, shown.number)
+        if shown.number == trainer.progress.best_epoch:
+            model = "best.pt"
+        elif shown.number == trainer.progress.epoch:
+            model = "last.pt"
+        else:
+            model = "newest validation"
+        log.info("%s, after epoch %d:", model, shown.number)
         for line in format_table(result_rows(shown.result, self._truth, self._names)):
             log.info("%s", line)
 

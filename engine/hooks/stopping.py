@@ -10,6 +10,7 @@ from data.image_io.decode import have_single_colors
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
+from engine.run.run import ContinuedRun
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
@@ -34,10 +35,11 @@ class Checkpoints(Hook):
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
-        checkpoint = trainer.run.checkpoint
-        if checkpoint is None or checkpoint.path.resolve() == trainer.checkpointer.last.resolve():
+        start = trainer.run.start
+        if not isinstance(start, ContinuedRun):
             return None
-        return Action.SAVE
+        is_last = start.checkpoint.path.resolve() == trainer.checkpointer.last.resolve()
+        return None if is_last else Action.SAVE
 
     def after_step(self, trainer: Training) -> None:
         """Raises UserError if an earlier write has failed."""

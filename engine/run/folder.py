@@ -13,7 +13,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -41,9 +41,11 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    folder = _make_folder(ctx, settings.config, stack) if plan.folder is None else plan.folder
+    start = plan.start
+    folder = _make_folder(ctx, settings.config, stack) if isinstance(start, NewRun) else start.folder
     if ctx.is_main:
-        note_earlier_checkpoint(folder, is_new=plan.checkpoint is None)  # before a restart can find the folder
+        is_new = not isinstance(start, ContinuedRun)
+        note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         continue_in_file(folder / "train.log")
@@ -51,7 +53,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
         write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint, data_root=plan.data_root)
+    return TrainingRun(folder=folder, settings=settings, start=start)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:

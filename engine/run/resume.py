@@ -19,7 +19,7 @@ from utils.program import resume_flag
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
-_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks")
+_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks", "device")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
@@ -99,8 +99,13 @@ def resumed_config(
     """
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
+    ignored = set(changes)
+    if "time" in explicit_flags and current.time and current.time == stored.time:
+        # The run has this limit already, which decides about the number of epochs since its first one: torchrun
+        # restarts with the flags of then.
+        ignored.add("epochs")
     messages = []
-    for name in sorted(set(explicit_flags) - changes.keys()):
+    for name in sorted(set(explicit_flags) - ignored):
         old = getattr(stored, name)
         new = getattr(current, name)
         if _means_the_same(name, old, new):
@@ -183,28 +188,27 @@ def resumed_position(
 ) -> tuple[Progress, list[str]]:
     """Returns the position at which a run continues, and a message for each reason why it is not the checkpoint's.
 
-    Another global batch keeps the position among the epoch's images, rounded down to a step, or after its last step;
-    another number of images begins the epoch anew. The schedule is a function of the step among all steps, so steps are
-    counted again.
+    Other batches or steps keep the position among the epoch's images, rounded down to a step, or after its last step;
+    the losses of the epoch are summed from there on. Another number of images begins the epoch anew. The schedule is a
+    function of the step among all steps, so steps are counted again.
     """
     plan = step_plan(config, epoch_batches)
     stored = checkpoint.progress
     stored_epoch_batches = checkpoint.run.epoch_batches
     stored_batch_size = checkpoint.config.batch_size
     is_same_data = checkpoint.fingerprint == fingerprint
-    is_same_cut = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
+    has_same_batches = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
+    has_same_steps = plan.accumulate == step_plan(checkpoint.config, stored_epoch_batches).accumulate
+    keeps_position = is_same_data or has_same_batches
     position = dataclasses.replace(stored)
     messages = []
     if not is_same_data:
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if is_same_cut:
-        if position.batch < epoch_batches:  # --nominal-batch may have changed
-            position.batch -= position.batch % plan.accumulate
-    elif is_same_data and stored.has_trained(stored_epoch_batches):
+    if keeps_position and stored.has_trained(stored_epoch_batches):
         position.batch = epoch_batches
-    elif stored.batch:
+    elif stored.batch and not (has_same_batches and has_same_steps):
         position.begin_epoch()
-        if is_same_data:
+        if keeps_position:
             batches = min(stored.batch * stored_batch_size // config.batch_size, epoch_batches)
             position.batch = batches - batches % plan.accumulate
         messages.append(f"resume: {_described_start(position, epoch_batches)}")

@@ -13,7 +13,7 @@ from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
@@ -37,7 +37,7 @@ from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
 from engine.run.resume import check_classes, restore_run
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
@@ -94,8 +94,7 @@ def build_training(
     plan = plan_run(ctx, config, explicit_flags, stack)
     settings = plan.settings
     stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
-    stored_progress = asdict(plan.checkpoint.progress) if plan.checkpoint is not None else None
-    check_same_run(ctx, settings.config, settings.hyp, stored_progress)
+    check_same_plan(ctx, plan)
     check_settings(ctx, settings)
     optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
     prepare_process(ctx, settings, plan.startup_messages)
@@ -104,10 +103,11 @@ def build_training(
     start = build_run_model(ctx, plan, data)
     model = start.model
     settings = choose_batch_size(ctx, settings, data, model)
+    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))  # with the size that was found
     warn_of_unused_settings(ctx, settings, data, model)
     loaders = build_loaders(ctx, settings, data, model)
     steps = step_plan(settings.config, len(loaders.train))
-    if plan.checkpoint is None:
+    if not isinstance(plan.start, ContinuedRun):
         fit_anchors(settings, model, loaders.train.index)
     settings = choose_rate_of_loaded_weights(ctx, settings, loaders, model, steps)
     try_export(ctx, settings.config, model)
@@ -128,9 +128,10 @@ def build_training(
     log_steps(plan, settings, step, steps)
     fingerprint = data_fingerprint(ctx, loaders)
     progress = Progress()
-    if plan.checkpoint is not None:
+    if isinstance(plan.start, ContinuedRun):
+        checkpoint = plan.start.checkpoint
         progress = restore_run(
-            ctx, plan.checkpoint, step, settings.config, epoch_batches=len(loaders.train), fingerprint=fingerprint
+            ctx, checkpoint, step, settings.config, epoch_batches=len(loaders.train), fingerprint=fingerprint
         )
 
     run = claim_folder(ctx, plan, settings, stack)  # the first thing that is written
@@ -156,6 +157,12 @@ def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
     return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
 
 
+def check_same_plan(ctx: DistributedContext, plan: RunPlan) -> None:
+    """Raises UserError when the processes do not have the same settings, or not the same position of a checkpoint."""
+    progress = asdict(plan.start.checkpoint.progress) if isinstance(plan.start, ContinuedRun) else None
+    check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
+
+
 def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
     scanning images."""
@@ -175,9 +182,10 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     """
     config = plan.settings.config
     hooks: list[Hook] = []
-    has_pending_epoch = plan.checkpoint is not None and RemoteValidation.state_key in plan.checkpoint.hooks
+    checkpoint = plan.start.checkpoint if isinstance(plan.start, ContinuedRun) else None
+    has_pending_epoch = checkpoint is not None and RemoteValidation.state_key in checkpoint.hooks
     if ctx.eval_ranks or has_pending_epoch:
-        hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
+        hooks.append(RemoteValidation(ctx, config, checkpoint))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
@@ -194,10 +202,9 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
     config = plan.settings.config
-    checkpoint = plan.checkpoint
+    checkpoint = plan.start.checkpoint if isinstance(plan.start, ContinuedRun) else None
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
-    stored_in = str(checkpoint.path) if checkpoint and plan.data_root else ""
-    spec = open_data(DataSource.of_training(config, known_root=plan.data_root, stored_in=stored_in), ctx)
+    spec = open_data(training_source(config, plan.start), ctx)
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
@@ -212,14 +219,14 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
     other settings rule out."""
     config = plan.settings.config
     spec = data.spec
-    checkpoint = plan.checkpoint
     names = class_names(spec, config.single_cls)
     channels = spec.pixels.channels
-    if checkpoint is None:
+    if not isinstance(plan.start, ContinuedRun):
         start = build_starting_model(ctx, config, names, channels)
         state = start.model.state_dict()
         loaded = [state[name] for name in start.pretrained]
     else:
+        checkpoint = plan.start.checkpoint
         check_classes(checkpoint, names, spec.source)
         check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
         with errors_of(checkpoint.path):
@@ -360,7 +367,8 @@ def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
+    start = plan.start
+    if isinstance(start, ContinuedRun) and start.checkpoint.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 

@@ -16,7 +16,7 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import TrainingRun
+from engine.run.run import ContinuedRun, TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.errors import UserError
@@ -50,7 +50,7 @@ class Trainer:
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._is_over = False  # this process takes no more steps
-        earlier_s = run.checkpoint.run.seconds if run.checkpoint else 0.0
+        earlier_s = run.start.checkpoint.run.seconds if isinstance(run.start, ContinuedRun) else 0.0
         self._started = time.monotonic() - earlier_s  # as if there had been no interruption
         self._follow_plan(plan)
 

@@ -284,6 +284,59 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         assert index.report.problems == 0
 
 
+def in_two_lists(root: Path) -> Path:
+    """Sixteen images are for training; a row of the list names the one that is missing."""
+    for split, names in (("train", IMAGES[:16]), ("val", IMAGES[16:])):
+        (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
+    return describe(root, "coco", train="train.txt", val="val.txt")
+
+
+def in_two_folders(root: Path) -> Path:
+    (root / "images/val").mkdir()
+    for name in IMAGES[16:]:
+        (root / "images/train" / name).rename(root / "images/val" / name)
+    return describe(root, "coco", val="images/val")
+
+
+def in_named_folders(root: Path) -> Path:
+    """The JSON names images with their folders, and the missing one in that of the second split."""
+    path = in_two_folders(root)
+    position = {name: i for i, name in enumerate(IMAGES)}
+    folders = entries("images", lambda e: e.update(file_name=f"{'train' if position[e['file_name']] > 3 else 'val'}/"))
+    names = [entry["file_name"] for entry in json.loads((root / "instances.json").read_text())["images"]]
+    edit_json(root, folders)
+    edit_json(root, lambda content: [e.update(file_name=e["file_name"] + n) for e, n in zip(content["images"], names)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("divide", "train", "val"),
+    [(in_two_lists, (15, 2), (4, 0)), (in_two_folders, (15, 2), (4, 0)), (in_named_folders, (15, 0), (4, 2))],
+)
+def test_an_image_that_is_missing_from_one_split_is_not_charged_to_all(root, tmp_path, divide, train, val):
+    """One JSON has the labels of all splits, and one image does not exist."""
+    path = divide(root)
+    (root / "images/train/03.png").unlink()
+    staged = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
+    for spec in (load_dataset_spec(path), open_data(staged, DistributedContext.single())):
+        for split, (images, objects) in (("train", train), ("val", val)):
+            ledger = load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)).report.ledger
+            lost = (ledger.used_images, ledger.lost_images, ledger.lost_objects)
+            assert lost == (images, int(objects > 0), objects)
+
+
+def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
+    """Three quarters of the images are for training. Where images have lost all annotations, these are missing."""
+    path = in_two_folders(root)
+    edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in range(500, 510)))
+    assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [8, 2]
+    ids = {e["id"] for e in json.loads((root / "instances.json").read_text())["images"] if e["file_name"] > IMAGES[17]}
+    edit_json(root, annotations(lambda a, _: a.update(image_id=7 if a["image_id"] in ids else a["image_id"])))
+    assert load(path, "train").report.ledger.lost_objects == 0
+    with pytest.raises(UserError, match="14 of 18 labeled objects can't be used"):
+        load(path, "val")
+
+
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
     in_folders(root, "coco")
     write_image(root / "images/more" / IMAGES[0], HEIGHT, WIDTH)
@@ -334,6 +387,18 @@ def test_a_category_name_that_is_used_twice(root, named):
         (root / "instances.json").write_text(json.dumps(content))
         if named:
             assert load(path).ground_truth().category_ids == (10, 20)
+
+
+def test_names_of_categories_have_no_outer_spaces(root):
+    """As those of the YAML, whose spaces YAML removes: one cannot write the other."""
+    edit_json(root, lambda content: content["categories"][0].update(name=" cat\t"))
+    for names in (list(NAMES), None):
+        index = load(describe(root, "coco", names=names))
+        assert index.names == NAMES
+        assert index.report.problems == 0
+    edit_json(root, lambda content: content["categories"][0].update(name=" "))
+    with pytest.raises(UserError, match=re.escape('categories[0]: name " " is empty; give the category a name')):
+        load(describe(root, "coco"))
 
 
 REVERSED = {
@@ -554,6 +619,23 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
         load(both)
     ledger = load(both, max_bad=0.6).report.ledger
     assert (ledger.used_images, ledger.used_objects, ledger.lost_objects) == (220, 220, 20)
+
+
+@EACH_FORMAT
+def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    without_area_of_dogs(root)
+    chosen = {
+        "fraction": lambda: load(path, fraction=0.3),
+        "classes": lambda: load(path, change=lambda spec: spec.use_classes(["dog"])),
+        "held out": lambda: load(path, "val", change=lambda spec: spec.hold_out(["of another data set"])),
+    }
+    with caplog.at_level(logging.INFO, "lockstep"):
+        for choose in chosen.values():
+            with pytest.raises(UserError, match="'train': 20 of 40 labeled objects can't be used"):
+                choose()
+    assert not [line for line in caplog.messages if not line.startswith("scanning")]
 
 
 @EACH_FORMAT

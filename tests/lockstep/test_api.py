@@ -80,6 +80,7 @@ def stop(*_):
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 write_result(folder=".")
+time.sleep(0.5)  # until the parent passes interrupts on
 os.kill(os.getppid(), signal.SIGINT)
 time.sleep(20)
 """)

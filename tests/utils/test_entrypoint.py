@@ -22,12 +22,20 @@ from utils.files.folders import increment_path
 ROOT = Path(__file__).parents[2]
 
 
+def wrapped_interrupt() -> RuntimeError:
+    """Returns what Python before 3.12 raises for a Ctrl-C that comes while it makes a class."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance 'weights' in 'DetectConfig'")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
         (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
         (PeerFailure("rank 0 failed"), 2, ""),
         (KeyboardInterrupt(), 130, ""),
+        (wrapped_interrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk or /dev/shm is full;"),
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),

@@ -8,6 +8,11 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import json
 import os
 import shlex

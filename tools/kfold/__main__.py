@@ -9,6 +9,11 @@ fold gets its share of every class. The same command continues after an interrup
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -21,6 +21,7 @@ from torch import nn
 from utils.distributed.launch import read_launch
 from utils.distributed.rendezvous import join
 from utils.distributed.store_barrier import StoreBarrier
+from utils.entrypoint import line_about
 from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.devices import make_current, parse_devices
 from utils.machine.processes import has_died
@@ -215,6 +216,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     | what this process raises | if it is the first of the run | else |
     | --- | --- | --- |
     | UserError | UserError | PeerFailure |
+    | a limit of the machine, as `run_main` explains it | the same | PeerFailure |
     | a bug | the bug | the bug |
     | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
     | PeerFailure | PeerFailure | PeerFailure |
@@ -232,8 +234,9 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
                 raise UserError(message) from None
             raise PeerFailure("another process of this run has ended") from None
         is_first = _is_reporter(ctx.store)  # a bug, too: its traceback is the report
-        if isinstance(error, UserError) and not is_first:
-            raise PeerFailure(str(error)) from None
+        line = line_about(error)
+        if line is not None and not is_first:
+            raise PeerFailure(line) from None
         raise
 
 

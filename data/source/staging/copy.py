@@ -27,7 +27,7 @@ import yaml
 
 from data.image_io.decode import image_suffixes
 from data.labels.findings import REPEATED_IMAGE, Finding
-from data.labels.label_format import FileStamp, ImageFile
+from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -94,7 +94,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     for split in splits:
         listing = list_split(spec, split)
         findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
-        originals[split] = Original(tuple(findings), listing.taken, tuple(listing.others))
+        originals[split] = Original(tuple(findings), listing.taken, listing.others)
         if findings:
             first = findings[0]
             count = counted(len(findings), "file")
@@ -275,11 +275,18 @@ class StageCopy:
 def open_copy(path: Path, source: str) -> DatasetSpec:
     """Opens the copy of the data set ``source`` that the YAML ``path`` describes."""
     content = json.loads(read_text(_originals_file(path)))
-    originals = {
-        split: Original(tuple(Finding(*each) for each in findings), taken, tuple(ImageFile(*each) for each in others))
-        for split, (findings, taken, others) in content.items()
-    }
+    originals = {split: _original_of(*values) for split, values in content.items()}
     return replace(load_dataset_spec(path), source=source, originals=originals)
+
+
+def _original_of(findings: list[list], taken: dict[str, str], others: list) -> Original:
+    """Restores an `Original` from JSON."""
+    images, *rest = others
+    return Original(
+        findings=tuple(Finding(*each) for each in findings),
+        taken=taken,
+        others=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
+    )
 
 
 def _originals_file(path: Path) -> Path:

@@ -547,6 +547,15 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
     assert index.report.lines[0].startswith("list.txt:1: missing image: ")
 
 
+def test_a_row_with_fewer_folders_than_the_others_is_a_missing_image(root, tmp_path):
+    """The rows are for another folder, whose parts are left out: nothing would be left of this one but the folder."""
+    (root / "list.txt").write_text("far/away/a.jpg\nfar/away/b.png\nd.png\n")
+    write_yaml(root, "train: list.txt\n".replace("train", "test"))
+    index = load(root, tmp_path, "test", max_bad=0.5)
+    assert list(index.paths) == ["images/train/a.jpg", "images/train/b.png"]
+    assert "list.txt:3: missing image: d.png not found" in list(index.report.lines)
+
+
 def listed_row(root: Path, row: str) -> None:
     """Makes a data set of the images in ``row``, the second one of a list."""
     write_image(root / "images/val/b.jpg", 9, 9)

@@ -28,7 +28,7 @@ from data.labels.findings import (
     REVERSED,
     UNKNOWN_CLASS,
 )
-from data.labels.label_format import FileStamp, ImageFile, LabelFile
+from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelRequest
 from data.labels.other_formats import format_of_labels
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
@@ -83,9 +83,8 @@ def labels_on_disk(root, rows):
     for i, text in enumerate(texts):
         (root / f"{i}.txt").write_text(text)
         files.append(LabelFile(f"{i}.txt", FileStamp(len(text), 0)))
-    return YOLO.read(
-        [ImageFile(f"{i}.jpg", f"{i}.jpg", FileStamp(1, 0)) for i in range(len(texts))], files, root, ("a",)
-    )
+    images = [ImageFile(f"{i}.jpg", f"{i}.jpg", FileStamp(1, 0)) for i in range(len(texts))]
+    return YOLO.read(LabelRequest(images, files, root, ("a",)))
 
 
 def boxes_in_image(rng, count, longest):

@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.commands.eval_rank import _Scorer
 from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import discard_message, post_message, read_message
 from engine.hooks.remote_validation import pending_epoch
+from engine.run.run import NewRun, training_source
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
@@ -157,7 +157,8 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
     config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
     model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
-    spec = open_data(DataSource.of_training(config, known_root="", stored_in=""), ctx)
+    source = training_source(config, NewRun())
+    spec = open_data(source, ctx)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
     setup = {
@@ -165,8 +166,7 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
         "hyp": Hyperparameters(),
         "device": "cuda",
         "threads": torch.get_num_threads(),
-        "data_root": "",
-        "stored_in": "",
+        "source": source,
         "val_images": [],
         "names": ["light", "dark"],
         "model_spec": model.spec,

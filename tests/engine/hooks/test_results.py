@@ -71,14 +71,22 @@ def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "title", "scores"),
+    ("epochs", "progress", "title", "scores"),
     [
-        ([(2, True), (1, False)], "best.pt, after epoch 1:", ["1.0000", "1.0000"]),
-        ([(1, True), (2, True), (0, False)], "best.pt, after epoch 2:", ["1.0000", "1.0000"]),
-        ([(1, False), (1, False)], "last.pt, after epoch 2:", ["1.0000", "0.0000"]),  # resumed after the best epoch
+        ([(2, True), (1, False)], Progress(epoch=2, best_epoch=1), "best.pt, after epoch 1:", ["1.0000", "1.0000"]),
+        (
+            [(1, True), (2, True), (0, False)],
+            Progress(epoch=4, best_epoch=2),
+            "best.pt, after epoch 2:",
+            ["1.0000"] * 2,
+        ),
+        # resumed after the best epoch, or with the best one validated again
+        ([(1, False), (1, False)], Progress(epoch=2), "last.pt, after epoch 2:", ["1.0000", "0.0000"]),
+        ([(1, False), (1, False)], Progress(epoch=3), "newest validation, after epoch 2:", ["1.0000", "0.0000"]),
+        ([(1, False), (1, False)], Progress(epoch=2, best_epoch=2), "best.pt, after epoch 2:", ["1.0000", "0.0000"]),
     ],
 )
-def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, scores):
+def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, progress, title, scores):
     configure_logging(True)
     hook = ClassScores(TRUTH, NAMES)
     hook.finish(trainer_at())
@@ -86,7 +94,9 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, s
     for number, (finds, is_best) in enumerate(epochs, 1):
         hook.record(trainer_at(), scored(number, finds=finds, is_best=is_best))
     hook.record(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
-    hook.finish(trainer_at())
+    trainer = trainer_at()
+    trainer.progress = progress
+    hook.finish(trainer)
     first, *table = capsys.readouterr().out.splitlines()
     assert first == title
     assert [line.split()[0] for line in table] == ["class", "all", "dog", "cat"]  # no score without objects

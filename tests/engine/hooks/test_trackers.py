@@ -21,6 +21,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
 from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
+from engine.run.run import NewRun
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -83,7 +84,7 @@ class Process:
     ) -> None:
         self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
         run = SimpleNamespace(
-            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), checkpoint=None, config=TrainConfig()
+            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), start=NewRun(), config=TrainConfig()
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)

@@ -403,3 +403,19 @@ def test_a_silent_stream_is_one_line_and_max_frames_limits_a_stream(monkeypatch)
     threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
     with refused("rtsp://camera/1: no frame for 0 s"):
         next(frames)
+
+
+def test_a_stream_that_cannot_be_read_says_why():
+    """An error in the thread that reads is raised at once, not after the time without a frame."""
+
+    class Camera:
+        def read(self):
+            raise cv2.error("unplugged")
+
+        def release(self):
+            released.append(True)
+
+    released = []
+    with pytest.raises(UserError, match=r"camera: its frames cannot be read \(unplugged\)"):
+        next(newest_frames(Camera(), "camera"))
+    assert released == [True]

@@ -21,9 +21,10 @@ import pytest
 import torch
 
 import export
-from engine.inference.frames import Frame
+from engine.inference.detection_stream import DetectionStream
+from engine.inference.frames import FileProblem, Frame
 from engine.inference.images import as_images
-from engine.inference.predictor import Predictor, SourceFrames, load
+from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from engine.inference.settings import Pipeline
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -148,21 +149,26 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
     stored = {"progress": {"confidence": 0.5, "plain_confidence": 0.25}}
     write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
     predictor = load(tmp_path / "a.pt", device="cpu", color="rgb")
-    assert predictor.settings.conf == 0.5
-    assert load(tmp_path / "a.pt", device="cpu", box_voting=False).settings.conf == 0.25
+    assert threshold(predictor) == 0.5
+    assert threshold(load(tmp_path / "a.pt", device="cpu", box_voting=False)) == 0.25
     used = []
     predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or []
     for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
         predictor(picture(), **keywords)
-    predictor.settings = replace(predictor.settings, conf=0.125)
-    predictor(picture(), box_voting=False)
-    assert used == [0.5, 0.25, 0.75, 0.5, 0.125]
+    for chosen in (0.125, 0.5):  # also if it happens to be the default
+        predictor.settings = replace(predictor.settings, conf=chosen)
+        predictor(picture(), box_voting=False)
+    assert used == [0.5, 0.25, 0.75, 0.5, 0.125, 0.5]
+
+
+def threshold(predictor):
+    return predictor.settings.resolve(predictor.model).conf
 
 
 def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_path, capsys, monkeypatch):
     image = picture()
     write_checkpoint(read_checkpoint(weights) | {"progress": {"confidence": 0.125}}, tmp_path / "a.pt")
-    assert [load(tmp_path / "a.pt", device="cpu", conf=conf).settings.conf for conf in (None, 0.5)] == [0.125, 0.5]
+    assert [threshold(load(tmp_path / "a.pt", device="cpu", conf=conf)) for conf in (None, 0.5)] == [0.125, 0.5]
     everything = predictor(image, color="rgb", max_det=300)[0].boxes
     middle = float(everything.conf.sort().values[len(everything) // 2])
     above = [row for row in everything.data.tolist() if row[4] > middle]
@@ -266,7 +272,7 @@ def test_frames_of_a_live_stream_are_not_collected(predictor):
             asked.append(number)
             yield Frame("rtsp://camera", picture(), number, 25.0, True, None, is_live=True)
 
-    for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
+    for number, detected in enumerate(stream_of(predictor, frames())):
         assert (detected.frame.index, asked) == (number, list(range(number + 1)))
 
 
@@ -566,16 +572,57 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
         with refused(message):
             predictor(source)
     with refused("vid_stride: must be at least 1, got 0"):
-        next(predictor.stream("clip.mp4", vid_stride=0))
+        predictor.stream("clip.mp4", vid_stride=0)
     with refused("amp: must be one of auto, off, bf16, fp16, got 'bfloat16'"):
         load(weights, device="cpu", amp="bfloat16")
 
 
-def test_a_live_stream_ends_when_a_frame_of_it_has_failed():
+def stream_of(predictor, items):
+    return DetectionStream(items, predictor.pipeline, predictor.settings.resolve(predictor.model), ahead=Ahead(4))
+
+
+def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):
     """Its later frames are not used, and it would not end by itself."""
     endless = (Frame("0", picture(), index=i, is_video=True, total=None, is_live=True) for i in itertools.count())
-    source = SourceFrames(endless)
-    read = iter(source)
-    assert next(read).index == 0
-    source.failed["0"] = "cannot be drawn"
-    assert list(read) == []
+    with stream_of(predictor, endless) as stream:
+        assert next(stream).frame.index == 0
+        stream.skip("0")
+        assert list(stream) == []
+
+
+def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
+    """In batches of several frames, one of which has no pixels; and the source is closed."""
+    closed = []
+
+    def items():
+        try:
+            for number in range(7):
+                if number == 3:
+                    yield FileProblem("3.png", "3.png: is damaged", is_skipped=True)
+                shape = (0, 0, 3) if number == 5 else (32, 32, 3)
+                yield Frame(f"{number}.png", np.zeros(shape, np.uint8))
+            raise UserError("unplugged")
+        finally:
+            closed.append(True)
+
+    threads = set(threading.enumerate())
+    with stream_of(predictor, items()) as stream:
+        seen = [next(stream) for _ in range(8)]
+        with pytest.raises(UserError, match="unplugged"):
+            next(stream)
+    paths = [item.path if isinstance(item, FileProblem) else item.frame.path for item in seen]
+    assert paths == ["0.png", "1.png", "2.png", "3.png", "3.png", "4.png", "5.png", "6.png"]
+    assert isinstance(seen[3], FileProblem)
+    failed = [not isinstance(item, FileProblem) and isinstance(item.outcome, Exception) for item in seen]
+    assert failed == [False] * 6 + [True, False]
+    assert closed == [True]
+    assert set(threading.enumerate()) <= threads
+
+
+def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for source, mistake in (("no.mp4", "no such file"), (tmp_path / "empty", "no image or video"), (7, "not found")):
+        with pytest.raises(UserError, match=mistake):
+            predictor.stream(source)
+    with pytest.raises(UserError, match="vid_stride: must be at least 1"):
+        predictor.stream(tmp_path, vid_stride=0)

@@ -11,7 +11,8 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped
+from utils.errors import REQUEUE, PeerFailure, Stopped
+from utils.interrupts import INTERRUPTED
 from utils.machine.stop_signals import StopSignals
 
 LAST = Path("last.pt")

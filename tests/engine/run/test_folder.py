@@ -13,7 +13,7 @@ import yaml
 
 from engine.run.folder import LOCK_NAME, claim_folder
 from engine.run.process import prepare_process
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.locks import FileLock
@@ -30,7 +30,7 @@ def _restored_kernels() -> Iterator[None]:
 
 def claim(stack: ExitStack, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
-    return claim_folder(CPU, RunPlan(settings=run_settings), run_settings, stack)
+    return claim_folder(CPU, RunPlan(settings=run_settings, start=NewRun()), run_settings, stack)
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunStatus
 from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
-from engine.run.plan import plan_run
+from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,
@@ -62,6 +63,14 @@ def test_another_batch_size_keeps_the_position_among_the_images():
     assert "continues at batch 3 of the 5 of epoch 3" in lines[0]
     where, _ = resumed(inside(), batch_size=4, epoch_batches=20, nominal_batch=20)
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
+
+
+@pytest.mark.parametrize(("nominal_batch", "batch", "updates"), [(32, 4, 2 * 3 + 1), (16, 6, 2 * 5 + 3)])
+def test_other_steps_repeat_no_batch_whose_losses_are_counted(nominal_batch, batch, updates):
+    where, lines = resumed(inside(), nominal_batch=nominal_batch)
+    assert (where.epoch, where.batch, where.updates) == (2, batch, updates)
+    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    assert f"continues at batch {batch} of the 10 of epoch 3" in lines[0]
 
 
 @pytest.mark.parametrize(("batch_size", "epoch_batches"), [(16, 5), (4, 20), (3, 27), (80, 1), (100, 1)])
@@ -151,6 +160,21 @@ def test_epochs_replace_a_time():
     assert (config.epochs, config.time) == (20, 3)
 
 
+def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
+    """torchrun gives the flags of the first start again."""
+    command = TrainConfig(epochs=100, time=2.0)
+    stored = TrainConfig(batch_size=8, epochs=37, time=2.0)
+    assert resumed_config(stored, command, {"epochs", "time"}) == (stored, [])
+    config, _ = resumed_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
+    assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
+
+
+def test_a_run_has_the_device_of_the_process_that_resumes_it():
+    stored = TrainConfig(batch_size=8, device="cuda:1")
+    assert resumed_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
+    assert resumed_config(stored, TrainConfig(), ())[0].device == TrainConfig().device
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
@@ -203,6 +227,24 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
     _, lines = resumed_hyperparameters(Hyperparameters(mosaic=1.0), config, ("hyp",), pretrained=False)
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("times", "newest"),
+    [
+        ({"exp/last.pt": 1, "a/b/last.pt": 2, "a/b/settings.yaml": 2}, "a/b/last.pt"),  # --name a/b
+        ({"exp/last.pt": 2, "a/b/last.pt": 1, "a/b/settings.yaml": 1}, "exp/last.pt"),
+        ({"exp/last.pt": 1, "exp/settings.yaml": 1, "exp/moved/last.pt": 2}, "exp/last.pt"),
+        ({"exp/best.pt": 1}, None),
+    ],
+)
+def test_the_newest_run_is_found_whatever_folders_its_name_has(tmp_path: Path, times, newest):
+    for name, seconds in times.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    assert newest_checkpoint(tmp_path) == (tmp_path / newest if newest else None)
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):

@@ -133,9 +133,17 @@ def test_a_resumed_run_stands_where_it_was_saved():
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
+        assert not resumed.run.start.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
+
+
+def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
+    monkeypatch.setattr(build, "check_batch_search", lambda *_: None)
+    monkeypatch.setattr(build, "batch_that_fits", lambda *_, **__: 4)
+    message = "--batch-size 4 with --imgsz 64 is too much here: try --batch-size 2"
+    with pytest.raises(UserError, match=message), built("--batch-size", "-1"):
+        raise MemoryError
 
 
 def fail(*_, **__):

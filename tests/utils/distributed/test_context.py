@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -95,6 +96,23 @@ Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), 
     assert type(first.value) is UserError
     with pytest.raises(PeerFailure), report_errors_once(ctx):
         raise dist.DistBackendError(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_repeated"),
+    [
+        (UserError("data.yaml: no such file"), False),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/exp"), False),
+        (MemoryError(), False),
+        (ValueError("a bug"), True),
+    ],
+)
+def test_of_a_failure_of_all_processes_only_bugs_are_reported_by_each(error, is_repeated):
+    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
+    with pytest.raises(type(error)), report_errors_once(ctx):
+        raise error
+    with pytest.raises(type(error) if is_repeated else PeerFailure), report_errors_once(ctx):
+        raise error
 
 
 def test_parallel_wrappers_are_recognized_and_removed():

@@ -85,3 +85,32 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        # All processes refuse after the signal; one has refused before the signal.
+        "signal.signal(signal.SIGTERM, refuse); print('begun', flush=True); time.sleep(60)",
+        "print('begun', flush=True); refuse()",
+    ],
+)
+def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
+    refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')\n"
+    program = PROGRAM.replace("def work", f"{refuse}\ndef work").replace(
+        "argv)\n    print", "argv, stop_code=75)\n    print"
+    )
+    if "SIGTERM" in end:
+        program = program.replace('["RANK"] == "0"', '["RANK"] == "none"')  # both processes run ``end``
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [python(), str(tmp_path / "program.py"), end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for _ in range(2 if "SIGTERM" in end else 1):
+        assert process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode == 2
+    assert errors == "error: wrong flag\n"
