@@ -107,6 +107,7 @@ def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
     def main(_: object) -> None:
         Callback()
         time.sleep(20)
+        pytest.fail("Ctrl-C has not ended the call that waits")
 
     handler = signal.getsignal(signal.SIGINT)
     try:
