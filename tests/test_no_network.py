@@ -119,7 +119,7 @@ SCORED = ["--data", "set/data.yaml", "--project", "runs", "--device", "cpu", "--
 DETECTED = ["--source", "set/images/val", "--project", "runs", "--device", "cpu"]
 INPUTS = ["set", "tiny.yaml", "tiny.pt", "ranges.yaml"]
 WATCHING = ["home", "noted", "noted.servers"]
-EXPORTED = ["tiny.onnx", "tiny_openvino_model", "tiny_ncnn_model"]
+EXPORTED = ["tiny.onnx", "tiny_openvino_model", "tiny_ncnn_model", "tiny.tflite"]
 EXPORT = ["export", "--weights", "tiny.pt", "--no-check", "--device", "cpu", "--format"]
 # By the package that they load.
 COMMANDS = {
@@ -132,6 +132,7 @@ COMMANDS = {
     "onnxruntime": [[*EXPORT, "onnx"], ["val", "--weights", "tiny.onnx", *SCORED, "--noplots"]],
     "openvino": [[*EXPORT, "openvino"], ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED]],
     "ncnn": [[*EXPORT, "ncnn"], ["detect", "--weights", "tiny_ncnn_model", "--trust", *DETECTED]],
+    "ai_edge_litert": [[*EXPORT, "litert"], ["detect", "--weights", "tiny.tflite", "--trust", *DETECTED]],
     "optuna": [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
     "trackers": [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
     "mlflow": [[*TRAIN, "--tracker", "mlflow"]],

@@ -232,7 +232,7 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, ncnn, got 'onxx'"),
+        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, ncnn, litert, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
             ["--include=mnn", "tflite"],

@@ -278,6 +278,38 @@ def test_nodes_with_the_same_data_fill_their_caches_together(index, tmp_path):
         assert f"/{rank // 2}/" in path
 
 
+def _fill_beside_others(ctx, index, folder):
+    """Node 1 has a complete file whose lock cannot be taken. Then another run is filling the file of node 0."""
+    leaders = one_per_node_group(ctx)
+    place = f"{folder}/{ctx.node_rank}"
+    path = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders).path
+    lock = path.with_suffix(".lock")
+    if ctx.rank == 1:
+        lock.unlink()
+        lock.mkdir()
+    else:
+        path.unlink()
+    cache = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders)
+    is_same = same_as_the_files(cache, index)
+    if ctx.rank == 0:
+        path.write_bytes(b"the pages that another run is writing")
+    writer = disk_cache._Writer(path, index, cache.source_hw, decoding.Decoding())
+    with FileLock(lock) as held:
+        assert ctx.rank == 1 or not held.acquire()
+        return is_same, writer.fill_with_other_nodes(ctx, leaders), path.read_bytes()[:9]
+
+
+def test_a_complete_file_is_not_locked_and_one_without_its_lock_not_removed(index, tmp_path):
+    (same, together, pages), (other_same, other_together, _) = run_ranks(
+        2, _fill_beside_others, index, str(tmp_path), local_world=1
+    )
+    assert same
+    assert other_same
+    assert not together
+    assert not other_together
+    assert pages == b"the pages"
+
+
 def _fill_apart(ctx, index, folder):
     """The nodes' data sets differ, so each node decodes its own."""
     index, leaders = replace(index, fingerprint=f"of node {ctx.node_rank}"), one_per_node_group(ctx)

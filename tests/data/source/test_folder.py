@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -467,6 +468,21 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
     os.mkfifo(tmp_path / "export" / "train" / "pipe.xml")
     (tmp_path / "export" / "train" / "cut.xml").write_text("<annotation><object><name>glow</name>")
     assert {*NAMES} <= set(load_dataset_spec(tmp_path / "export").names) <= {*NAMES, "glow"}
+
+
+def test_the_json_files_of_a_folder_are_not_all_in_memory(source, tmp_path):
+    """The annotations of COCO 2017 are 2 GB."""
+    coco_2017(source, tmp_path / "export")
+    expected = load_dataset_spec(tmp_path / "export")
+    size = 4_000_000
+    for i in range(12):
+        (tmp_path / f"export/annotations/captions_val2017_{i}.json").write_text(f'{{"info": "{"x" * size}"}}')
+    tracemalloc.start()
+    try:
+        assert load_dataset_spec(tmp_path / "export").splits == expected.splits
+        assert tracemalloc.get_traced_memory()[1] < 5 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_of_splits():

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint, PendingEpoch, Progress, RunDescription, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
@@ -116,10 +116,58 @@ def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, mess
         Checkpoint.read(tmp_path / "last.pt")
 
 
-def test_a_hook_state_under_the_former_name_is_found(tmp_path):
-    states = {"RemoteValidation": {"row": {}}, "other": {"a": 1}}
-    save(tmp_path, parts(), hooks=states)
-    assert Checkpoint.read(tmp_path / "last.pt").hooks == {"remote_validation": {"row": {}}, "other": {"a": 1}}
+PENDING = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"row": {"time": "x"}}, "pending: row: time: must be a number, got 'x'"),
+        ({"is_closing": 1}, "pending: is_closing: must be true or false"),
+        ({"ema": None}, "pending: ema: "),
+        ({"progress": {"epoch": -1}}, "pending: progress: epoch: must be at least 0"),
+    ],
+)
+def test_a_pending_epoch_is_read_or_refused(tmp_path, changes, message):
+    save(tmp_path, parts())
+    content = read_checkpoint(tmp_path / "last.pt")
+    assert Checkpoint.read(tmp_path / "last.pt").pending is None
+    write_checkpoint(content | {"pending": PENDING | changes}, tmp_path / "last.pt")
+    if message:
+        with pytest.raises(UserError, match=f"last.pt: damaged checkpoint: {message}"):
+            Checkpoint.read(tmp_path / "last.pt")
+    else:
+        pending = Checkpoint.read(tmp_path / "last.pt").pending
+        assert (pending.row, pending.progress.epoch, pending.ema["w"].tolist()) == ({"time": 1.0}, 3, [1, 1])
+
+
+def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
+    """The states of hooks stay, and nothing fails if the user has removed the file."""
+    progress = Progress(epoch=2, step=9, updates=9)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
+    checkpointer = save(tmp_path, parts(), is_best=False, metrics={}, hooks={"a": {"b": 1}}, pending=pending)
+    newest = Progress(epoch=2, batch=3, step=12, updates=12, best_epoch=2, best_fitness=0.5)
+    for is_there in (True, False):
+        if not is_there:
+            (tmp_path / "epoch2.pt").unlink()
+        checkpointer.save_scored(pending, newest, is_best=True, metrics={"AP": 0.5})
+        checkpointer.finish()
+        assert (tmp_path / "epoch2.pt").exists() == is_there
+        if is_there:
+            periodic = Checkpoint.read(tmp_path / "epoch2.pt")
+            assert (periodic.hooks, periodic.pending, periodic.metrics) == ({"a": {"b": 1}}, None, {"AP": 0.5})
+            assert periodic.progress == Progress(epoch=2, step=9, updates=9, best_epoch=2, best_fitness=0.5)
+        best = read_checkpoint(tmp_path / "best.pt")
+        assert (best["ema"]["w"].tolist(), best["progress"]["epoch"], best["metrics"]) == ([1, 1], 2, {"AP": 0.5})
+    assert Checkpoint.read(tmp_path / "last.pt").pending.progress == progress
+
+
+@pytest.mark.parametrize("key", ["RemoteValidation", "remote_validation"])
+def test_a_pending_epoch_of_an_earlier_version_is_found(tmp_path, key):
+    save(tmp_path, parts(), hooks={key: PENDING, "other": {"a": 1}})
+    checkpoint = Checkpoint.read(tmp_path / "last.pt")
+    assert (checkpoint.hooks, checkpoint.pending.progress.epoch) == ({"other": {"a": 1}}, 3)
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):

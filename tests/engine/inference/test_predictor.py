@@ -624,5 +624,23 @@ def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
     for source, mistake in (("no.mp4", "no such file"), (tmp_path / "empty", "no image or video"), (7, "not found")):
         with pytest.raises(UserError, match=mistake):
             predictor.stream(source)
-    with pytest.raises(UserError, match="vid_stride: must be at least 1"):
-        predictor.stream(tmp_path, vid_stride=0)
+    for source in (picture(), None, 3.5):
+        with pytest.raises(UserError, match=r"stream\(\) needs a video, a stream, a folder or an iterable of images"):
+            predictor.stream(source)
+    with pytest.raises(UserError, match=r"a{300}: file name too long$"):
+        predictor.stream("a" * 300)
+    for stride in (0, "2"):
+        with pytest.raises(UserError, match="vid_stride: must be at least 1"):
+            predictor.stream(tmp_path, vid_stride=stride)
+    with pytest.raises(UserError, match=r"half=True: unknown; lockstep.load\(FILE, amp=.fp16.\)"):
+        predictor.stream(tmp_path, half=True)
+
+
+def test_a_stream_takes_settings_and_iterables(predictor, tmp_path):
+    images = [picture(seed=i) for i in range(3)]
+    for number, image in enumerate(images):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), image[..., ::-1])
+    expected = rows(predictor(images, color="rgb", max_det=2))
+    for source in (tmp_path, iter(images), [tmp_path / "0.png", images[1], tmp_path / "2.png"]):
+        assert rows(predictor.stream(source, color="rgb", max_det=2)) == expected
+    assert list(predictor.stream([])) == []

@@ -20,6 +20,7 @@ import engine.train.batch_size
 import engine.train.build
 import train
 from engine.run.run import RunSettings
+from engine.run.starting_model import freeze_layers
 from engine.train.batch_size import (
     BOXES,
     MAX_IMAGES,
@@ -29,7 +30,6 @@ from engine.train.batch_size import (
     largest_that_fits,
     prepare_step,
 )
-from engine.train.starting_model import freeze_layers
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks

@@ -93,7 +93,7 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
         val = trainer.hooks.get(Validation)
         assert sorted(i for batch in val.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
-        assert (trainer.plan.accumulate, trainer.plan.steps, trainer.plan.total) == (2, 2, 6)
+        assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
         assert trainer.progress.updates == trainer.progress.epoch == 0
         assert trainer.step.model.names == ("light", "dark")

@@ -14,8 +14,8 @@ import torch
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
-from engine.train.starting_model import freeze_layers
-from engine.train.step import build_step, check_step_settings
+from engine.run.starting_model import freeze_layers
+from engine.train.step import FullBatch, build_step, check_step_settings
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -215,7 +215,7 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
         DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
-        pretrained={}, plan=StepPlan(1, steps=1, epochs=batches), images=4,
+        steps=StepPlan(1, per_epoch=1, epochs=batches), batch=FullBatch(4),
     )  # fmt: skip
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)

@@ -88,7 +88,7 @@ def test_control_characters_in_names_are_one_line(flag, odd, escaped):
         (["--optimizer", "sgd"], "--optimizer: must be one of auto, SGD, Adam, AdamW, Muon, got 'sgd'\n"),
         (
             ["--export", "onnx", "tflite", "coreml"],
-            "--export: must be one of onnx, openvino, torchscript, pt2, ncnn, got 'tflite', 'coreml'\n",
+            "--export: must be one of onnx, openvino, torchscript, pt2, ncnn, litert, got 'tflite', 'coreml'\n",
         ),
         (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
