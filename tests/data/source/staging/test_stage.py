@@ -278,17 +278,31 @@ def test_coco_and_voc_annotations_are_copied(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=2, val=1)
-    for given, place in ((source, source.parent / "images" / "train" / "copy"), (Path("demo"), tmp_path / "stage")):
-        with refused():
+    for given, place, message in (
+        (
+            source,
+            source.parent / "images" / "train" / "copy",
+            "--stage: .../set/images/train/copy is inside the data set; name a folder outside it",
+        ),
+        (
+            Path("demo"),
+            tmp_path / "stage",
+            "--stage: the demo set cannot be staged, since each node renders it; omit --stage",
+        ),
+    ):
+        with refused(message):
             stage(given, place)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
-        with refused():
+        with refused(
+            "--stage: copying 6 files to .../small/data-... needs 52 kB, but only 9 kB is free; free some "
+            "space or name another disk"
+        ):
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
     plain = stage_copy._read_checked
     monkeypatch.setattr(stage_copy, "_read_checked", lambda path, stamp: os.utime(path) or plain(path, stamp))
-    with refused():
+    with refused("set/images/train/000.png: changed while the data set was being copied; start again"):
         stage(source, tmp_path / "stage")
 
 
