@@ -42,8 +42,8 @@ class ProgressBar(Hook):
             self._between_s = self._started - self._steps_done_at
         self._title = f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}"
         self._epochs_left = trainer.epochs - trainer.progress.epoch - 1
-        self._total = trainer.plan.steps
-        self._first = -(-trainer.progress.batch // trainer.plan.accumulate)
+        self._total = trainer.steps.per_epoch
+        self._first = -(-trainer.progress.batch // trainer.steps.accumulate)
         self._done = self._first
         self._images = 0
         self._wait_s = 0.0

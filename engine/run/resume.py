@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
-from engine.optim.schedule import epochs_in_time, step_plan
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.optim.schedule import epochs_in_time, new_layers_lr_mult, step_plan
+from engine.run.run import ContinuedRun, RunStart, TrainingRun
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.logger import get_logger
@@ -159,28 +162,69 @@ def resumed_hyperparameters(
     return hyp, messages
 
 
+def stored_new_lr_mult(checkpoint: Checkpoint) -> float:
+    """Returns `LoadedParameters.new_lr_mult` of a run as it began: more epochs do not change it."""
+    if checkpoint.new_lr_mult is not None:
+        return checkpoint.new_lr_mult
+    stored = checkpoint.config  # of an earlier version, which chose it for the epochs of each start
+    steps = step_plan(stored, checkpoint.run.epoch_batches)
+    return new_layers_lr_mult(math.inf if stored.time else steps.total)
+
+
 def restore_run(
     ctx: DistributedContext,
-    checkpoint: Checkpoint,
+    start: RunStart,
     state: TrainState,
     config: TrainConfig,
-    *,
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
-    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Frees the
-    checkpoint's copies, and returns where the run continues.
-
-    Raises UserError when the state does not fit the run.
-    """
+    """Returns where a run begins. If it continues, puts the state of its checkpoint in place, and frees that: weights,
+    averaged weights, optimizer and loss scale. Raises UserError when the state does not fit the run."""
+    if not isinstance(start, ContinuedRun):
+        return Progress()
+    checkpoint = start.checkpoint
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, epoch_batches=epoch_batches, fingerprint=fingerprint)
+    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:
         progress.class_weights = []
     return progress
+
+
+def keep_best_epoch(ctx: DistributedContext, run: TrainingRun, checkpointer: Checkpointer, progress: Progress) -> None:
+    """Makes best.pt and the best epoch in ``progress`` agree in a run that continues. Every rank must call this.
+
+    They differ if the run goes back to an older checkpoint while best.pt is of a later epoch: best.pt is then written
+    from the epochN.pt of the best epoch, or else the next validated epoch is the best. That also holds if other images,
+    or another size, are validated from now on. A best.pt that the run will not write again is kept as bestN.pt.
+    """
+    if not isinstance(run.start, ContinuedRun) or progress.best_epoch < 0:
+        return
+    checkpoint = run.start.checkpoint
+    is_comparable = checkpointer.description.validates_like(checkpoint)
+    is_known = False
+    if ctx.is_main:
+        is_known = is_comparable and checkpointer.has_best(progress)
+        if not is_known:
+            if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
+                _set_best_aside(checkpointer)
+            is_known = is_comparable and checkpointer.restore_best(progress)
+    if broadcast_object(ctx, is_known):
+        return
+    reason = f"{checkpointer.best} is not of epoch {progress.best_epoch}" if is_comparable else "validation has changed"
+    get_logger().info("resume: %s, so the next epoch that is validated is the best so far", reason)
+    progress.best_epoch = -1
+    progress.best_fitness = -1.0
+
+
+def _set_best_aside(checkpointer: Checkpointer) -> None:
+    """Keeps a best.pt that the run would overwrite, though it has no such epoch."""
+    path = checkpointer.set_best_aside()
+    if path is not None:
+        get_logger().info("resume: %s is kept as %s", checkpointer.best, path.name)
 
 
 def resumed_position(
@@ -192,13 +236,13 @@ def resumed_position(
     the losses of the epoch are summed from there on. Another number of images begins the epoch anew. The schedule is a
     function of the step among all steps, so steps are counted again.
     """
-    plan = step_plan(config, epoch_batches)
+    steps = step_plan(config, epoch_batches)
     stored = checkpoint.progress
     stored_epoch_batches = checkpoint.run.epoch_batches
     stored_batch_size = checkpoint.config.batch_size
     is_same_data = checkpoint.fingerprint == fingerprint
     has_same_batches = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
-    has_same_steps = plan.accumulate == step_plan(checkpoint.config, stored_epoch_batches).accumulate
+    has_same_steps = steps.accumulate == step_plan(checkpoint.config, stored_epoch_batches).accumulate
     keeps_position = is_same_data or has_same_batches
     position = dataclasses.replace(stored)
     messages = []
@@ -210,12 +254,12 @@ def resumed_position(
         position.begin_epoch()
         if keeps_position:
             batches = min(stored.batch * stored_batch_size // config.batch_size, epoch_batches)
-            position.batch = batches - batches % plan.accumulate
+            position.batch = batches - batches % steps.accumulate
         messages.append(f"resume: {_described_start(position, epoch_batches)}")
     position.step = position.epoch * epoch_batches + position.batch
-    position.updates = position.epoch * plan.steps + -(-position.batch // plan.accumulate)
+    position.updates = position.epoch * steps.per_epoch + -(-position.batch // steps.accumulate)
     if checkpoint.config.epochs != config.epochs or position.updates != stored.updates:
-        share = position.updates / plan.total
+        share = position.updates / steps.total
         epochs = counted(config.epochs, "epoch")
         messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
     return position, messages
