@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
-from data.labels.image_names import ImageNames
+from data.labels.image_names import ImageNames, loose, readings_of
 from data.labels.label_format import ImageFile, LabelRequest, OtherImages
 from utils.errors import UserError, one_line
 from utils.strings import counted
@@ -178,13 +178,13 @@ class _Owners:
         self._others = others
 
     def owner(self, file_name: str) -> str:
-        if self._missing_here.find(file_name):
+        if self._others.missing and self._missing_here.find(file_name):
             return ROW
-        if self._missing_elsewhere.find(file_name):
+        if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
             return ELSEWHERE
-        here = self._agreement(file_name, self._folders_here)
-        elsewhere = self._agreement(file_name, self._folders_elsewhere)
-        if here == elsewhere or not len(self._folders_elsewhere):
+        here = self._folders_here.agreement(file_name) if self._has_others else 0
+        elsewhere = self._folders_elsewhere.agreement(file_name) if self._has_others else 0
+        if here == elsewhere:
             return ANY
         return HERE if here > elsewhere else ELSEWHERE
 
@@ -197,20 +197,33 @@ class _Owners:
         return ImageNames(self._others.missing_elsewhere)
 
     @cached_property
-    def _folders_here(self) -> ImageNames:
-        return _folders_of(self._images)
+    def _has_others(self) -> bool:
+        return any(image.key for image in self._others.images)
 
     @cached_property
-    def _folders_elsewhere(self) -> ImageNames:
-        return _folders_of([image for image in self._others.images if image.key])
+    def _folders_here(self) -> _ImageFolders:
+        return _ImageFolders(self._images)
 
-    def _agreement(self, file_name: str, folders: ImageNames) -> int:
-        return max((folders.agreement(file_name, i) for i in range(len(folders))), default=0)
+    @cached_property
+    def _folders_elsewhere(self) -> _ImageFolders:
+        return _ImageFolders([image for image in self._others.images if image.key])
 
 
-def _folders_of(images: Sequence[ImageFile]) -> ImageNames:
-    """Returns an image of each folder."""
-    return ImageNames(list({image.name.rpartition("/")[0]: image.name for image in images}.values()))
+class _ImageFolders:
+    """Compares the folders of file names with those of images."""
+
+    def __init__(self, images: Sequence[ImageFile]) -> None:
+        image_of = {image.name.rpartition("/")[0]: image.name for image in images}
+        names_of: dict[str, list[str]] = {}  # an image of each folder, by the folder's own name
+        for folder, name in image_of.items():
+            names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
+        self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
+
+    def agreement(self, file_name: str) -> int:
+        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
+        fits = [self._images_of[last] for last in last_folders if last in self._images_of]
+        return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)
 
 
 def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
