@@ -33,7 +33,7 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     paths.append(without_query)
     paths += [unquote(path) for path in paths]
     paths += [path.strip() for path in paths]
-    readings = (_parts(path) for path in paths)
+    readings = (_parts(path) for path in dict.fromkeys(paths))  # most names have one
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
