@@ -139,6 +139,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     for given, message in (
         ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
         ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes 0: must be from 1 to 549755"),
+        ([str(tmp_path / "o"), "--workers", "0"], "--workers 0: must be at least 1"),
     ):
         with refused(message):
             main([str(source), *given])
