@@ -10,7 +10,9 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 EXTRAS := export search convert tiff ncnn track
 UV := .venv-uv/bin/uv
-UV_COMPILE := $(UV) pip compile pyproject.toml --all-extras --group dev --group clients --no-annotate --quiet
+# All extras but litert, whose packages cap the versions of others.
+LOCKED_EXTRAS := convert export ncnn ray search tiff track trackers
+UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --group dev --group clients --no-annotate --quiet
 
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE

@@ -199,8 +199,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     noautoanchor: bool
     """never refit anchors"""
     export: (
-        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]]
-        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]
+        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
+        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
     )
     """export best.pt to these formats at the end; tested before the first epoch"""
     seed: int
@@ -215,7 +215,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
 
 class DetectionsSettings(RunSettings, total=False):
     trust: bool
-    """open OpenVINO, TorchScript, .pt2 and ncnn files; they can run code"""
+    """open OpenVINO, TorchScript, .pt2, ncnn and TFLite files; they can run code"""
     box_voting: bool
     """let boxes suppressed by NMS refine the kept box and raise its score"""
     nms: bool
@@ -255,8 +255,8 @@ class ValSettings(DetectionsSettings, DataSettings, total=False):
 
 class ExportSettings(TypedDict, total=False):
     format: (
-        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]]
-        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn"]
+        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
+        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
     )
     """one or more file formats"""
     imgsz: list[int] | int
@@ -268,7 +268,7 @@ class ExportSettings(TypedDict, total=False):
     half: bool
     """float16 weights and convolutions"""
     int8: bool
-    """8-bit convolutions, calibrated on training images (onnx, openvino)"""
+    """8-bit convolutions, calibrated on training images (onnx, openvino, litert)"""
     layout: Literal["raw", "end2end"]
     """output: all boxes and scores, or at most 300 detections after NMS"""
     nms: bool

@@ -39,6 +39,7 @@ SOURCES = {**MODULES, **API, **LAUNCHERS, **{name: ROOT / f"{name}.py" for name 
 OF_EXTRA = {
     "convert": ("tools.convert",),
     "export": ("engine.formats",),
+    "litert": ("engine.formats",),
     "ncnn": ("engine.formats",),
     "ray": ("launch",),
     "search": ("tools.search",),

@@ -109,7 +109,7 @@ class LabelsPerSplit:
     def _unlisted(self, images: Sequence[ImageFile], matched: _Matched) -> list[Finding]:
         """Returns findings about images of the split that the file does not name."""
         return [
-            Finding(image.name, UNLISTED, f"left out: {self._name} doesn't name it")
+            Finding(image.name, UNLISTED, f"{self._name} doesn't name it; left out")
             for i, image in enumerate(images)
             if i not in matched.entry_of
         ]

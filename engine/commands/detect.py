@@ -277,7 +277,8 @@ class FrameLog:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
-                of_total = f" of {frame.total}" if frame.total else ""
+                is_within = frame.total is not None and frame.index < frame.total  # the total is an estimate
+                of_total = f" of {frame.total}" if is_within else ""
                 name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 

@@ -1,35 +1,96 @@
-"""8-bit ONNX models: static quantization of the convolutions, calibrated on training images."""
+"""8-bit models: static quantization of the convolutions, calibrated on training images.
+
+Which tensors are rounded and by which ranges is the same for all formats. A graph is a sequence of `Node`; kinds of
+operators have their names in ONNX.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from engine.formats.runtimes import import_onnxruntime, quiet
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto
 
 SILU_IS_ZERO = -10.0  # a SiLU maps lower values to between -0.0005 and 0, so no steps are spent on them
 
 
-def last_convolutions(proto: ModelProto) -> list[str]:
+class Node(Protocol):
+    """An operator of a graph: `onnx.NodeProto`, or what another format has."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def op_type(self) -> str: ...
+
+    @property
+    def input(self) -> Sequence[str]: ...
+
+    @property
+    def output(self) -> Sequence[str]: ...
+
+
+def last_convolutions(nodes: Sequence[Node]) -> list[str]:
     """Lists the names of the convolutions that no other one follows: the output layers of the head."""
     after: set[str] = set()  # tensors on the way from a convolution's output to the end, walked backwards
     last = []
-    for node in reversed(proto.graph.node):
+    for node in reversed(nodes):
         leads_to_convolution = any(output in after for output in node.output)
         if node.op_type == "Conv" and not leads_to_convolution:
             last.append(node.name)
         if node.op_type == "Conv" or leads_to_convolution:
             after.update(node.input)
     return last
+
+
+def rounded_tensors(nodes: Sequence[Node]) -> list[str]:
+    """Lists the images and activations that `quantize` rounds: inputs and outputs of the convolutions but the last."""
+    excluded = last_convolutions(nodes)
+    convolutions = [node for node in nodes if node.op_type == "Conv" and node.name not in excluded]
+    return list(dict.fromkeys(name for node in convolutions for name in (node.input[0], node.output[0])))
+
+
+class RangeObserver:
+    """Collects the values of rounded tensors, and chooses their ranges."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._activated = silu_inputs(nodes)
+        self._lows: dict[str, list[float]] = {name: [] for name in rounded_tensors(nodes)}
+        self._highs: dict[str, list[float]] = {name: [] for name in self._lows}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors to observe."""
+        return list(self._lows)
+
+    def observe(self, name: str, values: np.ndarray) -> None:
+        """Notes the values of a tensor for one batch."""
+        self._lows[name].append(float(values.min()))
+        self._highs[name].append(float(values.max()))
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Returns a range (low <= 0 <= high) for each tensor.
+
+        ``high`` is halfway between the mean and the highest of the batches' maxima: some models suffer more from large
+        values that are cut off, and some from coarse steps.
+        """
+        ranges: dict[str, tuple[float, float]] = {}
+        for name in self.names:
+            low = min(0.0, *self._lows[name])
+            high = max(0.0, (float(np.mean(self._highs[name])) + max(self._highs[name])) / 2)
+            if name in self._activated:
+                low = max(low, SILU_IS_ZERO)
+            ranges[name] = (low, high if high > low else 1.0)
+        return ranges
 
 
 def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outputs: bool) -> ModelProto:
@@ -61,7 +122,7 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
             Reader(),  # the quantizer wants an image, but all ranges are given
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
-            nodes_to_exclude=last_convolutions(proto),
+            nodes_to_exclude=last_convolutions(proto.graph.node),
             per_channel=True,
             activation_type=QuantType.QUInt8,  # with signed ones OpenVINO 2026.4 computes nonsense
             weight_type=QuantType.QInt8,
@@ -75,19 +136,13 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
 
 def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """Measures the range (low <= 0 <= high) of each tensor that `quantize` rounds, on batches float32 (B, 3, H, W).
-
-    ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
-    values that are cut off, and some from coarse steps.
-    """
+    """Measures the range of each tensor that `quantize` rounds, on batches float32 (B, C, H, W), by name."""
     import onnx
 
     ort = import_onnxruntime("--int8")
-    excluded = last_convolutions(proto)
-    nodes = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in excluded]
-    names = list(dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
+    observer = RangeObserver(proto.graph.node)
     input_name = proto.graph.input[0].name
-    computed = [name for name in names if name != input_name]
+    computed = [name for name in observer.names if name != input_name]
     observed = onnx.ModelProto()
     observed.CopyFrom(proto)
     del observed.graph.output[:]
@@ -96,35 +151,23 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors
     session = ort.InferenceSession(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-    lows: dict[str, list[float]] = {name: [] for name in names}
-    highs: dict[str, list[float]] = {name: [] for name in names}
     for batch in images:
-        for name, values in zip(
-            [input_name, *computed], [batch, *session.run(computed, {input_name: batch})], strict=True
-        ):
-            lows[name].append(float(values.min()))
-            highs[name].append(float(values.max()))
-    activated = silu_inputs(proto)
-    ranges: dict[str, tuple[float, float]] = {}
-    for name in names:
-        low = min(0.0, *lows[name])
-        high = max(0.0, (float(np.mean(highs[name])) + max(highs[name])) / 2)
-        if name in activated:
-            low = max(low, SILU_IS_ZERO)
-        ranges[name] = (low, high if high > low else 1.0)
-    return ranges
+        observer.observe(input_name, batch)
+        for name, values in zip(computed, session.run(computed, {input_name: batch}), strict=True):
+            observer.observe(name, values)
+    return observer.ranges()
 
 
-def silu_inputs(proto: ModelProto) -> set[str]:
+def silu_inputs(nodes: Sequence[Node]) -> set[str]:
     """Finds the tensors that only a SiLU, x * sigmoid(x), reads."""
-    readers: dict[str, list[NodeProto]] = {}
-    for node in proto.graph.node:
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
         for name in node.input:
             readers.setdefault(name, []).append(node)
-    found = set()
-    for name, nodes in readers.items():
-        kinds = {node.op_type: node for node in nodes}
-        alone = len(nodes) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
+    activated = set()
+    for name, reading in readers.items():
+        kinds = {node.op_type: node for node in reading}
+        alone = len(reading) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
         if alone and kinds["Sigmoid"].output[0] in kinds["Mul"].input:
-            found.add(name)
-    return found
+            activated.add(name)
+    return activated

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from engine.formats.runtimes import (
     log_cpu_only,
     quiet,
     read_metadata_file,
+    try_in_process,
     write_metadata_file,
 )
 from engine.formats.torch_formats import trace
@@ -37,10 +37,9 @@ from utils.machine.packages import require_package
 
 PARAM_FILE = "model.ncnn.param"
 WEIGHTS_FILE = "model.ncnn.bin"
-TRIAL_TIMEOUT_S = 120.0
+CONVERSION_TIMEOUT_S = 600.0
 DEFAULT_HW = (640, 640)  # of a file that does not state its size
-# Opens the model of argv and runs it on a gray image, in a process of its own: ncnn crashes on some damaged files.
-# (-P: modules are not looked up in the working folder.)
+# Opens the model of argv and runs it on a gray image, see `try_in_process`.
 _TRIAL = """
 import sys
 import ncnn
@@ -84,7 +83,7 @@ class NcnnFormat(ModelFormat):
                 torch.jit.save(traced, str(Path(folder, "model.pt")))
             shape = f"inputshape=[1,{graphs.detector.channels},{height},{width}]"
             command = [pnnx.EXEC_PATH, "model.pt", shape, f"fp16={int(config.half)}"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+            done = _run_converter(command, folder)
             param_path = Path(folder, PARAM_FILE)
             if done.returncode != 0 or not param_path.is_file():
                 lines = (done.stderr or done.stdout).strip().splitlines()
@@ -114,7 +113,7 @@ class NcnnFormat(ModelFormat):
         _, _, height, width = parsed.input_shape
         trial_hw = DEFAULT_HW if height is None or width is None else (height, width)
         check_input_size(path, (1, channels, *trial_hw))
-        _try_opening(path, param, weights, (channels, *trial_hw))
+        try_in_process(path, _TRIAL, (param, weights, channels, *trial_hw), "ncnn")
         net = ncnn.Net()
         net.opt.num_threads = torch.get_num_threads()
         for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
@@ -152,20 +151,20 @@ def _model_files(path: Path) -> tuple[Path, Path]:
     return param, weights
 
 
-def _try_opening(path: Path, param: Path, weights: Path, shape_chw: tuple[int, int, int]) -> None:
-    """Raises UserError for a model that ncnn cannot open or run on an image of this shape."""
-    command = [sys.executable, "-P", "-c", _TRIAL, str(param), str(weights), *map(str, shape_chw)]
+def _run_converter(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """Raises UserError if pnnx does not end."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TRIAL_TIMEOUT_S, check=False
+        return subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CONVERSION_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{path}: cannot be opened (it takes longer than {TRIAL_TIMEOUT_S:.0f} s)") from None
-    if done.returncode < 0:
-        raise UserError(f"{path}: cannot be opened (it is damaged: ncnn crashed)")
-    if done.returncode != 0:
-        reason = "; ".join(done.stderr.strip().splitlines()) or "it is damaged"
-        raise UserError(f"{path}: cannot be opened ({reason[-300:]})")  # what ncnn prints comes first
+        raise UserError(f"--format ncnn: pnnx did not end within {CONVERSION_TIMEOUT_S:.0f} s") from None
 
 
 def _check_layers(graph: NcnnGraph) -> None:

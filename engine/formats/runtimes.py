@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,16 @@ from utils.machine.packages import require_package
 
 MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
+TRIAL_TIMEOUT_S = 120.0
+TRIAL_MEMORY_BYTES = 16 * 2**30  # of addresses, besides what the system allows
+# Precedes the program of a trial.
+_TRIAL_LIMITS = f"""
+import resource
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+allowed = [limit for limit in (soft, hard, {TRIAL_MEMORY_BYTES}) if limit != resource.RLIM_INFINITY]
+resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+"""
 
 
 def import_onnxruntime(user: str) -> ModuleType:
@@ -74,6 +86,28 @@ def errors_of_runtime(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: cannot be opened ({reason[:300]})") from None
+
+
+def try_in_process(path: Path, program: str, arguments: Sequence[object], runtime: str) -> None:
+    """Runs a Python ``program`` that opens the model ``path``, and runs it once, in a process of its own: for runtimes
+    that crash on some damaged files.
+
+    The program gets ``arguments`` in ``sys.argv``, and reports a mistake by ``sys.exit(REASON)``. Raises UserError if
+    it does, crashes, needs more memory than any detector or does not end.
+    """
+    # -P: modules are not looked up in the working folder.
+    command = [sys.executable, "-P", "-c", _TRIAL_LIMITS + program, *map(str, arguments)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TRIAL_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{path}: cannot be opened (it takes longer than {TRIAL_TIMEOUT_S:.0f} s)") from None
+    if done.returncode < 0:
+        raise UserError(f"{path}: cannot be opened (it is damaged: {runtime} crashed)")
+    if done.returncode != 0:
+        reason = "; ".join(done.stderr.strip().splitlines()) or "it is damaged"
+        raise UserError(f"{path}: cannot be opened ({reason[-300:]})")  # what the runtime prints comes first
 
 
 def check_ports(path: Path, inputs: int, outputs: int) -> None:

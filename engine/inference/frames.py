@@ -177,7 +177,11 @@ def _list_files(
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(os.path.expanduser(source))
     suffixes = image_suffixes | VIDEO_SUFFIXES
-    if path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UserError(f"{source}: {(error.strerror or str(error)).lower()}") from None
+    if is_file:
         if path.suffix.lower() == ".txt":
             return _read_list(path, suffixes), []
         _check_suffix(path, source, suffixes)

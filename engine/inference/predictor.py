@@ -124,16 +124,32 @@ class Predictor:
         if parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
 
-    def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
-        """Returns an iterator over the results of ``source``, one for each image: an image, folder, glob, video, .txt
-        list of files, webcam number or the URL of a stream, as for detect.py.
+    def stream(
+        self,
+        source: str | os.PathLike[str] | int | Iterable[Source],
+        *,
+        vid_stride: int = 1,
+        color: Color | None = None,
+        **settings: Any,
+    ) -> Iterator[Results]:
+        """Returns an iterator over the results of ``source``, one for each image or frame, in order.
 
         Images and videos are read ahead and processed in batches; of a live stream, only the newest frame is processed.
-        An unreadable file is skipped with a warning if there are several. Raises UserError for a source that cannot be
-        used: at the call if it is missing or cannot be opened, in the iteration if it cannot be read.
+        An unreadable file is skipped with a warning if there are several.
+
+        Args:
+            source: an image, folder, glob, video, .txt list of files, webcam number or the URL of a stream, as for
+                detect.py; or an iterable of images, each as in a call, which are processed one by one.
+            vid_stride: read every n-th frame of videos and streams.
+            color: as of a call, for the arrays of an iterable.
+            settings: of `DetectionSettings`.
+
+        Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
+        cannot be opened, in the iteration if it cannot be read.
         """
-        _check_stride(vid_stride)
-        return _results_of(self.open_stream(str(source), vid_stride=vid_stride), self.names)
+        resolved = self.settings.changed(settings).resolve(self.model)
+        stream = self.open_stream(source, settings=resolved, color=color, vid_stride=vid_stride)
+        return _results_of(stream, self.names)
 
     def track(
         self,
@@ -144,62 +160,67 @@ class Predictor:
         color: Color | None = None,
         **settings: Any,
     ) -> Iterator[Results]:
-        """Returns an iterator over the results of ``source``, one for each frame in order, with the detections that
-        belong to tracks, whose ids are in ``boxes.id``.
+        """Returns an iterator over the results of `stream`, with the detections that belong to tracks, whose ids are in
+        ``boxes.id``.
 
         Args:
-            source: as of `stream`, or an iterable of images, each as in a call, which are processed one by one and are
+            source: as of `stream`. The images of a folder come in the order of their numbers; those of an iterable are
                 one sequence.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
-            vid_stride: read every n-th frame of videos and streams.
-            color: as of a call, for the arrays of an iterable.
+            vid_stride, color: as of `stream`.
             settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
                 tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
 
-        Raises UserError as `stream`, and at the call for settings that do not fit, and without the package.
+        Raises UserError as `stream`, and at the call without the package.
         """
-        _check_stride(vid_stride)
         resolved = self.settings.changed(settings).resolve(self.model)
         tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
-        if isinstance(source, str | os.PathLike | int):
-            source = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-            check_sequence(source)
-            stream = self.open_stream(source, settings=resolved, tracks=tracks, vid_stride=vid_stride)
-        else:
-            check_many(source)
-            frames = as_frames(source, color or self.color, self.model.pixels)
-            ahead = Ahead(self.pipeline.images_at_once())
-            stream = DetectionStream(frames, self.pipeline, resolved, ahead=ahead, tracks=tracks)
+        stream = self.open_stream(source, settings=resolved, tracks=tracks, color=color, vid_stride=vid_stride)
         return _results_of(stream, self.names)
 
     def open_stream(
         self,
-        source: str,
+        source: str | os.PathLike[str] | int | Iterable[Source],
         *,
         settings: ResolvedSettings | None = None,
         tracks: ObjectTracks | None = None,
+        color: Color | None = None,
         reads_ahead: bool = True,
-        **options: Any,
+        vid_stride: int = 1,
+        max_frames: int = 0,
     ) -> DetectionStream:
-        """Opens a source for detection. Raises UserError as `open_source`.
+        """Opens a source for detection.
 
         Args:
+            source, color: see `stream`.
             settings: None: the predictor's.
             tracks: see `DetectionStream`.
             reads_ahead: read and process files in batches; otherwise each frame is read when it is asked for.
-            options: of `SourceOptions`.
+            vid_stride, max_frames: of `SourceOptions`.
+
+        Raises UserError as `open_source`.
         """
+        if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
+            raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
         resolved = self.settings.resolve(self.model) if settings is None else settings
         ahead = Ahead(self.pipeline.images_at_once() if reads_ahead else 0)
-        items = open_source(
-            source,
-            threads=self.threads,
-            ahead=ahead,
-            pixels=self.model.pixels,
-            in_sequences=tracks is not None,
-            **options,
-        )
+        if isinstance(source, str | os.PathLike | int):
+            source = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
+            if tracks is not None:
+                check_sequence(source)
+            items = open_source(
+                source,
+                threads=self.threads,
+                ahead=ahead,
+                pixels=self.model.pixels,
+                in_sequences=tracks is not None,
+                vid_stride=vid_stride,
+                max_frames=max_frames,
+            )
+        else:
+            check_many(source, "stream" if tracks is None else "track")
+            items = as_frames(source, color or self.color, self.model.pixels)
         return DetectionStream(items, self.pipeline, resolved, ahead=ahead, tracks=tracks)
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
@@ -212,11 +233,6 @@ class Predictor:
     def threads(self) -> int:
         """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
         return 1 if self.device.type == "cpu" else min(available_cores(), MAX_THREADS)
-
-
-def _check_stride(vid_stride: int) -> None:
-    if vid_stride < 1:
-        raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
 
 
 def _results_of(stream: DetectionStream, names: dict[int, str]) -> Iterator[Results]:

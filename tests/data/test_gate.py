@@ -253,6 +253,38 @@ def test_annotated_images_that_the_split_does_not_have_are_counted(root):
     assert load(path).report.ledger.lost_images == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "apart", "level"),
+    [(0, True, 0), (3, True, logging.INFO), (15, True, logging.WARNING), (15, False, logging.INFO)],
+)
+def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, count, apart, level):
+    """They are not labeled, so nothing is lost; if they are most of the folder, it may be another folder's JSON, unless
+    two splits with a JSON each have their images in one folder."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+
+    def forget(content: dict) -> None:
+        kept = {entry["id"] for entry in content["images"] if entry["file_name"] >= IMAGES[count]}
+        content["images"] = [entry for entry in content["images"] if entry["id"] in kept]
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] in kept]
+
+    whole = (root / "instances.json").read_text()
+    edit_json(root, forget)
+    (root / "others.json").write_text(whole)
+    path = describe(
+        root, "coco", annotations={"train": "instances.json", "val": "instances.json" if apart else "others.json"}
+    )
+    said = f"instances.json doesn't name {count} of 20 images, which are left out, first images/train/00.png"
+    for _ in range(2):  # scanned and cached
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "lockstep"):
+            index = load(path)
+        assert len(index) == 20 - count
+        assert index.report.ledger.losses == ()
+        records = [record for record in caplog.records if "doesn't name" in record.message]
+        assert [record.levelno for record in records] == ([level] if level else [])
+        assert all(said in record.message for record in records)
+
+
 ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
 
 

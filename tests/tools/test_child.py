@@ -70,6 +70,13 @@ def test_why_a_training_failed(tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
-    with StopSignals() as signals, refused(TrainingFailed) as failed:
+    with (
+        StopSignals() as signals,
+        refused(
+            "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
+            ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
+            TrainingFailed,
+        ) as failed,
+    ):
         train(config, folder, "metrics/AP", signals)
     assert not failed.value.refused

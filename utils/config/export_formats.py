@@ -56,6 +56,14 @@ EXPORT_FORMATS = {
         runs_code=True,  # ncnn does not check all numbers that it reads, and a wrong one overwrites memory
         title="ncnn",
     ),
+    "litert": ExportFormat(
+        implementation="litert_format.LiteRtFormat",
+        suffix=".tflite",
+        packages=("litert_torch", "ai_edge_quantizer", "ai_edge_litert"),
+        unsupported=("--dynamic",),
+        runs_code=True,  # LiteRT does not check all numbers that it reads
+        title="TFLite",
+    ),
 }
 
 

@@ -13,7 +13,14 @@ from typing import cast
 from utils.errors import UserError
 from utils.machine.quiet_import import import_quietly
 
-PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
+PACKAGES = {  # packages whose module has another name
+    "PIL": "pillow",
+    "ai_edge_litert": "ai-edge-litert",
+    "ai_edge_quantizer": "ai-edge-quantizer",
+    "cv2": "opencv-python",
+    "litert_torch": "litert-torch",
+    "yaml": "PyYAML",
+}
 _REQUIREMENTS = {"ray": '"ray[default,train]"'}  # of packages with extras
 # By package: variables that it reads when it is imported, with values for which it opens no connection on its own.
 _NO_TELEMETRY = {

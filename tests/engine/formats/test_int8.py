@@ -42,10 +42,10 @@ def test_ranges_are_those_that_torch_sees(graph):
 
 def test_silus_are_found(graph):
     _, proto = graph
-    last = last_convolutions(proto)
+    last = last_convolutions(proto.graph.node)
     assert len(last) == 6  # boxes and classes of three levels
     kept = [node.output[0] for node in proto.graph.node if node.op_type == "Conv" and node.name not in last]
-    assert silu_inputs(proto) == set(kept)  # every layer but the last ones has a SiLU
+    assert silu_inputs(proto.graph.node) == set(kept)  # every layer but the last ones has a SiLU
 
 
 @pytest.mark.parametrize("outputs", [True, False])
@@ -57,7 +57,7 @@ def test_given_ranges_are_used(graph, outputs: bool):
     quantized = quantize(proto, ranges, outputs=outputs)
     values = {value.name: onnx.numpy_helper.to_array(value) for value in quantized.graph.initializer}
     rounded = {node.input[0]: node.input[1] for node in quantized.graph.node if node.op_type == "QuantizeLinear"}
-    last = last_convolutions(proto)
+    last = last_convolutions(proto.graph.node)
     kept = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in last]
     expected = {node.input[0] for node in kept} | ({node.output[0] for node in kept} if outputs else set())
     assert rounded.keys() == expected

@@ -86,7 +86,7 @@ def test_a_failure_stops_the_run_and_is_its_error():
     control = build()
     control.fail("on_step failed")
     assert after_step(control, control.flags()) is Action.STOP
-    with refused():
+    with refused("on_step failed"):
         control.finish("1 epoch", LAST)
 
 

@@ -1,0 +1,278 @@
+"""TFLite files, which LiteRT (formerly TensorFlow Lite) runs.
+
+They take images as this runtime's users expect them, float32 (B, H, W, C), and return boxes as fractions of the canvas.
+The metadata are a JSON file in a zip archive that follows the model.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.formats.graphs import INPUT, ModelGraphs, example_images
+from engine.formats.int8 import RangeObserver
+from engine.formats.layouts import ExportModule
+from engine.formats.metadata import ExportMetadata, parse_metadata
+from engine.formats.model_format import ModelFormat, Session
+from engine.formats.runtimes import (
+    check_input_size,
+    check_ports,
+    checked_shape,
+    errors_of_runtime,
+    log_cpu_only,
+    quiet,
+    try_in_process,
+)
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+from utils.machine.packages import require_package
+
+CONVERTER = Path(__file__).with_name("litert_converter.py")
+CONVERSION_TIMEOUT_S = 1800.0
+METADATA_FILE = "metadata.json"
+MAX_METADATA_BYTES = 10_000_000
+FILE_IDENTIFIER = b"TFL3"  # at byte 4
+# Kinds of operators that `engine.formats.int8` knows, by their numbers in the file format.
+_KINDS = {3: "Conv", 4: "Conv", 14: "Sigmoid", 18: "Mul"}
+# Opens the model of argv and runs it on a gray image, see `try_in_process`.
+_TRIAL = """
+import sys
+import numpy
+from ai_edge_litert.interpreter import Interpreter
+try:
+    interpreter = Interpreter(sys.argv[1], num_threads=1)
+    interpreter.allocate_tensors()
+    for details in interpreter.get_input_details():
+        interpreter.set_tensor(details["index"], numpy.full(details["shape"], 0.5, details["dtype"]))
+    interpreter.invoke()
+    for details in interpreter.get_output_details():
+        interpreter.get_tensor(details["index"])
+except Exception as error:
+    sys.exit(" ".join(str(error).split()) or type(error).__name__)
+"""
+
+
+class _ChannelsLast(nn.Module):
+    """Maps images (B, H, W, C) to the output of an `ExportModule`, with boxes as fractions of the canvas."""
+
+    def __init__(self, module: ExportModule, output: Tensor, canvas_hw: tuple[int, int], *, layout: str) -> None:
+        """``output``: one of the ``module``, for its shape."""
+        super().__init__()
+        self.module = module
+        self.register_buffer("scale", 1 / box_scale(output.shape, canvas_hw, has_rows=layout == "end2end"))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.module(images.permute(0, 3, 1, 2)) * self.scale
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """One operator of a file, as `engine.formats.int8.Node`."""
+
+    op_type: str
+    input: tuple[str, ...]  # names of tensors
+    output: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.output[0]
+
+
+class LiteRtFormat(ModelFormat):
+    """Files of LiteRT, .tflite."""
+
+    def build(self, graphs: ModelGraphs) -> bytes:
+        """Returns a file without metadata. Raises UserError for a model that litert-torch cannot convert."""
+        config = graphs.config
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder, "program.pt2")
+            model = Path(folder, "model.tflite")
+            _write_program(graphs, program)
+            _run_converter("convert", program, model)
+            program.unlink()
+            rounded = Path(folder, "rounded.tflite")
+            if config.half:
+                _run_converter("round_weights", model, rounded)
+                return rounded.read_bytes()
+            if config.int8:
+                ranges = Path(folder, "ranges.json")
+                ranges.write_text(json.dumps(_measure_ranges(model.read_bytes(), graphs)), encoding="utf-8")
+                _run_converter("quantize", model, ranges, rounded)
+                return rounded.read_bytes()
+            return model.read_bytes()
+
+    def write(self, graph: bytes, path: Path, metadata: ExportMetadata) -> None:
+        """The model reader stops before the archive, and readers of archives look for them from the end."""
+        buffer = io.BytesIO()
+        entries = metadata.as_strings() | {"input_layout": "NHWC", "boxes": "fractions of the canvas"}
+        with zipfile.ZipFile(buffer, "w") as archive:
+            entry = zipfile.ZipInfo(METADATA_FILE)  # without the time
+            archive.writestr(entry, json.dumps(entries, ensure_ascii=False))
+        write_whole(path, graph + buffer.getvalue())
+
+    def open(self, path: Path, device: torch.device) -> Session:
+        import_litert(str(path))
+        if device.type != "cpu":
+            log_cpu_only(path, device)
+        metadata = _read_metadata(path)
+        parsed = parse_metadata(metadata)
+        try_in_process(path, _TRIAL, (path,), "LiteRT")
+        with errors_of_runtime(path):
+            interpreter = _open_interpreter(path)
+            inputs = interpreter.get_input_details()
+            outputs = interpreter.get_output_details()
+        check_ports(path, len(inputs), len(outputs))
+        if inputs[0]["dtype"] != np.float32 or outputs[0]["dtype"] != np.float32:
+            names = f"{np.dtype(inputs[0]['dtype'])} and returns {np.dtype(outputs[0]['dtype'])}"
+            raise UserError(
+                f"{path}: takes {names}, not float images and boxes; export it without integers at its ends"
+            )
+        shape = checked_shape(path, inputs[0]["shape"].tolist())
+        channels_last = shape[3] == parsed.channels
+        batch, channels, height, width = [shape[axis] for axis in ((0, 3, 1, 2) if channels_last else (0, 1, 2, 3))]
+        if batch is None or channels is None or height is None or width is None:
+            raise UserError(f"{path}: its input has no size")
+        check_input_size(path, (batch, channels, height, width))
+        has_rows = parsed.layout == "end2end"
+        if not parsed.is_ours and len(outputs[0]["shape"]) == 3:
+            has_rows = outputs[0]["shape"][1] > outputs[0]["shape"][2]
+        scale = box_scale(tuple(outputs[0]["shape"]), (height, width), has_rows=has_rows)
+        lock = threading.Lock()  # an interpreter serves one caller at a time
+
+        def run(images: Tensor) -> Tensor:
+            pixels = images.to("cpu").permute(0, 2, 3, 1) if channels_last else images.to("cpu")
+            with lock:
+                interpreter.set_tensor(inputs[0]["index"], pixels.contiguous().numpy())
+                interpreter.invoke()
+                output = torch.from_numpy(interpreter.get_tensor(outputs[0]["index"]))
+            return (output * scale).to(images.device)
+
+        return Session(run, metadata, (batch, channels, height, width))
+
+
+def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: bool) -> Tensor:
+    """Returns what makes pixels of the boxes in an output of this shape, float32: (1, 1, columns) if each box
+    ``has_rows``, else (1, rows, 1). Other values stay. An output that is not one of a detector is not scaled."""
+    if len(shape) != 3:
+        return torch.ones(())
+    length = shape[2] if has_rows else shape[1]
+    scale = torch.ones(length)
+    height, width = canvas_hw
+    scale[:4] = torch.tensor([width, height, width, height], dtype=torch.float32)[:length]
+    return scale[None, None] if has_rows else scale[None, :, None]
+
+
+def import_litert(user: str) -> ModuleType:
+    """The package ai-edge-litert. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    return require_package("ai_edge_litert", user, "use another format")
+
+
+def _open_interpreter(model: Path | bytes, **options: Any) -> Any:
+    """Opens a file, or the content of one."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    source = {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
+    interpreter = Interpreter(**source, num_threads=torch.get_num_threads(), **options)
+    interpreter.allocate_tensors()
+    return interpreter
+
+
+def _read_metadata(path: Path) -> dict[str, str]:
+    """Reads the metadata of a file; {} if it has none. Raises UserError for damaged ones, and files of another kind."""
+    with open(path, "rb") as file:
+        if file.read(8)[4:] != FILE_IDENTIFIER:
+            raise UserError(f"{path}: cannot be opened (it is not a TFLite file)")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.getinfo(METADATA_FILE)
+            if entry.file_size > MAX_METADATA_BYTES:
+                raise UserError(f"{path}: damaged metadata ({entry.file_size:,} bytes)")
+            content = json.loads(archive.read(entry))
+    except (zipfile.BadZipFile, KeyError):  # a file of another program: without an archive, or without this file in it
+        return {}
+    except (ValueError, RecursionError, NotImplementedError, EOFError, zlib.error):
+        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} is not JSON)") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _write_program(graphs: ModelGraphs, path: Path) -> None:
+    """Writes the program that `convert` of the converter reads."""
+    config = graphs.config
+    module = graphs.module(half=False)  # with ``half``, the weights are rounded afterwards
+    images = example_images(module, config)
+    height, width = config.imgsz
+    with quiet(), torch.no_grad():
+        wrapped = _ChannelsLast(module, module(images), (height, width), layout=config.layout).eval()
+        program = torch.export.export(wrapped, (), {INPUT: images.permute(0, 2, 3, 1).contiguous()})
+        torch.export.save(program, path)
+
+
+def _run_converter(*arguments: object) -> None:
+    """Runs `litert_converter`. Raises UserError if it fails."""
+    command = [sys.executable, "-P", str(CONVERTER), *map(str, arguments)]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | offline,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CONVERSION_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"--format litert: litert-torch did not end within {CONVERSION_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise UserError(f"--format litert: litert-torch failed ({lines[-1][:300] if lines else done.returncode})")
+
+
+def _measure_ranges(model: bytes, graphs: ModelGraphs) -> dict[str, Any]:
+    """Returns what `quantize` of the converter reads, from the calibration images."""
+    if graphs.calibration is None:
+        raise ValueError("8-bit graphs need calibration images")
+    operators, indices = _read_operators(model)
+    observer = RangeObserver(operators)
+    with quiet():  # this mode warns of the memory that it takes
+        interpreter = _open_interpreter(model, experimental_preserve_all_tensors=True)
+    (input_index,) = [details["index"] for details in interpreter.get_input_details()]
+    for batch in graphs.calibration():
+        interpreter.set_tensor(input_index, np.ascontiguousarray(batch.transpose(0, 2, 3, 1)))
+        interpreter.invoke()
+        for name in observer.names:
+            observer.observe(name, interpreter.get_tensor(indices[name]))
+    ranges = observer.ranges()
+    convolutions = [each.name for each in operators if each.op_type == "Conv" and each.name in ranges]
+    return {"ranges": ranges, "convolutions": convolutions}
+
+
+def _read_operators(model: bytes) -> tuple[list[_Operator], dict[str, int]]:
+    """Reads the operators of a file, in their order, and the index of each tensor by its name."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    content = schema.ModelT.InitFromPackedBuf(model, 0)
+    (graph,) = content.subgraphs
+    names = [tensor.name.decode() for tensor in graph.tensors]
+    operators = []
+    for operator in graph.operators:
+        kind = _KINDS.get(content.operatorCodes[operator.opcodeIndex].builtinCode, "")
+        inputs = tuple(names[index] for index in operator.inputs if index >= 0)
+        outputs = tuple(names[index] for index in operator.outputs)
+        operators.append(_Operator(kind, inputs, outputs))
+    return operators, {name: index for index, name in enumerate(names)}
