@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:

@@ -14,8 +14,9 @@ from pathlib import Path
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
 from tools.child import start
+from tools.continued import folder_of
 from utils.config.flags import flags_of
-from utils.config.search_settings import KfoldConfig, folder_of
+from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.errors import REQUEUE, Stopped, UserError
 from utils.files.locks import FileLock

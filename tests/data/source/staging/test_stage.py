@@ -214,6 +214,20 @@ def test_changes_of_the_original_are_copied(tmp_path):
     assert not (spec.root / "labels" / "train" / "003.txt").exists()
 
 
+@pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
+def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    image = source.parent / "images" / "train" / "001.png"
+    os.utime(image, (year_s, year_s))
+    if image.stat().st_mtime != year_s:
+        pytest.skip("the file system has no such times")
+    for _ in range(2):  # the second only checks the copy
+        spec = stage(source, tmp_path / "stage")
+        copied, original = (load_index(each, "train") for each in (spec, load_dataset_spec(source)))
+        assert copied.fingerprint == original.fingerprint
+        assert (spec.root / "images" / "train" / "001.png").stat().st_mtime == year_s
+
+
 def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
     """Rows with absolute paths, images outside the data set's folder and linked folders are all in the copy."""
     shared, names = tmp_path / "shared", ["light", "dark"]
