@@ -126,15 +126,15 @@ def work(config: TrainConfig, working_folder: str) -> str:
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from tools.training import former_training, wait_for_former  # imports torch
+    from tools.training import previous_training, wait_for_previous  # imports torch
 
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
     plan = None  # rank 0 makes it, and the others receive it
     if rank == 0:
-        wait_for_former(folder)
-        last, done = former_training(folder, config)
+        wait_for_previous(folder)
+        last, done = previous_training(folder, config)
         plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:

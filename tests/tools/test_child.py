@@ -14,7 +14,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from tools.child import start
-from tools.training import TrainingFailed, fitness_by_epoch, former_training, train
+from tools.training import TrainingFailed, fitness_by_epoch, previous_training, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
@@ -63,7 +63,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert (folder / "last.pt").stat().st_mtime_ns == written
     assert [epoch for epoch, _ in fitness_by_epoch(folder / "results.csv", "metrics/AP")] == [1, 2]
     # With --time, the checkpoint says how many epochs fit into the time.
-    assert former_training(folder, replace(config, epochs=100, time=1.0)) == (folder / "last.pt", True)
+    assert previous_training(folder, replace(config, epochs=100, time=1.0)) == (folder / "last.pt", True)
 
 
 def test_why_a_training_failed(tmp_path):
