@@ -105,6 +105,14 @@ class DatasetIndex(LabelArrays):
         """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
 
+    def label_digest(self) -> str:
+        """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the
+        files, which has other paths and modification times, has the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
+
     def path(self, i: int) -> str:
         """Returns the absolute path of image i."""
         return path_of(self.paths[i], self.root)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from models.detector import Detector
 
 
-SPLIT_SEPARATOR = "-"  # in the fingerprint of a run's data: training images, then those of validation
 # Settings that do not change how a run trains, or whose meaning is compared elsewhere: the fingerprint of the data, the
 # values of the recipe.
 _WITHOUT_RESULT = frozenset(
@@ -178,7 +177,9 @@ class RunDescription:
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
-    data: dict[str, str]  # location (`utils.files.folders.describe_location`) and fingerprint of the data set
+    # Location (`utils.files.folders.describe_location`) and fingerprint of the data set, and the label digest of its
+    # validation images.
+    data: dict[str, str]
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
@@ -201,10 +202,14 @@ class RunDescription:
         return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
 
     def validates_like(self, other: RunDescription) -> bool:
-        """Whether the scores of both runs are comparable: on the same images, at the same size."""
-        both_known = bool(self.fingerprint and other.fingerprint)
-        same_images = _val_fingerprint(self) == _val_fingerprint(other) or not both_known
-        return same_images and self.imgsz == other.imgsz
+        """Whether the scores of both runs are comparable: on the same images, at the same size.
+
+        Images are the same if their labels are. Files of the data set that are copied to another machine have other
+        modification times, on which the fingerprint depends.
+        """
+        digests = {self.data.get("val_labels", ""), other.data.get("val_labels", "")}
+        digests.discard("")  # an earlier version, which did not store it
+        return len(digests) < 2 and self.imgsz == other.imgsz
 
     def content(self) -> dict[str, Any]:
         """Returns plain data and tensors, as checkpoint files hold them."""
@@ -217,11 +222,6 @@ class RunDescription:
                 value = asdict(value)
             content[item.name] = value
         return content
-
-
-def _val_fingerprint(description: RunDescription) -> str:
-    """Returns the part of the fingerprint that is of the validation images."""
-    return description.fingerprint.rpartition(SPLIT_SEPARATOR)[2]
 
 
 @dataclass(frozen=True, kw_only=True)

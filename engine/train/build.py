@@ -16,7 +16,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
-from engine.checkpoint.checkpoint import SPLIT_SEPARATOR, Checkpoint, RunDescription
+from engine.checkpoint.checkpoint import Checkpoint, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
@@ -120,12 +120,12 @@ def build_training(
     loaded = loaded_parameters(plan, settings, starting_model, steps)
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
     log_steps(plan, settings, step, steps)
-    fingerprint = data_fingerprint(ctx, loaders)
-    progress = restore_run(ctx, plan.start, step, settings.config, len(loaders.train), fingerprint)
+    identity = data_identity(ctx, loaders)
+    progress = restore_run(ctx, plan.start, step, settings.config, len(loaders.train), identity["fingerprint"])
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack)
-    description = describe_run(run, data, starting_model, step=step, fingerprint=fingerprint, loaded=loaded)
+    description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     keep_best_epoch(ctx, run, checkpointer, progress)
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
@@ -406,11 +406,13 @@ def _described_rates(settings: RunSettings, step: TrainStep) -> str:
     return f"{rate} ({', '.join(reasons)})"
 
 
-def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
-    """Returns what identifies the data of a run, on all ranks that of rank 0: fingerprints depend on modification
-    times, and machines with copies of their own have others."""
-    indexes = (loaders.train.samples.index, loaders.val.samples.index)
-    return broadcast_object(ctx, SPLIT_SEPARATOR.join(index.fingerprint_as_used() for index in indexes))
+def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
+    """Returns what identifies the data of a run, see `RunDescription.data`: on all ranks that of rank 0, as fingerprints
+    depend on modification times, and machines with copies of their own have others."""
+    train = loaders.train.samples.index
+    val = loaders.val.samples.index
+    fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
+    return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
 
 
 def describe_run(
@@ -420,7 +422,7 @@ def describe_run(
     *,
     step: TrainStep,
     loaded: LoadedParameters,
-    fingerprint: str,
+    identity: dict[str, str],
 ) -> RunDescription:
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
@@ -437,7 +439,7 @@ def describe_run(
         bits=spec.pixels.bits,
         hyp=run.hyp,
         config=config,
-        data=location | {"fingerprint": fingerprint},
+        data=location | identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},

@@ -321,12 +321,13 @@ def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
         ({"best": LATER}, {}, -1, []),  # the run repeats epoch 9, and writes the file again
         ({}, {}, -1, []),
         ({"best": replace(BEFORE, epoch=3)}, {"imgsz": 96, "config": TrainConfig(imgsz=96)}, -1, ["best3.pt"]),
-        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "x-other"}}, -1, ["best3.pt"]),
-        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other-y"}}, 3, []),  # other training images
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"val_labels": "other"}}, -1, ["best3.pt"]),
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other", "val_labels": "y"}}, 3, []),  # a copy
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other"}}, 3, []),  # an earlier version
     ],
 )
 def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, files, changes, best, aside):
-    stored = {"imgsz": 64, "data": {"fingerprint": "x-y"}}
+    stored = {"imgsz": 64, "data": {"fingerprint": "x", "val_labels": "y"}}
     for name, progress in files.items():
         saved(tmp_path / f"{name}.pt", progress, **stored)
     checkpoint = saved(tmp_path / "epoch4.pt", BEFORE, **stored)
