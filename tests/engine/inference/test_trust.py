@@ -51,7 +51,7 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
     (ncnn_folder / "model.ncnn.param").write_text("7767517\n1 1\nInput in0 0 1 in0\n")
     out = ["--project", tmp_path / "out"]
     with refused(
-        "disguised.onnx: opening OpenVINO, TorchScript, .pt2 and ncnn files may run code in them; if you "
+        "disguised.onnx: opening OpenVINO, TorchScript, .pt2, ncnn and TFLite files may run code in them; if you "
         "trust its source, use --trust (in Python: trust=True)"
     ):
         load(tmp_path / "disguised.onnx")
