@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
@@ -125,15 +126,15 @@ def work(config: TrainConfig, working_folder: str) -> str:
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from tools.training import former_training, wait_for_former  # imports torch
+    from tools.training import previous_training, wait_for_previous  # imports torch
 
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
     plan = None  # rank 0 makes it, and the others receive it
     if rank == 0:
-        wait_for_former(folder)
-        last, done = former_training(folder, config)
+        wait_for_previous(folder)
+        last, done = previous_training(folder, config)
         plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:

@@ -127,7 +127,8 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
     """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it, a moment later."""
     if ignored.exc_type is KeyboardInterrupt:
-        threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
+        # To the main thread: a signal to the timer's own would not end a call that waits.
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(ignored)
 

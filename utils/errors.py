@@ -111,7 +111,7 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
 
 
 class FailedCheck(UserError):
-    """What the program made did not pass a check. Entry scripts exit with code 1."""
+    """Raised when a result of the program does not pass its check. Entry scripts exit with code 1."""
 
 
 class PeerFailure(UserError):

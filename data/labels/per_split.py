@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
-from data.labels.image_names import ImageNames
+from data.labels.image_names import ImageNames, loose, readings_of
 from data.labels.label_format import ImageFile, LabelRequest, OtherImages
 from utils.errors import UserError, one_line
 from utils.strings import counted
@@ -92,7 +92,7 @@ class LabelsPerSplit:
             finding = Finding(
                 where=f"{self._name}: image {left.entry.image_id}",
                 kind=ABSENT,
-                text=f"{left.entry.file_name} {left.reason}",
+                text=f"{left.entry.file_name.strip() or 'the empty name'} {left.reason}",
                 lost_images=int(left.entry.num_labeled > 0 and owner != ROW),
                 lost_objects=left.entry.num_labeled,
             )
@@ -178,13 +178,13 @@ class _Owners:
         self._others = others
 
     def owner(self, file_name: str) -> str:
-        if self._missing_here.find(file_name):
+        if self._others.missing and self._missing_here.find(file_name):
             return ROW
-        if self._missing_elsewhere.find(file_name):
+        if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
             return ELSEWHERE
-        here = self._agreement(file_name, self._folders_here)
-        elsewhere = self._agreement(file_name, self._folders_elsewhere)
-        if here == elsewhere or not len(self._folders_elsewhere):
+        here = self._folders_here.agreement(file_name) if self._has_others else 0
+        elsewhere = self._folders_elsewhere.agreement(file_name) if self._has_others else 0
+        if here == elsewhere:
             return ANY
         return HERE if here > elsewhere else ELSEWHERE
 
@@ -197,20 +197,33 @@ class _Owners:
         return ImageNames(self._others.missing_elsewhere)
 
     @cached_property
-    def _folders_here(self) -> ImageNames:
-        return _folders_of(self._images)
+    def _has_others(self) -> bool:
+        return any(image.key for image in self._others.images)
 
     @cached_property
-    def _folders_elsewhere(self) -> ImageNames:
-        return _folders_of([image for image in self._others.images if image.key])
+    def _folders_here(self) -> _ImageFolders:
+        return _ImageFolders(self._images)
 
-    def _agreement(self, file_name: str, folders: ImageNames) -> int:
-        return max((folders.agreement(file_name, i) for i in range(len(folders))), default=0)
+    @cached_property
+    def _folders_elsewhere(self) -> _ImageFolders:
+        return _ImageFolders([image for image in self._others.images if image.key])
 
 
-def _folders_of(images: Sequence[ImageFile]) -> ImageNames:
-    """Returns an image of each folder."""
-    return ImageNames(list({image.name.rpartition("/")[0]: image.name for image in images}.values()))
+class _ImageFolders:
+    """Compares the folders of file names with those of images."""
+
+    def __init__(self, images: Sequence[ImageFile]) -> None:
+        image_of = {image.name.rpartition("/")[0]: image.name for image in images}
+        names_of: dict[str, list[str]] = {}  # an image of each folder, by the folder's own name
+        for folder, name in image_of.items():
+            names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
+        self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
+
+    def agreement(self, file_name: str) -> int:
+        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
+        fits = [self._images_of[last] for last in last_folders if last in self._images_of]
+        return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)
 
 
 def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
@@ -222,7 +235,9 @@ def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
     fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
     for i, numbers in _claims(fits, entry_at).items():
         # A file of several splits may name images of another one that has the same file names in another folder.
-        best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
+        best = numbers[0]
+        if len(numbers) > 1:
+            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
         entry_at[i] = entries[best]
     count = len(request.images)
     of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
@@ -244,18 +259,18 @@ def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
 
 
 def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the image whose key is the file name of an entry, by the entry's position. An image has
-    the first such entry."""
+    """Returns the position of the image whose key is the file name of an entry, by the entry's position. Of several
+    entries of an image, the first that has annotations is taken: without these, it would be a background."""
     key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
     by_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
-    positions: dict[int, int] = {}
-    taken: set[int] = set()
+    number_of: dict[int, int] = {}  # positions of entries by those of images
     for number, entry in enumerate(entries):
         i = by_key.get(os.path.normpath(entry.file_name))
-        if i is not None and i not in taken:
-            positions[number] = i
-            taken.add(i)
-    return positions
+        if i is None:
+            continue
+        if i not in number_of or (entry.num_labeled and not entries[number_of[i]].num_labeled):
+            number_of[i] = number
+    return {number: i for i, number in number_of.items()}
 
 
 def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:

@@ -67,6 +67,10 @@ class SplitImages:
             if not visit.entries and is_image(visit.path, suffixes):
                 message = "an empty folder, not a file; left out"
                 self.findings.append(Finding(prefix.rstrip("/") or ".", BAD_IMAGE, message, lost_images=1))
+            for entry in visit.hidden:
+                if is_image(entry.name, suffixes) and query(entry.is_file):
+                    message = "is hidden, as its name begins with a dot; rename it"
+                    self.findings.append(Finding(prefix + entry.name, UNSUPPORTED, message))
             key_base = relative_name(visit.path, folder)
             key_prefix = "" if key_base == "." else f"{key_base}/"
             others = self._add_entries(visit.entries, prefix, key_prefix, suffixes)
@@ -161,15 +165,14 @@ def images_as_far_as_listed(spec: DatasetSpec, split: str, folders: Folders) -> 
 def other_images(spec: DatasetSpec, split: str, found: SplitImages, folders: Folders) -> OtherImages:
     """Returns the images besides those of ``split`` (``found``) that its label file may name."""
     this = spec.split(split)
-    # A split of the same folders has no other images.
-    others = [
-        name
-        for name, source in spec.splits.items()
-        if source.annotations == this.annotations and source.images != this.images
-    ]
+    others = []
     images: dict[str, ImageFile] = {}
     missing: list[str] = []
-    for other in others:
+    for other, source in spec.splits.items():
+        is_same = _real_paths(source.images) == _real_paths(this.images)  # it has no other images
+        if source.annotations != this.annotations or is_same:
+            continue
+        others.append(other)
         found_there = images_as_far_as_listed(spec, other, folders)
         images |= {image.name: image._replace(stamp=None) for image in found_there.images.values()}
         missing += found_there.missing
@@ -183,6 +186,10 @@ def other_images(spec: DatasetSpec, split: str, found: SplitImages, folders: Fol
         missing_elsewhere=missing,
         is_first=not any(splits.index(other) < splits.index(split) for other in others),
     )
+
+
+def _real_paths(entries: Iterable[Path]) -> list[str]:
+    return sorted(map(os.path.realpath, entries))
 
 
 def images_beside(spec: DatasetSpec, split: str, known: Collection[str], folders: Folders) -> list[str]:
@@ -201,7 +208,7 @@ def images_beside(spec: DatasetSpec, split: str, known: Collection[str], folders
         place_entries = list(folders.entries(str(place)).values())
         inner = [Path(entry.path) for entry in place_entries if query(entry.is_dir)]
         below = itertools.chain.from_iterable(walk(path) for path in inner if path not in split_entries)
-        visits = itertools.chain([Visit(str(place), "", place_entries)], below)
+        visits = itertools.chain([Visit(str(place), "", place_entries, [])], below)
         for visit in itertools.islice(visits, _MAX_FOLDERS):
             prefix = folders.name_in(visit.path)
             names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}

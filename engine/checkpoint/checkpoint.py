@@ -192,7 +192,7 @@ class RunDescription:
         return self.data.get("fingerprint", "")
 
     def trains_like(self, other: RunDescription) -> bool:
-        """Whether the steps of a run that is described like this give what they gave in the run of ``other``."""
+        """Whether a run with this description computes the same steps as the run of ``other``."""
         ignored = MAY_DIFFER | _WITHOUT_RESULT | _COMPARED_BY_CONTENT
         other_config = asdict(other.config)
         same_config = all(
@@ -201,7 +201,7 @@ class RunDescription:
         return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
 
     def validates_like(self, other: RunDescription) -> bool:
-        """Whether the scores of both runs can be compared: those of the same images, seen at the same size."""
+        """Whether the scores of both runs are comparable: on the same images, at the same size."""
         both_known = bool(self.fingerprint and other.fingerprint)
         same_images = _val_fingerprint(self) == _val_fingerprint(other) or not both_known
         return same_images and self.imgsz == other.imgsz

@@ -97,26 +97,30 @@ class Evaluators:
 
     def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
         """Returns the scores of the epoch that was sent last, on rank 0; None if they are late, and on other ranks."""
-        if not self._is_busy:
+        if not self._is_busy or not self._wait_for_scores(should_stop):
             return None
-        patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
-        deadline = time.monotonic() + patience_s
-        while not self._store.check([self._scores_key]):
-            self._find_failure()
-            if self._failure or should_stop():
-                return None
-            if time.monotonic() > deadline:
-                get_logger().warning(
-                    "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead",
-                    self._epoch,
-                )
-                return None
-            time.sleep(POLL_S)
         scores = self._receive()
         self._evaluator.preview = scores.preview
         self._evaluator.detections = scores.detections
         self._evaluator.shown = scores.shown
         return scores.result
+
+    def _wait_for_scores(self, should_stop: Callable[[], bool]) -> bool:
+        """Waits until the scores are there. Returns False if they are late, or will not come."""
+        patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
+        deadline = time.monotonic() + patience_s
+        while not self._store.check([self._scores_key]):
+            self._find_failure()
+            if self._failure or should_stop():
+                return False
+            if time.monotonic() > deadline:
+                get_logger().warning(
+                    "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead",
+                    self._epoch,
+                )
+                return False
+            time.sleep(POLL_S)
+        return True
 
     @property
     def _weights_key(self) -> str:

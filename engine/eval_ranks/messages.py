@@ -37,7 +37,7 @@ _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the evaluating processes must know of the run. Tensors are on the CPU."""
+    """What the evaluating processes need to know about the run. Tensors are on the CPU."""
 
     settings: RunSettings
     source: DataSource

@@ -64,6 +64,7 @@ INT8 = Tolerance(min_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True,
 
 
 def tolerance_of(config: ExportConfig) -> Tolerance:
+    """Returns what is allowed for the precision of an export."""
     if config.int8:
         return INT8
     return FLOAT16 if config.half else FLOAT32
@@ -97,7 +98,7 @@ class Parity:
         )
 
     def violations(self, allowed: Tolerance) -> list[str]:
-        """Returns a message for each value that is out of tolerance. A NaN is."""
+        """Returns a message for each value that is out of tolerance, as NaN always is."""
         messages = []
         if not self.matched:
             messages.append("it has none of the checkpoint's detections")

@@ -194,20 +194,20 @@ def _open_interpreter(model: Path | bytes, **options: Any) -> Any:
 
 def _read_metadata(path: Path) -> dict[str, str]:
     """Reads the metadata of a file; {} if it has none. Raises UserError for damaged ones, and files of another kind."""
-    with open(path, "rb") as file:
-        if file.read(8)[4:] != FILE_IDENTIFIER:
-            raise UserError(f"{path}: cannot be opened (it is not a TFLite file)")
+    content = path.read_bytes()
+    if content[4:8] != FILE_IDENTIFIER:
+        raise UserError(f"{path}: cannot be opened (it is not a TFLite file)")
+    if METADATA_FILE.encode() not in content:  # a file of another program
+        return {}
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entry = archive.getinfo(METADATA_FILE)
             if entry.file_size > MAX_METADATA_BYTES:
                 raise UserError(f"{path}: damaged metadata ({entry.file_size:,} bytes)")
-            content = json.loads(archive.read(entry))
-    except (zipfile.BadZipFile, KeyError):  # a file of another program: without an archive, or without this file in it
-        return {}
-    except (ValueError, RecursionError, NotImplementedError, EOFError, zlib.error):
-        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} is not JSON)") from None
-    return content if isinstance(content, dict) else {}
+            metadata = json.loads(archive.read(entry))
+    except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError, EOFError, zlib.error):
+        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} cannot be read)") from None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _write_program(graphs: ModelGraphs, path: Path) -> None:

@@ -10,19 +10,19 @@ from utils.config.export_formats import EXPORT_FORMATS
 
 
 def load_format(name: str) -> ModelFormat:
-    """The format ``name``, a key of `EXPORT_FORMATS`. Its module is imported now."""
+    """Imports and returns the format ``name``, a key of `EXPORT_FORMATS`."""
     module, _, class_name = EXPORT_FORMATS[name].implementation.rpartition(".")
     return getattr(importlib.import_module(f"{__package__}.{module}"), class_name)()
 
 
 def format_of(path: str | Path) -> str | None:
-    """Name of the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
+    """Returns the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
     paths, such as checkpoints."""
     path = Path(path)
     is_folder = path.is_dir()
     for name, entry in EXPORT_FORMATS.items():
         if is_folder:
-            matches = entry.member and (path.name.endswith(entry.suffix) or any(path.glob(f"*{entry.member}")))
+            matches = entry.member and (path.name.endswith(entry.suffix) or _holds_model(path, entry.member))
         else:
             matches = path.name.lower().endswith(entry.member or entry.suffix)
         if matches:
@@ -30,8 +30,14 @@ def format_of(path: str | Path) -> str | None:
     return None
 
 
+def _holds_model(folder: Path, member: str) -> bool:
+    """Returns whether a file whose name ends with ``member`` has weights beside it: other programs write .xml files,
+    too, such as annotations."""
+    return any(file.with_suffix(".bin").is_file() for file in folder.glob(f"*{member}"))
+
+
 def folder_of(path: Path) -> Path:
-    """The folder that export.py wrote if ``path`` is a file in it, otherwise ``path``."""
+    """Returns the folder that export.py wrote if ``path`` is a file in it, otherwise ``path``."""
     name = format_of(path)
     is_member = name is not None and EXPORT_FORMATS[name].member and not path.is_dir()
     return path.parent if is_member and (path.parent / "metadata.yaml").is_file() else path

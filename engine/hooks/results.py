@@ -113,7 +113,7 @@ class EpochResults(Hook):
 
 @dataclass(frozen=True)
 class _SharedScores:
-    """What all ranks learn from a validation, whose result rank 0 alone has."""
+    """The part of a validation result that all ranks get; the whole result is on rank 0 only."""
 
     fitness: float
     class_ap: np.ndarray  # (C,)

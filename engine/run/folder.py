@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shlex
 import shutil
 import traceback
 from collections.abc import Sequence
@@ -22,12 +24,13 @@ from utils.files.locks import FileLock
 from utils.files.previous_run import is_other_data, previous_data
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.program import write_result
+from utils.program import resume_flag, write_result
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
 
@@ -74,11 +77,21 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack)
 def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None:
     """Locks the folder of a run that continues, until ``stack`` is closed. Every rank must call this.
 
-    Raises UserError when another process trains the run.
+    Raises UserError when another process trains the run, or its folder is read-only.
     """
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and folder.is_dir():
-            stack.callback(_lock(folder).release)
+            try:
+                lock = _lock(folder)
+            except OSError as error:
+                if error.errno not in _READ_ONLY:
+                    raise
+                reason = (error.strerror or str(error)).lower()
+                raise UserError(
+                    f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and "
+                    f"continue the copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
+                ) from None
+            stack.callback(lock.release)
 
 
 def _lock(folder: Path) -> FileLock:

@@ -103,9 +103,7 @@ def resumed_config(
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
     ignored = set(changes)
-    if "time" in explicit_flags and current.time and current.time == stored.time:
-        # The run has this limit already, which decides about the number of epochs since its first one: torchrun
-        # restarts with the flags of then.
+    if _has_time_limit_already(stored, current, explicit_flags):
         ignored.add("epochs")
     messages = []
     for name in sorted(set(explicit_flags) - ignored):
@@ -123,6 +121,12 @@ def resumed_config(
         changes["time"] = 0.0
         messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
     return dataclasses.replace(stored, **changes), messages
+
+
+def _has_time_limit_already(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> bool:
+    """Whether the command line gives the ``--time`` that has decided about the number of epochs since the first one of
+    the run: torchrun restarts with the flags of then, and ``--epochs`` among them would undo that."""
+    return "time" in explicit_flags and current.time > 0 and current.time == stored.time
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
@@ -204,27 +208,28 @@ def keep_best_epoch(ctx: DistributedContext, run: TrainingRun, checkpointer: Che
     if not isinstance(run.start, ContinuedRun) or progress.best_epoch < 0:
         return
     checkpoint = run.start.checkpoint
-    is_comparable = checkpointer.description.validates_like(checkpoint)
-    is_known = False
-    if ctx.is_main:
-        is_known = is_comparable and checkpointer.has_best(progress)
-        if not is_known:
-            if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
-                _set_best_aside(checkpointer)
-            is_known = is_comparable and checkpointer.restore_best(progress)
+    is_known = _recover_best(checkpointer, checkpoint, progress) if ctx.is_main else False
     if broadcast_object(ctx, is_known):
         return
-    reason = f"{checkpointer.best} is not of epoch {progress.best_epoch}" if is_comparable else "validation has changed"
-    get_logger().info("resume: %s, so the next epoch that is validated is the best so far", reason)
+    get_logger().info(
+        "resume: there is no best.pt of epoch %d with comparable scores; the next validated epoch is the best so far",
+        progress.best_epoch,
+    )
     progress.best_epoch = -1
     progress.best_fitness = -1.0
 
 
-def _set_best_aside(checkpointer: Checkpointer) -> None:
-    """Keeps a best.pt that the run would overwrite, though it has no such epoch."""
-    path = checkpointer.set_best_aside()
-    if path is not None:
-        get_logger().info("resume: %s is kept as %s", checkpointer.best, path.name)
+def _recover_best(checkpointer: Checkpointer, checkpoint: Checkpoint, progress: Progress) -> bool:
+    """Makes best.pt that of the best epoch in ``progress``. Returns False if that is not possible, or if its scores say
+    nothing about those that follow."""
+    is_comparable = checkpointer.description.validates_like(checkpoint)
+    if is_comparable and checkpointer.has_best(progress):
+        return True
+    if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
+        kept = checkpointer.set_best_aside()
+        if kept is not None:
+            get_logger().info("resume: %s is kept as %s", checkpointer.best, kept.name)
+    return is_comparable and checkpointer.restore_best(progress)
 
 
 def resumed_position(

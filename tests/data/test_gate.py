@@ -316,6 +316,54 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         assert index.report.problems == 0
 
 
+@pytest.mark.parametrize("position", [0, 20])
+def test_of_two_entries_of_an_image_the_one_with_annotations_is_taken(root, position):
+    """With the other one, the image would be a background."""
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content["images"].insert(position, {**content["images"][0], "id": 7}))
+    index = load(path)
+    assert np.diff(index.offsets).tolist() == [2] * 20
+    assert index.report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("written", [" {}.png ", "./{}.png", "images\\train\\{}.png", "{}%2Epng"])
+def test_names_of_images_are_read_as_tools_write_them(root, written):
+    path = describe(root, "coco")
+    edit_json(root, entries("images", lambda e: e.update(file_name=written.format(e["file_name"][:2]))))
+    assert load(path).report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("name", ["", " ", "/", "..", "images/", "a\0b.png"])
+def test_names_that_are_none_are_named_and_counted(root, name):
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content["images"][0].update(file_name=name))
+    (loss,) = load(path).report.ledger.losses
+    assert (loss.images, loss.objects) == (1, 2)
+    assert "instances.json: image 100: " in loss.example
+
+
+def test_two_names_of_one_folder_have_the_same_images(root):
+    """The JSON names images without their folder, and the splits name it by way of a link and without."""
+    (root / "link").symlink_to("images/train")
+    path = describe(root, "coco", train="link")
+    for split in ("train", "val"):
+        index = load(path, split)
+        assert len(index) == 20
+        assert index.report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("reader", ["yolo", "coco"])
+def test_a_hidden_image_is_named(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    (root / "images/train/00.png").rename(root / "images/train/.00.png")
+    (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
+    (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
+    assert len(load(path)) == 19
+    (said,) = [line for line in caplog.messages if "1 file left out" in line]
+    assert said.endswith("first images/train/.00.png: is hidden, as its name begins with a dot; rename it")
+
+
 def in_two_lists(root: Path) -> Path:
     """Sixteen images are for training; a row of the list names the one that is missing."""
     for split, names in (("train", IMAGES[:16]), ("val", IMAGES[16:])):

@@ -87,8 +87,13 @@ def test_run_folders_count_up(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
     (tmp_path / "runs").write_text("")
     (tmp_path / "exp").write_text("")
-    for folder, exist_ok in (("runs", False), ("runs", True), (".", True), ("/proc/x", False)):
-        with refused():
+    for folder, exist_ok, message in (
+        ("runs", False, "runs/exp: a file of this name exists; choose another --project or --name"),
+        ("runs", True, "runs/exp: a file of this name exists; choose another --project or --name"),
+        (".", True, "exp: a file of this name exists; choose another --project or --name"),
+        ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project"),
+    ):
+        with refused(message):
             increment_path(tmp_path / folder, "exp", exist_ok)
 
 
@@ -102,6 +107,7 @@ def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
     def main(_: object) -> None:
         Callback()
         time.sleep(20)
+        pytest.fail("Ctrl-C has not ended the call that waits")
 
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -197,7 +197,8 @@ def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) ->
         name = path.relative_to(base).as_posix() if base else path.name
         entries.append({"id": number, "file_name": name, "width": width, "height": height})
         for box in picked.boxes:
-            w, h = box.x2 - box.x1, box.y2 - box.y1
+            w = box.x2 - box.x1
+            h = box.y2 - box.y1
             annotation = {
                 "id": len(annotations) + 1,
                 "image_id": number,

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from tools.continued import check_started_once
 from utils.config.parser import parse_config
-from utils.config.search_settings import KfoldConfig, check_started_once
+from utils.config.search_settings import KfoldConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from tools.continued import check_started_once
 from utils.config.parser import parse_config
-from utils.config.search_settings import SearchConfig, check_started_once
+from utils.config.search_settings import SearchConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 from utils.machine.packages import require_package

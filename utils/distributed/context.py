@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.distributed.launch import read_launch
-from utils.distributed.rendezvous import join
+from utils.distributed.rendezvous import Membership, join
 from utils.distributed.store_barrier import StoreBarrier
 from utils.entrypoint import line_about
 from utils.errors import PeerFailure, Stopped, UserError, first_line
@@ -30,20 +30,10 @@ _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by p
 
 
 @dataclass(frozen=True)
-class DistributedContext:
-    """One process's position in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
+class DistributedContext(Membership):
+    """One process's position in the run, and the devices that it uses."""
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    device: torch.device
-    backend: str  # "" when there is no process group
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
-    store: dist.Store | None = field(default=None, repr=False, compare=False)
-    launcher: str = ""  # identifies the torchrun process that started this one; "" without torchrun
-    eval_ranks: int = 0  # processes that are not among these, but validate for them
     # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 

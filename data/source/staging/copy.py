@@ -52,7 +52,7 @@ class StagePlan:
     splits: tuple[str, ...]
     names: list[str]  # sorted
     sizes: np.ndarray  # int64 (F,), bytes
-    mtimes_ns: np.ndarray  # int64 (F,)
+    mtimes_ns: list[int]  # Python integers: a time after the year 2262 has more than 64 bits
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
     originals: dict[str, Original]  # by split
     folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
@@ -116,7 +116,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         splits=tuple(splits),
         names=names,
         sizes=np.array([stamps[n].size for n in names], np.int64),
-        mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
+        mtimes_ns=[stamps[n].mtime_ns for n in names],
         lists=lists,
         originals=originals,
         folders=tuple(dict.fromkeys(folders)),
@@ -132,7 +132,7 @@ class StageCopy:
         self.plan = plan
         self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
         self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
-        self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
+        self._stamps = [FileStamp(int(size), mtime_ns) for size, mtime_ns in zip(plan.sizes, plan.mtimes_ns)]
         self._written: set[int] = set()  # whole files in ``incoming``
         self._synced_at = time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -70,16 +70,24 @@ def test_the_names_may_be_in_another_order_and_classes_chosen(root):
     assert index.names == ("glow", "light")
     truth = index.ground_truth()
     np.testing.assert_array_equal(truth.classes[truth.crowd].reshape(6, 1)[:, 0], [0] * 3 + [1] * 3)
-    with refused():
+    with refused("both.yaml: 'train' has 8 images and no object of the class other; there is nothing to train on"):
         load(spec.use_classes(["other"]))
 
 
 def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     """Every image would be a region to ignore, and nothing background."""
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
-    with refused():
+    with refused(
+        "both.yaml: 'train' has no image in which all objects of 'x' are labeled: of the classes that are "
+        "merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or "
+        "--single-cls)"
+    ):
         load(merged)
-    with refused():
+    with refused(
+        "both.yaml: 'train' has no image in which all objects of 'object' are labeled: of the classes "
+        "that are merged into it, each data set leaves one out; label them, or do not merge them "
+        "('classes:' or --single-cls)"
+    ):
         load(spec_of(root), single_cls=True)
     load(spec_of(root, classes={"light": "x", "dark": "x"}))  # a labels both
     load(spec_of(root).use_classes(["dark"]), single_cls=True)
@@ -120,7 +128,7 @@ def test_messages_and_the_report_name_the_part(root, caplog, monkeypatch):
 
 
 def test_the_same_classes_need_no_regions(root):
-    with refused():
+    with refused("both.yaml: 'train' joins other data sets, which are not copied; name one, or leave out --stage"):
         list_split(spec_of(root), "train")
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
     assert not load(spec_of(root)).crowd.any()
@@ -139,19 +147,29 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        {"train": ["a/data.yaml", "images"]},
-        {"train": ["a/data.yaml", "c/data.yaml"]},
-        {"train": ["both.yaml"]},
-        {"test": ["a/data.yaml"]},
-        {"train": ["a/data.yaml", "a/../a/data.yaml"]},
-        {"annotations": "c.json"},
-        {"names": ["light", "dark"]},
+        (
+            {"train": ["a/data.yaml", "images"]},
+            "both.yaml: train: .../images: not a YAML of a data set; name YAMLs only, or folders and lists only",
+        ),
+        (
+            {"train": ["a/data.yaml", "c/data.yaml"]},
+            "both.yaml: train: .../c/data.yaml: not a YAML of a data set; name YAMLs only, or folders and lists only",
+        ),
+        (
+            {"train": ["both.yaml"]},
+            "both.yaml: train: data sets join each other in a cycle: .../both.yaml -> .../both.yaml; remove one of "
+            "these entries",
+        ),
+        ({"test": ["a/data.yaml"]}, "a/data.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
+        ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, "both.yaml: train: joins .../a/data.yaml twice; name it once"),
+        ({"annotations": "c.json"}, "both.yaml: train: joins other data sets; 'annotations' belong in their YAMLs"),
+        ({"names": ["light", "dark"]}, "both.yaml: names: without 'glow', a class of a data set that it joins; add it"),
     ],
 )
-def test_mistakes_are_one_line(root, content):
-    with refused():
+def test_mistakes_are_one_line(root, content, message):
+    with refused(message):
         spec_of(root, **content)
 
 
@@ -201,7 +219,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
     twice = load_dataset_spec(data)
-    with refused():
+    with refused("a/data.yaml: two of its classes are 'x' of old.pt; merge them with 'classes:'"):
         twice.extended(("x",), "old.pt")
 
 

@@ -185,17 +185,23 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"imgsz": 100},
-        {"imgsz": 640_000_000},
-        {"batch_size": 1, "ctx": rank_of(0, 2)},
-        {"quad": True, "batch_size": 6},
-        {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
+        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
+        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
+        (
+            {"batch_size": 1, "ctx": rank_of(0, 2)},
+            "--batch-size 1: is the total over 2 processes, and each needs at least one image; use 2 or more",
+        ),
+        ({"quad": True, "batch_size": 6}, "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
+        (
+            {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
+            "--quad with --batch-size 8 on 4 processes: needs a multiple of 16",
+        ),
     ],
 )
-def test_impossible_loader_settings_are_one_line(open_loader, options):
-    with refused():
+def test_impossible_loader_settings_are_one_line(open_loader, options, message):
+    with refused(message):
         open_loader(**options)
 
 

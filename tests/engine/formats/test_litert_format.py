@@ -135,24 +135,16 @@ def test_export_val_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture, fl
     assert len(result.boxes)
 
 
-def shorten(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def end_early(content: bytes) -> bytes:
-    return content[:-5]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (shorten, "cannot be opened"),
+        (lambda content: content[: len(content) // 2], "cannot be opened"),
         (lambda content: content[:7], "it is not a TFLite file"),
         (lambda content: b"", "it is not a TFLite file"),
         (lambda content: b"\xff" * 8 + content[8:], "it is not a TFLite file"),
         (lambda content: b"\xff" * 4 + content[4:], "cannot be opened"),
         (lambda content: content.replace(b'"names"', b'"names', 1), "damaged metadata"),
-        (lambda content: content.replace(b"[64, 96]", b"[64, 0 ]", 1), "damaged metadata"),
+        (lambda content: content[:-5], "damaged metadata"),
     ],
 )
 def test_a_damaged_file_is_one_line(tiny, tmp_path: Path, change, message: str):
@@ -171,6 +163,12 @@ def test_the_metadata_follow_the_model(tmp_path: Path):
     assert parse_metadata(litert_format._read_metadata(tmp_path / FILE)) == metadata
     (tmp_path / FILE).write_bytes(model)  # of another program
     assert litert_format._read_metadata(tmp_path / FILE) == {}
+    LiteRtFormat().write(model, tmp_path / FILE, metadata)
+    content = (tmp_path / FILE).read_bytes()
+    for damaged in (content[:-5], content.replace(b"names", b"nemas", 1), content[: len(model) + 60]):
+        (tmp_path / FILE).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"^{tmp_path / FILE}: damaged metadata"):
+            litert_format._read_metadata(tmp_path / FILE)
 
 
 def test_box_scale():

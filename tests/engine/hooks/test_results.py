@@ -185,10 +185,18 @@ def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
-@pytest.mark.parametrize("text", ["a\n0\n", "folder", "pipe", "device"])
-def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n0\n", "results.csv: not a results file of this program; move it away"),
+        ("folder", "results.csv: cannot be read (is a folder, not a file); move it away"),
+        ("pipe", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
+        ("device", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
+    ],
+)
+def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text, message):
     path = tmp_path / "results.csv"
     special = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
     special.get(text, lambda: path.write_text(text))()
-    with refused():
+    with refused(message):
         ResultsCsv(path)

@@ -3,6 +3,7 @@ evaluator (motmetrics). Without these packages the tests are skipped."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import weakref
@@ -36,8 +37,11 @@ from utils.config.settings import OBJECT_TRACKERS
 from utils.drawing.draw import class_colors
 from utils.errors import UserError
 
-supervision = pytest.importorskip("supervision")
-trackers = pytest.importorskip("trackers")
+# Imported where they are used: they take seconds, and every process of pytest-xdist reads this file.
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("supervision", "trackers")),
+    reason="needs supervision and trackers",
+)
 
 THRESHOLD = 0.5
 
@@ -92,6 +96,9 @@ def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Pre
 
 def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
     """Ids and boxes of ByteTrack without this program."""
+    import supervision
+    import trackers
+
     tracker = trackers.ByteTrackTracker(
         frame_rate=FPS, track_activation_threshold=THRESHOLD, high_conf_det_threshold=THRESHOLD
     )
@@ -144,6 +151,8 @@ def test_every_tracker_follows_most_objects(name, predictor, frames, video):
 
 def test_sources_of_frames_give_the_same(predictor, frames, video, tmp_path):
     """A folder of images, its glob and an iterable of arrays have the rate of 30 frames per second."""
+    import trackers
+
     expected = [result.boxes.data.tolist() for result in predictor.track(frames[i].image for i in range(60))]
     folder = write_images(tmp_path / "images", frames[:60])
     for source in (folder, f"{folder}/*.png", sorted(folder.iterdir())):
@@ -183,6 +192,8 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
 
 def test_the_tracker_of_a_finished_sequence_is_dropped(predictor, frames, video, tmp_path):
     """Whether it is a video or a folder."""
+    import trackers
+
     for name in ("a", "b", "c"):
         write_images(tmp_path / name, frames[:6])
         (tmp_path / name / "clip.mp4").write_bytes(video.read_bytes())
@@ -238,6 +249,8 @@ def test_skipped_frames_of_live_streams_are_told(frames):
 
 
 def test_tracked_results(predictor, video, tmp_path):
+    import supervision
+
     result = list(predictor.track(video))[20]
     boxes = result.boxes
     assert boxes.is_track

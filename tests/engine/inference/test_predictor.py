@@ -291,7 +291,7 @@ def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it
     threads = set(threading.enumerate())
     stream = predictor.stream(tmp_path)
     assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
-    with refused():
+    with refused("does not fit"):
         next(stream)
     assert set(threading.enumerate()) <= threads
     stream = predictor.stream(tmp_path)
@@ -364,7 +364,7 @@ def test_a_fixed_canvas(weights, predictor):
     np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
     corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
     np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)
-    with refused():
+    with refused("--imgsz 64: .../best.pt takes 32x96 pixels (height x width) only"):
         Predictor(fixed, imgsz=64)
 
 
@@ -425,16 +425,49 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "message"),
     [
-        *(np.zeros(shape, np.uint8) for shape in ((4, 4, 3), (2, 4, 4, 3), (0, 4), (4, 4, 2))), np.zeros((4, 4)),
-        *(torch.full((3, 4, 4), value) for value in (255.0, float("nan"), 0)), torch.zeros(4, 4),
-        "nowhere.jpg", "https://example.com/a.jpg", ".", "clip.mp4", "", ["", "a.jpg"], 7, ["nowhere.jpg", None],
-        [np.zeros((4, 4), np.uint8), None],
+        (
+            np.zeros((4, 4, 3), np.uint8),
+            "image0.jpg: the order of an array's colors is unknown; give color='bgr' (images from cv2) or color='rgb'",
+        ),
+        (np.zeros((2, 4, 4, 3), np.uint8), "image0.jpg: has shape (2, 4, 4, 3); expected (H, W) or (H, W, channels)"),
+        (np.zeros((0, 4), np.uint8), "image0.jpg: an empty array of shape (0, 4)"),
+        (
+            np.zeros((4, 4, 2), np.uint8),
+            "image0.jpg: 2 channels; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in "
+            "the YAML",
+        ),
+        (np.zeros((4, 4)), "image0.jpg: an array of float64; give uint8, from 0 to 255"),
+        (
+            torch.full((3, 4, 4), 255.0),
+            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
+        ),
+        (
+            torch.full((3, 4, 4), float("nan")),
+            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
+        ),
+        (torch.full((3, 4, 4), 0), "image0.jpg: a tensor of torch.int64; give uint8, or float in [0, 1]"),
+        (torch.zeros(4, 4), "image0.jpg: a tensor of shape (4, 4); expected (3, H, W) or (B, 3, H, W)"),
+        ("nowhere.jpg", "nowhere.jpg: no such image"),
+        (
+            "https://example.com/a.jpg",
+            "https://example.com/a.jpg: images are not downloaded; save it and give the path of the file",
+        ),
+        (".", ".: is a folder; give a list of files, or use stream() or detect.py"),
+        ("clip.mp4", "clip.mp4: is a video; use stream(), which yields a result for each frame, or detect.py"),
+        ("", ": is a folder; give a list of files, or use stream() or detect.py"),
+        (["", "a.jpg"], ": is a folder; give a list of files, or use stream() or detect.py"),
+        (7, "image0.jpg: int is not an image; give a path, numpy array, PIL image, torch tensor or a list"),
+        (["nowhere.jpg", None], "nowhere.jpg: no such image"),
+        (
+            [np.zeros((4, 4), np.uint8), None],
+            "image1.jpg: NoneType is not an image; give a path, numpy array, PIL image, torch tensor or a list",
+        ),
     ],
-)  # fmt: skip
-def test_unusable_images_are_one_line(predictor, source):
-    with refused():
+)
+def test_unusable_images_are_one_line(predictor, source, message):
+    with refused(message):
         predictor(source)
 
 
@@ -449,29 +482,66 @@ def test_odd_shapes(predictor, shape):
     assert result.plot().shape == (*shape[:2], 3)
 
 
+WRONG_TYPE = "classes, imgsz, max_det: must be a list of class numbers or names, and whole numbers, got "
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "message"),
     [
-        *({"imgsz": value} for value in (70, (64, 64), 64.0)), *({"max_det": value} for value in (0, 2.5)),
-        *({"classes": value} for value in ([2], ["disk"], ["x"], 0, "0", [0.5])), {"save": True}, {"stream": True},
-        {"agnostic_nms": True}, {"cnf": 0.1}, {"batch_size": -1}, {"device": 7}, {"color": "BGR"}, {"conf": 25},
-        {"iou": -0.1}, {"conf": "high"},
+        ({"imgsz": 70}, "--imgsz 70: not a multiple of the model's stride 32; use 64 or 96"),
+        ({"imgsz": (64, 64)}, f"{WRONG_TYPE}None, (64, 64) and ..."),
+        ({"imgsz": 64.0}, f"{WRONG_TYPE}None, 64.0 and ..."),
+        ({"max_det": 0}, "max_det: must be at least 1, got 0"),
+        ({"max_det": 2.5}, f"{WRONG_TYPE}None, ... and 2.5"),
+        ({"classes": [2]}, "--classes 2: the model has classes 0 to 1"),
+        ({"classes": ["disk"]}, "--classes disk: the model has no class of this name (did you mean 'disc'?)"),
+        ({"classes": ["x"]}, "--classes x: the model has no class of this name; its classes: disc, ring"),
+        ({"classes": 0}, f"{WRONG_TYPE}0, ..."),
+        ({"classes": "0"}, f"{WRONG_TYPE}'0', ..."),
+        ({"classes": [0.5]}, f"{WRONG_TYPE}[0.5], ..."),
+        ({"save": True}, "save=True: unknown; results have save()"),
+        ({"stream": True}, "stream=True: unknown; model.stream(source) yields the results one by one"),
+        ({"agnostic_nms": True}, "agnostic_nms=True: unknown (did you mean 'agnostic'?)"),
+        ({"cnf": 0.1}, "cnf=0.1: unknown (did you mean 'conf'?)"),
+        ({"batch_size": -1}, "batch_size: must be at least 0, got -1"),
+        ({"device": 7}, "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
+        ({"color": "BGR"}, "color: must be 'rgb' or 'bgr', got 'BGR'"),
+        ({"conf": 25}, "conf: must be between 0 and 1, got 25"),
+        ({"iou": -0.1}, "iou: must be between 0 and 1, got -0.1"),
+        ({"conf": "high"}, "conf: must be between 0 and 1, got 'high'"),
     ],
-)  # fmt: skip
-def test_unfit_settings_are_one_line(weights, predictor, settings, monkeypatch):
+)
+def test_unfit_settings_are_one_line(weights, predictor, settings, message, monkeypatch):
+    """They are those of a call, and but for two also of `load`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused():
+    with refused(message):
         predictor(picture(), **{"color": "rgb"} | settings)
     if not {"batch_size", "color"} & set(settings):
-        with refused():
+        with refused(message):
             load(weights, **{"device": "cpu"} | settings)
 
 
-@pytest.mark.parametrize("arguments", [("nowhere.pt",), ("",), (None,), ("yolov8nn",), ("best.pt", "0,1")])
-def test_models_that_cannot_be_opened(arguments, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("nowhere.pt",),
+            "nowhere.pt: neither a file nor the name of public weights; public weights: yolox_nano, "
+            "yolox_tiny, yolox_s, yolox_m, yolox_l, yolox_x, yolov9t, yolov9s, yolov9m, yolov9c, yolov5n, "
+            "yolov5s, yolov5m, yolov5l, yolov5x, yolov5n6, yolov5s6, yolov5m6, yolov5l6, yolov5x6, yolov8n, "
+            "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
+            "yolo26s, yolo26m, yolo26l, yolo26x",
+        ),
+        (("",), "'': is not a path; give a checkpoint, an exported file, or the name of public weights"),
+        ((None,), "None: is not a path; give a checkpoint, an exported file, or the name of public weights"),
+        (("yolov8nn",), "yolov8nn: neither a file nor the name of public weights (did you mean 'yolov8n'?)"),
+        (("best.pt", "0,1"), "--device 0,1: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
+    ],
+)
+def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path, device = (*arguments, "cpu")[:2]
-    with refused():
+    with refused(message):
         load(path, device=device)
 
 
@@ -494,12 +564,16 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
     pillow = pytest.importorskip("PIL.Image")
     cv2.imwrite(str(tmp_path / "a.png"), picture())
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:400])
-    for source in (pillow.new("RGB", (0, 10)), pillow.new("F", (8, 8)), pillow.open(tmp_path / "a.png")):
-        with refused():
+    for source, message in (
+        (pillow.new("RGB", (0, 10)), "image0.jpg: an empty image of 0x10 pixels"),
+        (pillow.new("F", (8, 8)), "image0.jpg: PIL mode F has no defined range; convert it to L or RGB"),
+        (pillow.open(tmp_path / "a.png"), "a.png: cannot be decoded (image file is truncated)"),
+    ):
+        with refused(message):
             predictor(source)
-    with refused():
+    with refused("vid_stride: must be at least 1, got 0"):
         predictor.stream("clip.mp4", vid_stride=0)
-    with refused():
+    with refused("amp: must be one of auto, off, bf16, fp16, got 'bfloat16'"):
         load(weights, device="cpu", amp="bfloat16")
 
 

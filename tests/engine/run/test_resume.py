@@ -105,7 +105,10 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
         checkpoint = Checkpoint(**STORED | {"progress": Progress(epoch=epoch)})
         write_checkpoint(checkpoint.content(), tmp_path / name)
     check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
-    with refused():
+    with refused(
+        "epoch1.pt: the run has gone on to epoch 3 (.../last.pt), and resuming here would overwrite it; "
+        "to go back anyway, move last.pt elsewhere first"
+    ):
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
     (tmp_path / "last.pt").write_bytes(b"damaged")
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
@@ -179,11 +182,22 @@ def test_a_run_has_the_device_of_the_process_that_resumes_it():
     assert resumed_config(stored, TrainConfig(), ())[0].device == TrainConfig().device
 
 
-@pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
-def test_what_a_run_cannot_change_is_refused(name, old, new):
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("freeze", [1], [2], "--freeze [2]: the run being resumed has [1]; start a new run with --weights"),
+        (
+            "classes",
+            ["car"],
+            ["bus"],
+            "--classes ['bus']: the run being resumed has ['car']; start a new run with --weights",
+        ),
+    ],
+)
+def test_what_a_run_cannot_change_is_refused(name, old, new, message):
     before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
     assert resumed_config(before, before, {name}) == (before, [])
-    with refused():
+    with refused(message):
         resumed_config(before, now, {name})
 
 

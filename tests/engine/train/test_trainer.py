@@ -100,17 +100,23 @@ class Watch(Hook):
 
 
 def build(
-    *hooks: Hook, progress: Progress | None = None, hyp: Hyperparameters | None = None, epochs: int = 2, **settings
+    *hooks: Hook,
+    progress: Progress | None = None,
+    hyp: Hyperparameters | None = None,
+    signals: StopSignals | None = None,
+    epochs: int = 2,
+    **settings,
 ) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    return trainer_of(
-        TrainingRun(folder=Path(), settings=settings, start=NewRun()), step, progress or Progress(), *hooks
-    )
+    run = TrainingRun(folder=Path(), settings=settings, start=NewRun())
+    return trainer_of(run, step, progress or Progress(), *hooks, signals=signals)
 
 
-def trainer_of(run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Hook) -> Trainer:
+def trainer_of(
+    run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Hook, signals: StopSignals | None = None
+) -> Trainer:
     loader = Loader()
     return Trainer(
         run=run,
@@ -118,7 +124,7 @@ def trainer_of(run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Ho
         loader=loader,
         steps=step_plan(run.config, len(loader)),
         progress=progress,
-        control=RunControl(step.ctx, Watchdog(StopSignals())),
+        control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
         checkpointer=Saves(),
         hooks=hooks,
     )
@@ -152,14 +158,15 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
     Without a signal, the same error is a bug."""
     configure_logging(True)
     watch = Watch()
-    trainer = build(watch)
+    signals = StopSignals()
+    trainer = build(watch, signals=signals)
     trainer.checkpointer.last = tmp_path / "last.pt"
     take = TrainStep.__call__
 
     def step(self, batches, counts, updates, **options) -> None:
         if updates == 3:
             if signal_name:
-                setattr(trainer.control._signals, signal_name, True)
+                setattr(signals, signal_name, True)
             raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
         take(self, batches, counts, updates, **options)
 
@@ -292,12 +299,14 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
 
 
 def test_a_signal_saves_and_ends_without_the_last_calls():
+    signals = StopSignals()
+
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
-            trainer.control._signals.stop |= trainer.progress.updates == 1
+            signals.stop |= trainer.progress.updates == 1
 
     watch = Watch()
-    trainer = build(Signals(), watch, epochs=9)
+    trainer = build(Signals(), watch, signals=signals, epochs=9)
     with pytest.raises(Stopped) as stopped:
         trainer.fit()
     assert stopped.value.code == REQUEUE

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
+from utils.distributed.spawn import killed_by
 
 PROGRAM = """
 import os, signal, sys, time
@@ -39,7 +40,6 @@ if __name__ == "__main__":
         ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
-        ("os.kill(os.getpid(), 40)", 2, "error: process 1 of 2 was killed by signal 40; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
         ("raise ValueError('a bug')", 2, "ValueError: a bug"),
         ("'nothing'", 0, ""),
@@ -58,6 +58,10 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
     assert time.monotonic() - begun < 50
+
+
+def test_a_signal_without_a_name_is_described_by_its_number():
+    assert killed_by(40) == "killed by signal 40; is there enough memory?"
 
 
 @pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])
