@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class ResultFiles:
         self._track_stem_of = UniqueStems()
         self._track_files: set[Path] = set()
         self._last_index: dict[str, int] = {}  # of the newest frame written, by path
-        self._predictions = PredictionsFile(run_dir) if config.save_json else None
+        self._predictions = PredictionsFile(run_dir / "predictions.json") if config.save_json else None
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
     def add(self, drawn: DrawnFrame, table: DetectionTable) -> None:
@@ -123,8 +123,9 @@ class ResultFiles:
         """Finishes the files that hold several frames."""
         self._videos.close()
         if self._predictions is not None:
+            self._written.add(self._predictions.path)
             with contextlib.closing(self._predictions):
-                self._predictions.write(self._written.add(self.run_dir / "predictions.json"))
+                self._predictions.write()
 
 
 class PredictionsFile:
@@ -133,8 +134,9 @@ class PredictionsFile:
     The ids of images are their stems, or numbers if all stems are numbers, which only the last image tells.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._rows = tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder)  # noqa: SIM115 (closed by `close`)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows = tempfile.TemporaryFile("w+", encoding="utf-8", dir=path.parent)  # noqa: SIM115 (see `close`)
         self._stems: list[str] | None = []  # of all images, while they are numbers; None: one is not
 
     def add(self, stem: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -143,14 +145,15 @@ class PredictionsFile:
             self._stems.append(stem)
             if image_ids_of([stem]) == (stem,):
                 self._stems = None
-        self._rows.writelines(json.dumps(row) + "\n" for row in rows)
+        with self._named_errors():
+            self._rows.writelines(json.dumps(row) + "\n" for row in rows)
 
-    def write(self, path: Path) -> None:
+    def write(self) -> None:
         """Writes the file, a list of the rows."""
         ids = dict(zip(self._stems, image_ids_of(self._stems))) if self._stems else {}
-        self._rows.seek(0)
-        separator = "["
-        with atomic_write(path) as file:
+        with self._named_errors(), atomic_write(self.path) as file:
+            self._rows.seek(0)
+            separator = "["
             for line in self._rows:
                 row = json.loads(line)
                 row["image_id"] = ids.get(row["image_id"], row["image_id"])
@@ -160,4 +163,15 @@ class PredictionsFile:
             file.write(b"[]" if separator == "[" else b"\n]")
 
     def close(self) -> None:
-        self._rows.close()
+        """Removes the temporary file."""
+        with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+            self._rows.close()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Makes errors of the temporary file, which has no name, those of ``path``."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self.path)
+            raise
