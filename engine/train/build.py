@@ -407,7 +407,7 @@ def _described_rates(settings: RunSettings, step: TrainStep) -> str:
 
 
 def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
-    """Returns what identifies the data of a run, see `RunDescription.data`: on all ranks that of rank 0, as fingerprints
+    """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
     depend on modification times, and machines with copies of their own have others."""
     train = loaders.train.samples.index
     val = loaders.val.samples.index
