@@ -9,6 +9,11 @@ the next; the exit status is then 2, and the last line counts such files.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import signal
 import sys
 from collections.abc import Sequence

@@ -6,6 +6,11 @@ python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 from collections.abc import Sequence
 
 from utils.config.parser import parse_config

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,7 +47,7 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     if evaluates(config.eval_ranks):
-        from engine.commands.eval_rank import evaluate_for_others
+        from engine.eval_ranks.process import evaluate_for_others
 
         evaluate_for_others(config, explicit_flags)  # does not return
     return _train(config, explicit_flags, signals)

@@ -7,6 +7,11 @@ torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import sys
 from collections.abc import Sequence
 

@@ -23,14 +23,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 from tools.child import start  # noqa: E402 (imports need ROOT)
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.distributed.spawn import free_port  # noqa: E402
 from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, first_line  # noqa: E402
+from utils.errors import REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
+from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.program import start_of  # noqa: E402
 
@@ -55,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
@@ -119,15 +126,15 @@ def work(config: TrainConfig, working_folder: str) -> str:
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
 
-    from tools.training import former_training, wait_for_former  # imports torch
+    from tools.training import previous_training, wait_for_previous  # imports torch
 
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
     plan = None  # rank 0 makes it, and the others receive it
     if rank == 0:
-        wait_for_former(folder)
-        last, done = former_training(folder, config)
+        wait_for_previous(folder)
+        last, done = previous_training(folder, config)
         plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:

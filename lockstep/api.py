@@ -27,8 +27,9 @@ from lockstep.run import Run
 from tools.child import start
 from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
-from utils.errors import INTERRUPTED, REQUEUE, UserError
+from utils.errors import REQUEUE, UserError
 from utils.files.paths import normal_path
+from utils.interrupts import INTERRUPTED
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import start_of
 

@@ -20,18 +20,12 @@ import torch
 from utils.logger import _early_lines, get_logger
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
-from tests.helpers.messages import MESSAGES, key_of  # noqa: E402
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew-messages", action="store_true", help="write tests/messages.txt: tests.helpers.messages")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    MESSAGES.renew = config.getoption("renew_messages")
     os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start: their number decides how sums are rounded
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -42,33 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
     config.add_cleanup(session.close)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Compares the messages that a test provokes with those of tests/messages.txt."""
-    with MESSAGES.of_test(item):
-        return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not any("::" in argument for argument in config.args):
-        MESSAGES.collected = [key_of(item) for item in items]
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if MESSAGES.renew and hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["messages"] = (MESSAGES.provoked, MESSAGES.collected)
-    elif MESSAGES.renew:
-        MESSAGES.write()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object) -> None:
-    """A process of pytest-xdist has ended."""
-    provoked, MESSAGES.collected = getattr(node, "workeroutput", {}).get("messages", ({}, []))
-    MESSAGES.provoked |= provoked
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,11 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import io
 import json
 import os
@@ -61,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--max-bad {options.max_bad:g}: must be from 0 to 1")
     if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
         raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: must be at least 1")
     spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
     write_set(
         spec,

@@ -14,13 +14,15 @@ from pathlib import Path
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
 from tools.child import start
+from tools.continued import folder_of
 from utils.config.flags import flags_of
-from utils.config.search_settings import KfoldConfig, folder_of
+from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.errors import REQUEUE, Stopped, UserError
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
+from utils.interrupts import INTERRUPTED
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals
@@ -75,8 +77,8 @@ def train(
     Raises TrainingFailed, UserError if another process trains in ``folder``, and Stopped if a signal to this process or
     to the child has ended the training, which can be resumed.
     """
-    wait_for_former(folder)
-    checkpoint, has_ended = former_training(folder, config)
+    wait_for_previous(folder)
+    checkpoint, has_ended = previous_training(folder, config)
     resume = None if checkpoint is None else str(checkpoint)
     config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
     last_reported = 0
@@ -113,7 +115,7 @@ def train(
     return True
 
 
-def wait_for_former(folder: Path) -> None:
+def wait_for_previous(folder: Path) -> None:
     """Waits until a training in ``folder`` whose parent was killed has saved. Raises UserError if it does not end."""
     if folder.is_dir():
         with FileLock(folder / LOCK_NAME) as lock:
@@ -122,7 +124,7 @@ def wait_for_former(folder: Path) -> None:
                 raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
 
 
-def former_training(folder: Path, config: TrainConfig) -> tuple[Path | None, bool]:
+def previous_training(folder: Path, config: TrainConfig) -> tuple[Path | None, bool]:
     """Returns the checkpoint in ``folder`` to resume from, if there is one, and whether its training has ended.
 
     Without a checkpoint, removes the files of a training that ended before its first one. Raises TrainingFailed if the

@@ -5,6 +5,11 @@ python -m tools.weights yolov8n.pt yolov8n.safetensors
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.files.folders import cache_folder
+from utils.interrupts import INTERRUPTED, raise_on_interrupt
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
@@ -60,6 +61,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     sys.unraisablehook = _not_raised
     try:
         try:
+            raise_on_interrupt()
             main(argv)
         except SystemExit:  # --help, or issues that tools.check has found
             _check_output()
@@ -80,11 +82,20 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except BrokenPipeError:
         sys.exit(PIPE_CLOSED)
     except Exception as error:
-        line = explanation(error) or _refusal(error)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python < 3.12 wraps one that comes while a class is made
+            sys.exit(INTERRUPTED)
+        line = line_about(error)
         if line is None:
             write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
         _fail(line)
+
+
+def line_about(error: BaseException) -> str | None:
+    """Returns the line that `run_main` prints about an error, or None if it is a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    return explanation(error) or _refusal(error)
 
 
 def _check_output() -> None:
@@ -96,7 +107,7 @@ def _check_output() -> None:
         raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 
 
-def _refusal(error: Exception) -> str | None:
+def _refusal(error: BaseException) -> str | None:
     """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
@@ -116,7 +127,8 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
     """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it, a moment later."""
     if ignored.exc_type is KeyboardInterrupt:
-        threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
+        # To the main thread: a signal to the timer's own would not end a call that waits.
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(ignored)
 

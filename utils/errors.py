@@ -11,7 +11,6 @@ from collections.abc import Iterator
 MAX_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
 REQUEUE = 75  # exit code of a run that a signal has stopped: EX_TEMPFAIL of sysexits.h
-INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 # Control characters, line and paragraph separators, and those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
@@ -112,7 +111,7 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
 
 
 class FailedCheck(UserError):
-    """What the program made did not pass a check. Entry scripts exit with code 1."""
+    """Raised when a result of the program does not pass its check. Entry scripts exit with code 1."""
 
 
 class PeerFailure(UserError):

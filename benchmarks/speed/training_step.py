@@ -49,6 +49,7 @@ def build_step(
 
     from engine.optim.schedule import step_plan
     from engine.run.run import RunSettings
+    from engine.train.step import FullBatch
     from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.parser import hyperparameters_from
@@ -65,9 +66,8 @@ def build_step(
         RunSettings(config, hyp),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        pretrained={},
-        plan=step_plan(config, epoch_batches=100 if images else 1),
-        images=config.batch_size,
+        steps=step_plan(config, epoch_batches=100 if images else 1),
+        batch=FullBatch(config.batch_size),
     )
 
 

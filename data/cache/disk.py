@@ -164,7 +164,7 @@ class _Writer:
         """Decodes a shard of the images on each node.
 
         Returns False on all nodes, having done nothing, if their data sets differ or another run is filling a file on
-        one of them.
+        one of them. A complete file is neither locked nor changed: it may be in a read-only folder.
         """
         import torch.distributed as dist
 
@@ -172,13 +172,13 @@ class _Writer:
         names = [f"node {n}" for n in range(leaders.group_size)]
         title = f"disk_cache/{leaders.handle.group_name}"
         with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier, self.lock:
-            is_locked = not self.lock.acquire()
-            local = _stored_images(self.path, len(self.index))
+            is_usable = _is_complete(self.path) or not self.lock.acquire()
+            local = _stored_images(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
             barrier.wait_all()
             states: list = [None] * leaders.group_size
-            dist.all_gather_object(states, (self.path.name, is_locked, np.packbits(local)), group=leaders.handle)
+            dist.all_gather_object(states, (self.path.name, is_usable, np.packbits(local)), group=leaders.handle)
             have_same_data = len({name for name, _, _ in states}) == 1
-            if not have_same_data or not all(locked for _, locked, _ in states):
+            if not have_same_data or not all(usable for _, usable, _ in states):
                 return False
             stored = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for _, _, bits in states])
             images = exchange_items(
@@ -258,7 +258,8 @@ def _is_complete(path: Path) -> bool:
 def _stored_images(path: Path, count: int) -> np.ndarray:
     """Returns which images are in the file, bool (count,).
 
-    Removes a file that is damaged, or has changed since it was complete.
+    Removes a file that is damaged, or has changed since it was complete: the caller holds its lock, unless it is
+    complete.
     """
     import lmdb
 

@@ -155,11 +155,9 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: Inde
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    file_lists: list[Sequence[ImageFile | LabelFile]] = [listing.images, listing.labels]
-    if listing.others:
-        file_lists.append(listing.others)
-    for files in file_lists:
+    files: Sequence[ImageFile | LabelFile]
+    for files in (listing.images, listing.labels, listing.others.images):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
-    digest.update(json.dumps(listing.findings).encode())
+    digest.update(json.dumps([listing.findings, *listing.others[1:]]).encode())
     return digest.hexdigest()

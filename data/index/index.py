@@ -25,7 +25,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 7  # increase it when the arrays or their meaning change
+CACHE_VERSION = 8  # increase it when the arrays or their meaning change
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "boxes_xywh_px": (np.float64, (4,)),
@@ -104,6 +104,14 @@ class DatasetIndex(LabelArrays):
     def fingerprint_as_used(self) -> str:
         """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
+
+    def label_digest(self) -> str:
+        """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the
+        files, which has other paths and modification times, has the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
 
     def path(self, i: int) -> str:
         """Returns the absolute path of image i."""

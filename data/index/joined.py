@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +21,9 @@ from utils.strings import FlatStrings, counted, listed
 def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> LoadedSplit:
     """Joins the loaded parts of a split. A class that a part does not label is ignored in its images."""
     names = spec.as_labeled().names
-    indexes = [part.index for part in loaded]
-    for part, index in zip(spec.split(split).parts, indexes):
+    parts = spec.split(split).parts
+    indexes = [each.index for each in loaded]
+    for part, index in zip(parts, indexes):
         labeled = set(index.names)
         missing = [name for name in names if name not in labeled]
         if missing:
@@ -37,7 +37,9 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
             "%s: data sets that %s joins share %s, which count more than once", split, spec.source, shared
         )
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
-    lines = (_line_relative_to(spec.root, line, index.root) for index in indexes for line in index.report.lines)
+    lines = [
+        _line_of_part(line, split, part, spec) for part, index in zip(parts, indexes) for line in index.report.lines
+    ]
     ledger = Ledger.joined([index.report.ledger for index in indexes])
     index = DatasetIndex(
         names=names,
@@ -48,14 +50,17 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
-    scans = tuple(scan for part in loaded for scan in part.scans)
-    return LoadedSplit(index.recounted(), scans=scans, is_joined=True)
+    scans = tuple(scan for each in loaded for scan in each.scans)
+    too_much_lost = next((each.too_much_lost for each in loaded if each.too_much_lost), "")
+    return LoadedSplit(index.recounted(), scans=scans, is_joined=True, too_much_lost=too_much_lost)
 
 
-def _line_relative_to(root: Path, line: str, part_root: Path) -> str:
-    """Rewrites a line of a report, which begins with a file name relative to ``part_root``, for ``root``."""
+def _line_of_part(line: str, split: str, part: DatasetSpec, spec: DatasetSpec) -> str:
+    """Rewrites a line of the report of ``part``, which begins with a file name relative to its folder, or with the
+    split if it is about all of it, for the data set that joins it."""
     location, separator, rest = line.partition(": ")
-    return relative_name(path_of(location, part_root), root) + separator + rest
+    path = part.source if location == split else path_of(location, part.root)
+    return relative_name(path, spec.root) + separator + rest
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

@@ -20,7 +20,8 @@ from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABE
 from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from data.source.files import Listing, shards_of, unread_files
+from data.source.files import Listing, shards_of
+from data.source.split_images import unread_files
 from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger
@@ -50,59 +51,78 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tu
 
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """Reads a split, reports what is lost, and returns it with the index as a run uses it."""
+    """Reads a split as a run uses it. Refuses it if there is nothing to learn from."""
+    loaded = _load_judged(spec, split, settings, title=split, is_check=is_check)
+    index = loaded.index
+    if loaded.has_labels and not loaded.too_much_lost:  # else it has been refused, or a check has warned
+        refuse(_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
+    if loaded.is_joined:
+        refuse(_without_backgrounds(index, spec, split), is_check=is_check)
+    source = source_name(spec, split, settings.single_cls, settings.fraction)
+    return replace(loaded, index=replace(index, source=source))
+
+
+def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
+    """Reads a split or a part of one, judges and reports what is lost of all that was labeled, and only then selects
+    what the run uses. ``title``: the split in log messages."""
     source_split = "train" if spec.held_out and split == "val" else split
     loaded = _read(spec, source_split, settings, is_check=is_check)
-    still_merges = settings.single_cls and not loaded.is_single_cls
-    index = as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges))
-    report_note = _report_note(loaded, index)
-    get_logger().info("%s: %s%s%s", split, index.report.summary(), loaded.note, report_note)
-    if loaded.is_joined:
-        refuse(_without_objects(index, "", spec, split) or _without_backgrounds(index, spec, split), is_check=is_check)
-    else:
+    report_note = _report_note(loaded)
+    if not loaded.is_joined:
         loss = _too_much_lost(loaded.index.report, spec, source_split, settings.max_bad, report_note)
         refuse(loss, is_check=is_check)
+        loaded = replace(loaded, too_much_lost=loss)
+    still_merges = settings.single_cls and not loaded.is_single_cls
+    index = as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges))
+    if not index.report.problems:  # as of a held-out part
+        report_note = ""
+    get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
+    if not loaded.is_joined:
         if split == source_split:  # losses of a held-out part are reported with the training split
-            _warn_of_losses(loaded, spec, split, loss)
-        if not loss and loaded.has_labels:
-            refuse(_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
+            _warn_of_losses(loaded, spec, title)
         if source_split == "train" and not is_check:  # a check reports its use
             _warn_of_background_class(index, spec)
-    return replace(
-        loaded, index=replace(index, source=source_name(spec, split, settings.single_cls, settings.fraction))
-    )
+    return replace(loaded, index=index)
 
 
 def _read(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
     """Reads all usable images of a split, with the classes of the labels."""
-    parts = spec.split(split).parts
-    if parts:
-        part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-        return joined(spec, split, [_load(part, split, part_settings, is_check=is_check) for part in parts])
+    if spec.split(split).parts:
+        return _read_parts(spec, split, settings, is_check=is_check)
     shards = shards_of(spec, split)
     if shards:
         return from_shards(shards, spec, is_check=is_check)
     return from_files(spec, split, settings, is_check=is_check)
 
 
-def _report_note(loaded: LoadedSplit, index: DatasetIndex) -> str:
-    """Returns where the report of the scan is, for messages; "" if there is none, or nothing in it is about
-    ``index``."""
+def _read_parts(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
+    """Reads the data sets that a split joins. What is lost is judged part by part, as a small part may be of one kind;
+    whether there are objects is not: a part may have backgrounds only."""
+    part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
+    loaded = []
+    for part in spec.split(split).parts:
+        title = f"{split} of {part.source}"
+        loaded.append(_load_judged(part, split, part_settings, title=title, is_check=is_check))
+    return joined(spec, split, loaded)
+
+
+def _report_note(loaded: LoadedSplit) -> str:
+    """Returns where the report of the scan is, for messages; "" if there is none, or nothing in it."""
     path = loaded.report_path
-    if path is None or not index.report.problems or not path.exists():
+    if path is None or not loaded.index.report.problems or not path.exists():
         return ""
     return f"; report: {path}"
 
 
-def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, split: str, too_much_lost: str) -> None:
-    """Logs what was corrected, misread and lost, unless ``too_much_lost`` already says so, and which files are
-    unusual."""
-    loss_warning = too_much_lost or _warn(loaded.index.report, split)
+def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, title: str) -> None:
+    """Logs what was corrected, misread and lost, unless a check has warned of too much that is lost, and which files
+    are unusual."""
+    loss_warning = loaded.too_much_lost or _warn(loaded.index.report, title)
     if loaded.listing is not None and loaded.has_labels:
-        _warn_of_files(loaded.listing, spec, split, loss_warning)
+        _warn_of_files(loaded.listing, spec, title, loss_warning)
 
 
-def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, loss_warning: str) -> None:
+def _warn_of_files(listing: Listing, spec: DatasetSpec, title: str, loss_warning: str) -> None:
     """Logs label files in unusual places, files that are not read, and missing label files. Kinds of findings that
     ``loss_warning`` names are not repeated."""
     if listing.taken:
@@ -110,25 +130,25 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, split: str, loss_warning
         count = counted(len(listing.taken), "label file")
         if look_alike(Path(label).stem, Path(image).stem):
             label, image = ascii(label), ascii(image)
-        get_logger().info("%s: %s with another name or folder than usual, first %s of %s", split, count, label, image)
+        get_logger().info("%s: %s with another name or folder than usual, first %s of %s", title, count, label, image)
     if listing.hidden:
         message = "%s: %s left out, which symbolic links show under another name with the same labels"
-        get_logger().info(message, split, counted(listing.hidden, "image"))
+        get_logger().info(message, title, counted(listing.hidden, "image"))
     for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         findings = [finding for finding in listing.findings if finding.kind == kind]
         if findings and kind not in loss_warning:
             first = findings[0]
-            get_logger().warning("%s: %s: %d, first %s: %s", split, kind, len(findings), first.where, first.text)
+            get_logger().warning("%s: %s: %d, first %s: %s", title, kind, len(findings), first.where, first.text)
     unread = unread_files(listing.findings)
     if unread:
-        get_logger().warning("%s: %s", split, unread_summary(unread))
+        get_logger().warning("%s: %s", title, unread_summary(unread))
     missing = [file.name for file in listing.labels if file.stamp is None]
     if len(missing) > MAX_UNLABELED * len(listing.labels):
         shown = listed([path_of(name, spec.root) for name in missing], 3)
         get_logger().warning(
             "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
             "files to avoid this warning",
-            split,
+            title,
             len(missing),
             len(listing.labels),
             shown,
@@ -188,15 +208,15 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     )
 
 
-def _warn(report: ScanReport, split: str) -> str:
+def _warn(report: ScanReport, title: str) -> str:
     """Logs what was corrected, what is probably misread, and what is lost. Returns the line about losses, or ""."""
     for note in report.notes:
-        get_logger().info("%s: %s", split, note)
+        get_logger().info("%s: %s", title, note)
     for advice in report.advice:
-        get_logger().warning("%s: %s", split, advice)
+        get_logger().warning("%s: %s", title, advice)
     lost = warning(report.ledger)
     if lost:
-        get_logger().warning("%s: %s", split, lost)
+        get_logger().warning("%s: %s", title, lost)
     return lost
 
 

@@ -25,10 +25,11 @@ class LoadedSplit:
     report_path: Path | None = None  # where the report of a scan may be
     is_single_cls: bool = False  # its classes are merged into one already
     is_joined: bool = False  # its parts have been reported and checked against ``max_bad`` one by one
+    too_much_lost: str = ""  # for a check: the message about more losses than ``max_bad``, of which it has warned
 
     @property
     def has_labels(self) -> bool:
-        """Whether any image has a label file."""
+        """Whether any image has a label file, as far as is known."""
         return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
 
 

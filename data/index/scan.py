@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from data.image_io.decode import orientation_of
 from data.image_io.verify import HiddenDamageError, check_image
 from data.index.index import DatasetIndex, IndexArrays, Scan, select_arrays
 from data.index.index_settings import IndexSettings
+from data.index.outcomes import Outcomes, decide_outcomes
 from data.labels import findings as kinds
 from data.labels.clean import (
     CLASS,
@@ -34,7 +34,7 @@ from data.labels.clean import (
 )
 from data.labels.findings import Finding
 from data.labels.image_names import loose
-from data.labels.label_format import LabelSource
+from data.labels.label_format import LabelRequest, LabelSource
 from data.labels.ledger import Ledger
 from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
@@ -78,49 +78,89 @@ def scan_split(
     """Reads a listed split. Suspicious images, images of unusual kinds, and `SAMPLED` others are decoded; if one of the
     latter is damaged, or with ``decode_all``, all are. Raises UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
-    source = listing.label_format.read([*listing.images, *listing.others], listing.labels, spec.root, names)
+    request = LabelRequest(listing.images, listing.labels, spec.root, names, listing.others)
+    source = listing.label_format.read(request)
     images = _read_images(spec, split, source, settings, decode_all=decode_all)
     image_hw = np.array([image.size_hw for image in images], np.int32)
-    table = np.concatenate([image.table for image in images])
-    found = [finding for image in images for finding in image.findings]
+    table, found = _labels_for_sizes(images, image_hw, spec, source)
     named_otherwise = _named_otherwise(source, images)
     found += named_otherwise
 
-    stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
-    if stated_hw:
-        table, problems = fit_to_images(table, image_hw, stated_hw, partial(_orientation, spec, source))
-        found += [_finding(source, image, problem) for image, problem in problems]
-    unknown = [f for f in found if f.kind == kinds.UNKNOWN_CLASS]
-    ids_advice = ids_from_1([f.class_id for f in unknown], table[:, CLASS], len(spec.names))
+    unknown = [finding for finding in found if finding.kind == kinds.UNKNOWN_CLASS]
+    ids_advice = ids_from_1([finding.class_id for finding in unknown], table[:, CLASS], len(spec.names))
     box_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     box_advice = box_advice or beyond_images(table, image_hw, normalized=source.normalized)
-    advice = [ids_advice, box_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
-    if len(named_otherwise) > _MAX_NAMED_OTHERWISE_FRACTION * len(images):
-        count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
-        first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
-        advice.append(f"{count} name another image than they are called like, which decides; first {first}")
-    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
     boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(box_advice))
     found += [_finding(source, image, problem) for image, problem in problems]
-    found += _unusable_labels(found, boxes, source)
-    found.sort(key=lambda f: (f.image, f.line))
-    _check_labels_fit(unknown, found, len(boxes.image), spec, split, ids_advice)
+    outcomes = decide_outcomes(found, boxes, source, [image.num_labeled or 0 for image in images])
+    _check_labels_fit(unknown, outcomes.findings, len(boxes.image), spec, split, ids_advice)
 
-    found = _with_costs(found, [image.num_labeled or 0 for image in images])
-    findings = [*listing.findings, *source.findings, *misread, *found]
-    numbers, arrays = _usable(image_hw, boxes, found)
+    advice = [ids_advice, box_advice, too_dark(max(image.largest for image in images), spec.pixels.bits)]
+    advice.append(_advice_if_named_otherwise(named_otherwise, images))
+    notes = _notes(outcomes.findings, images)
+    unlisted = _unlisted_images(source, listing)
+    if unlisted and len(source.images) < len(listing.images) / 2 and not _shares_folders(spec, split):
+        advice.append(f"{unlisted}: is it the label file of these images?")
+    elif unlisted:
+        notes.append(unlisted)
+    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
+    findings = [*listing.findings, *source.findings, *misread, *outcomes.findings]
+    arrays = _used_arrays(image_hw, boxes, outcomes)
+    numbers = np.flatnonzero(outcomes.is_used)
     ledger = Ledger.of(findings, used_images=len(numbers), used_objects=len(arrays["classes"]))
+    report = ScanReport.of(findings, ledger, notes)
     ids = source.image_ids
     index = DatasetIndex(
         names=class_names(spec, settings.single_cls),
         root=spec.root,
         paths=FlatStrings.of(source.images[i].name for i in numbers),
         **arrays,
-        report=ScanReport.of(findings, ledger, notes=_notes(found, images)),
+        report=report,
         image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in numbers),
         category_ids=source.category_ids,
     )
-    return Scan(spec, index.recounted(), source, np.array(numbers, np.int64), findings)
+    return Scan(spec, index.recounted(), source, numbers, findings)
+
+
+def _labels_for_sizes(
+    images: list[ScannedImage], image_hw: np.ndarray, spec: DatasetSpec, source: LabelSource
+) -> tuple[np.ndarray, list[Finding]]:
+    """Returns the rows of all images, float64 (R, 10), computed for the images' own sizes where the labels state other
+    ones; and what has been found so far."""
+    table = np.concatenate([image.table for image in images])
+    found = [finding for image in images for finding in image.findings]
+    stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
+    if not stated_hw:
+        return table, found
+    table, problems = fit_to_images(table, image_hw, stated_hw, partial(_orientation, spec, source))
+    found += [_finding(source, image, problem) for image, problem in problems]
+    return table, found
+
+
+def _advice_if_named_otherwise(named_otherwise: list[Finding], images: list[ScannedImage]) -> str:
+    """Returns a message if many label files name another image than they are called like; else ""."""
+    if len(named_otherwise) <= _MAX_NAMED_OTHERWISE_FRACTION * len(images):
+        return ""
+    count = f"{len(named_otherwise):,} of {counted(len(images), 'label file')}"
+    first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
+    return f"{count} name another image than they are called like, which decides; first {first}"
+
+
+def _unlisted_images(source: LabelSource, listing: Listing) -> str:
+    """Returns which images the one label file of a split does not name: they are not labeled; "" if there are none."""
+    unlisted = [finding.where for finding in source.findings if finding.kind == kinds.UNLISTED]
+    if not unlisted:
+        return ""
+    count = f"{len(unlisted):,} of {counted(len(listing.images), 'image')}"
+    return f"{listing.labels[0].name} doesn't name {count}, which are left out, first {unlisted[0]}"
+
+
+def _shares_folders(spec: DatasetSpec, split: str) -> bool:
+    """Returns whether a split with another label file has images in the same folder: that file may name the others."""
+    this = spec.split(split)
+    others = [source.images for source in spec.splits.values() if source.annotations != this.annotations]
+    pairs = itertools.product(this.images, itertools.chain.from_iterable(others))
+    return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
 
 def _named_otherwise(source: LabelSource, images: list[ScannedImage]) -> list[Finding]:
@@ -228,49 +268,13 @@ def _finding(source: LabelSource, image: int, problem: RowProblem, scale: tuple[
     )
 
 
-def _unusable_labels(found: list[Finding], boxes: CleanBoxes, source: LabelSource) -> list[Finding]:
-    """Returns findings for images whose labels have a number that is not finite, or that lost all of their objects. As
-    backgrounds, these images would teach the model to ignore their objects."""
-    with_objects = set(np.unique(boxes.image[~boxes.crowd]).tolist())
-    first = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_objects}
-    first |= {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
-    lost = []
-    for i, f in first.items():
-        # Details that differ from row to row are removed, so that equal causes can be counted.
-        reason = {
-            kinds.NOT_FINITE: "a number is not finite",
-            kinds.NO_AREA: "no row can be used: the boxes have no area",
-            kinds.FRACTIONS: "no row can be used: the boxes are fractions of the image, expected pixels",
-            kinds.OUTSIDE: "no row can be used: the boxes are outside the image",
-        }.get(f.kind, f"no row can be used: {re.split(': |, got ', f.text.removesuffix('; left out'))[0]}")
-        if f.kind == kinds.OUTSIDE and source.normalized:
-            reason += "; coordinates in pixels?"
-        lost.append(Finding(source.where(i, f.line), kinds.BAD_LABEL, f"{reason}; image left out", i))
-    return lost
-
-
-def _with_costs(found: list[Finding], num_labeled: list[int]) -> list[Finding]:
-    """Returns the findings with what is lost with each. All labeled objects of an image that is left out are lost with
-    the first finding that says so."""
-    first = {f.image: position for position, f in reversed(list(enumerate(found))) if f.kind in kinds.IMAGE_LOST}
-    costed = []
-    for position, f in enumerate(found):
-        if first.get(f.image) == position:
-            costed.append(f._replace(lost_images=1, lost_objects=num_labeled[f.image]))
-        elif f.kind in kinds.ROW_LOST and f.image not in first:
-            costed.append(f._replace(lost_objects=1))
-        else:
-            costed.append(f)
-    return costed
-
-
-def _notes(found: list[Finding], images: list[ScannedImage]) -> list[str]:
+def _notes(findings: list[Finding], images: list[ScannedImage]) -> list[str]:
     """Returns what a user should know about labels that are used: corrections, and label files without an object."""
     notes = []
     for kind, description in _CORRECTIONS.items():
-        findings = [f for f in found if f.kind == kind]
-        if findings:
-            notes.append(f"{description}: {len(findings):,}, first {findings[0].where}: {findings[0].text}")
+        noted = [finding for finding in findings if finding.kind == kind]
+        if noted:
+            notes.append(f"{description}: {len(noted):,}, first {noted[0].where}: {noted[0].text}")
     labeled = [image.num_labeled for image in images if image.num_labeled is not None]
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
@@ -295,15 +299,14 @@ def _check_labels_fit(
         )
 
 
-def _usable(image_hw: np.ndarray, boxes: CleanBoxes, found: list[Finding]) -> tuple[list[int], IndexArrays]:
-    """Returns the numbers of the usable images, and the arrays of their index."""
-    keep = np.ones(len(image_hw), bool)
-    keep[[f.image for f in found if f.kind in kinds.IMAGE_LOST]] = False
-    incomplete = np.zeros(len(image_hw), bool)
-    incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
-    boxes = CleanBoxes(*(column[keep[boxes.image]] for column in boxes))
-    columns = boxes._asdict()
-    per_image = np.bincount(columns.pop("image"), minlength=len(keep))[keep]
-    offsets = np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64)
-    image_arrays = {"image_hw": image_hw[keep], "incomplete": incomplete[keep], "offsets": offsets}
-    return np.flatnonzero(keep).tolist(), select_arrays(columns | image_arrays)
+def _used_arrays(image_hw: np.ndarray, boxes: CleanBoxes, outcomes: Outcomes) -> IndexArrays:
+    """Returns the arrays of the index of the used images."""
+    used = outcomes.is_used
+    columns = CleanBoxes(*(column[used[boxes.image]] for column in boxes))._asdict()
+    per_image = np.bincount(columns.pop("image"), minlength=len(used))[used]
+    image_arrays = {
+        "image_hw": image_hw[used],
+        "incomplete": outcomes.is_incomplete[used],
+        "offsets": np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
+    }
+    return select_arrays(columns | image_arrays)

@@ -16,6 +16,7 @@ from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
+from data.source.walk import stamp_of
 from utils.errors import UserError
 from utils.files.schema import Count, check
 from utils.pixels import RGB8
@@ -58,7 +59,20 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
             raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
+    _check_tar_files(path, shards.meta["shards"])
     return shards.meta, shards.arrays
+
+
+def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:
+    """Raises UserError unless the tar files of the index ``path`` are complete, which else only an epoch would show.
+    ``shards``: their names and sizes in bytes."""
+    for name, size in shards:
+        file = path.with_name(name)
+        stamp = stamp_of(file)
+        if stamp is None:
+            raise UserError(f"{file}: not found (named by {path}); copy it, too")
+        if stamp.size != size:
+            raise UserError(f"{file}: has {stamp.size:,} bytes, but {path.name} says {size:,}; copy or write it again")
 
 
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:

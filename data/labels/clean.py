@@ -123,60 +123,77 @@ def clean_rows(
     from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_data` does without
 
     image = table[:, IMAGE].astype(np.int64)
-    height, width = image_hw[image].astype(np.float64).T
+    size_wh = image_hw[image, ::-1].astype(np.float64)
     labeled = table[:, X1 : Y2 + 1]
     area = table[:, AREA]
     if normalized:
-        labeled = labeled * np.stack([width, height, width, height], 1)
-        area = area * width * height
+        labeled = labeled * np.tile(size_wh, 2)
+        area = area * size_wh[:, 0] * size_wh[:, 1]
     is_reversed = (labeled[:, 2:] < labeled[:, :2]).any(1)
-    corners = labeled if is_misread else _in_order(labeled)
-    area = area if is_misread else np.where(is_reversed, np.abs(area), area)
-    size = corners[:, 2:] - corners[:, :2]
-    has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
-    fractions = np.zeros(len(table), bool)
-    if not normalized:
-        fractions[has_area] = _are_fractions(corners[has_area], np.minimum(height, width)[has_area])
-    inside = clip_xyxy(corners, width, height)
-    inside_size = inside[:, 2:] - inside[:, :2]
-    outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
-    if is_misread:
-        outside |= has_area & ~_fits(corners, np.stack([width, height, width, height], 1))
-    kept = has_area & ~outside & ~fractions
-    keys = np.column_stack([image, table[:, CLASS], table[:, CROWD], corners, table[:, SHAPE]])
-    rows = np.flatnonzero(kept)
-    order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
-    repeated = np.zeros(len(keys), bool)
-    repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
+    corners = labeled
+    if not is_misread:
+        corners = _in_order(labeled)
+        area = np.where(is_reversed, np.abs(area), area)
+    inside = clip_xyxy(corners, *size_wh.T)
+
+    lost = _lost_rows(corners, inside, size_wh, normalized=normalized, is_misread=is_misread)
+    kept = ~(lost[NO_AREA] | lost[OUTSIDE] | lost[FRACTIONS])
+    repeated = _repeated_rows(
+        np.column_stack([image, table[:, CLASS], table[:, CROWD], corners, table[:, SHAPE]]), kept
+    )
     # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
-    tolerance = 0.01 + 1e-5 * np.maximum(height, width)
+    tolerance = 0.01 + 1e-5 * size_wh.max(1)
     clipped = kept & (np.abs(inside - corners).max(1, initial=0) > tolerance)
-    masks = {
-        NO_AREA: ~has_area,
-        OUTSIDE: outside,
-        FRACTIONS: fractions,
-        DUPLICATE: repeated,
-        CLIPPED: clipped & ~repeated,
-        REVERSED: kept & is_reversed,
-    }
-    findings = _findings(table, labeled, image_hw, masks)
+    changed = {DUPLICATE: repeated, CLIPPED: clipped & ~repeated, REVERSED: kept & is_reversed}
+    findings = _findings(table, labeled, image_hw, lost | changed)
 
     table = table[kept]
-    area = area[kept]
-    inside_size = inside_size[kept]
     # The area of a clipped object is reduced by the same factor as its box.
-    area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
-    area = np.where(np.isfinite(area), area, inside_size.prod(1))
+    inside_size = (inside[:, 2:] - inside[:, :2])[kept]
+    size = (corners[:, 2:] - corners[:, :2])[kept]
+    area = area[kept] * np.where(clipped[kept], (inside_size / size).prod(1), 1)
     boxes = CleanBoxes(
         image=image[kept],
         classes=table[:, CLASS].astype(np.int32),
         boxes_xywh_px=xyxy_to_xywh(inside[kept]),
-        area_px=area,
+        area_px=np.where(np.isfinite(area), area, inside_size.prod(1)),
         crowd=table[:, CROWD] != 0,
         line=table[:, LINE].astype(np.int32),
         repeated=repeated[kept],
     )
     return boxes, findings
+
+
+def _lost_rows(
+    corners: np.ndarray, inside: np.ndarray, size_wh: np.ndarray, *, normalized: bool, is_misread: bool
+) -> dict[str, np.ndarray]:
+    """Returns which rows are left out, bool (R,), by kind of problem.
+
+    Args:
+        corners: float64 (R, 4), pixels.
+        inside: the same, clipped to the images.
+        size_wh: float64 (R, 2), sizes of the images.
+        normalized: the labels are fractions of the image size.
+        is_misread: see `clean_rows`.
+    """
+    size = corners[:, 2:] - corners[:, :2]
+    has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
+    fractions = np.zeros(len(corners), bool)
+    if not normalized:
+        fractions[has_area] = _are_fractions(corners[has_area], size_wh.min(1)[has_area])
+    outside = has_area & ~(inside[:, 2:] - inside[:, :2] >= MIN_SIDE_PX).all(1)
+    if is_misread:
+        outside |= has_area & ~_fits(corners, np.tile(size_wh, 2))
+    return {NO_AREA: ~has_area, OUTSIDE: outside, FRACTIONS: fractions}
+
+
+def _repeated_rows(keys: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Returns which of the ``kept`` rows, bool (R,), equal an earlier one: bool (R,). ``keys``: float64 (R, K)."""
+    rows = np.flatnonzero(kept)
+    order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
+    repeated = np.zeros(len(keys), bool)
+    repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
+    return repeated
 
 
 def _in_order(corners: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from data.labels.clean import TOP_LEFT, LabelRow, RawLabels, RowProblem, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelSource
+from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
 from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
@@ -148,7 +148,7 @@ def _mismatch(annotation: dict, key: str, ids: Ids) -> str:
 
 
 def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
-    """Returns the names of categories by id. Raises UserError that names the entry."""
+    """Returns the names of categories, without outer spaces, by id. Raises UserError that names the entry."""
     name_of: dict[int, str] = {}
     for position, category in enumerate(categories):
         where = f"{path}: categories[{position}]"
@@ -162,9 +162,11 @@ def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
             raise UserError(f"{where}: id {_shown(category_id)}{kind}; ids of categories are whole numbers")
         if type(name) not in (str, int, float):
             raise UserError(f"{where}: name {_shown(name)} is no text")
+        if not str(name).strip():
+            raise UserError(f"{where}: name {_shown(name)} is empty; give the category a name")
         if category_id in name_of:
             raise UserError(f"{where}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
-        name_of[category_id] = str(name)
+        name_of[category_id] = str(name).strip()  # as the YAML's names
     return name_of
 
 
@@ -190,7 +192,7 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
             break
     id_of: dict[str, int] = {}
     for category in categories:
-        name = str(category["name"])
+        name = str(category["name"]).strip()
         if name in id_of:
             raise _same_name(name, id_of[name], category["id"], paths[0])
         id_of[name] = category["id"]
@@ -304,8 +306,9 @@ def _shape(segmentation: Any) -> int:
     return shape_of((len(segmentation), len(first), *ends))
 
 
-def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
-    return LabelsPerSplit(files[0].name, images, read_coco(Path(path_of(files[0].name, root)), names))
+def _read(request: LabelRequest) -> LabelSource:
+    path = Path(path_of(request.files[0].name, request.root))
+    return LabelsPerSplit(request, read_coco(path, request.names))
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:

@@ -23,7 +23,7 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     """Returns what ``name`` may stand for, as the parts of paths, the most literal reading first.
 
     Further readings are the file in a link of Label Studio (``/data/local-files/?d=a%5Cb.png``), a URL or path without
-    its query, and each of them with ``%20`` and the like decoded.
+    its query, each of them with ``%20`` and the like decoded, and without outer spaces.
     """
     paths = [name]
     without_query, _, query = name.partition("?")
@@ -32,7 +32,8 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
         without_query = without_query.partition("#")[0]
     paths.append(without_query)
     paths += [unquote(path) for path in paths]
-    readings = (_parts(path) for path in paths)
+    paths += [path.strip() for path in paths]
+    readings = (_parts(path) for path in dict.fromkeys(paths))  # most names have one
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
@@ -45,6 +46,9 @@ class ImageNames:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def find(self, name: str) -> list[int]:
         """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
@@ -73,7 +77,7 @@ class ImageNames:
             pairs = zip(reversed(folders), map(loose, reversed(parts[:-1])))
             differs = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
             counts.append(differs[0] if differs else min(len(folders), len(parts) - 1))
-        return max(counts)
+        return max(counts, default=0)
 
     def same_stem(self, name: str) -> str:
         """Returns the name of an image that differs from ``name`` only in its suffix, for messages; "" if none does."""

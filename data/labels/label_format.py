@@ -32,7 +32,17 @@ class ImageFile(NamedTuple):
     name: str  # relative to the data set's folder, with /
     # Relative to the split's folder, with /; the bare name for images of a .txt list; "" for an image of no split.
     key: str
-    stamp: FileStamp | None  # None: not of this split, but its labels may be in the same file
+    stamp: FileStamp | None  # None: not of this split (`OtherImages`)
+
+
+class OtherImages(NamedTuple):
+    """Names what the label file of a split may name besides the images of the split."""
+
+    # Without stamps: images of other splits with the same label file; and, with empty keys, images of no split.
+    images: Sequence[ImageFile] = ()
+    missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
+    missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
+    is_first: bool = True  # no split with the same label file, and other images, comes before this one
 
 
 class LabelFile(NamedTuple):
@@ -62,6 +72,17 @@ class LabelSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LabelRequest:
+    """Says what is to be read: the labels of a split."""
+
+    images: list[ImageFile]
+    files: list[LabelFile]  # one per image, or one for all
+    root: Path  # the data set's folder
+    names: tuple[str, ...] | None  # of the classes; None: every object is of class 0
+    others: OtherImages = OtherImages()
+
+
+@dataclass(frozen=True, slots=True)
 class FilesPerImage:
     """Says how to find the label files of a format with one file per image, and how to recognize them."""
 
@@ -81,8 +102,7 @@ class LabelFormat:
 
     name: str  # part of the fingerprint of an index
     notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
-    # (images, label files, root, class names): the labels of a split. With names None every object is of class 0.
-    read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
+    read: Callable[[LabelRequest], LabelSource]
     per_image: FilesPerImage | None = None  # None: a split has one label file
     # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
@@ -93,22 +113,13 @@ class LabelPerImage:
 
     image_ids: list[int | str] | None = None
 
-    def __init__(
-        self,
-        images: list[ImageFile],
-        files: list[LabelFile],
-        root: Path,
-        names: tuple[str, ...] | None,
-        parse: Callable[[bytes], RawLabels],
-        *,
-        normalized: bool,
-    ) -> None:
-        self.images = images
+    def __init__(self, request: LabelRequest, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
+        self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self.category_ids = (0,) if names is None else tuple(range(len(names)))
-        self._files = files
-        self._root = root
+        self.category_ids = (0,) if request.names is None else tuple(range(len(request.names)))
+        self._files = request.files
+        self._root = request.root
         self._parse = parse
 
     def read(self, i: int) -> RawLabels | None:

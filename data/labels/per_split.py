@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
-from data.labels.image_names import ImageNames
-from data.labels.label_format import ImageFile
+from data.labels.image_names import ImageNames, loose, readings_of
+from data.labels.label_format import ImageFile, LabelRequest, OtherImages
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
@@ -21,6 +23,11 @@ class ImageEntry(NamedTuple):
     file_name: str  # with /
     image_id: int | str
     labels: RawLabels
+
+    @property
+    def num_labeled(self) -> int:
+        """Counts its annotations, whether they can be used or not."""
+        return len(self.labels.rows) + len(self.labels.problems)
 
 
 class SplitFile(NamedTuple):
@@ -33,59 +40,94 @@ class SplitFile(NamedTuple):
 
 
 class LabelsPerSplit:
-    """Reads labels from one file per split, in pixels; a `LabelSource`. Images that it does not name are left out."""
+    """Reads labels from one file per split, in pixels; a `LabelSource`. Images that it does not name are left out.
+
+    Several splits may share the file, and it may name images of no split: what it has of those is not lost here. What
+    may be of any split, as it has no image, is divided among them.
+    """
 
     normalized = False
 
-    def __init__(self, name: str, images: list[ImageFile], file: SplitFile) -> None:
-        """Matches images by ``file_name`` in the split's folder, else as `ImageNames` does.
-
-        Args:
-            name: name of the label file, relative to the data set's folder.
-            images: the split's images; and images of other splits or of none, without stamps, which the file may name.
-            file: the content of the label file.
-
-        Raises UserError if the file names none of the split's images.
-        """
-        self._name = name
-        self.category_ids = file.category_ids
+    def __init__(self, request: LabelRequest, file: SplitFile) -> None:
+        """Matches images by ``file_name`` in the split's folder, else as `ImageNames` does. Raises UserError if the
+        file names none of the split's images."""
+        self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
-        self.findings = [Finding(self._annotation(p), STRAY, text, lost_objects=1) for p, text in file.strays]
-        elsewhere = ImageNames([image.name for image in images if not image.key])
-        images = [image for image in images if image.key]
-        entry_of, without_image = _match(file.images, images)
-        for number, (reason, has_name) in without_image.items():
-            entry = file.images[number]
-            fits = elsewhere.find(entry.file_name)
-            if has_name:  # an image of the split has this name: only the folder can show that another one is meant
-                fits = [i for i in fits if elsewhere.agreement(entry.file_name, i)]
-            if not fits:
-                self.findings.append(self._absent(entry, f"{entry.file_name} {reason}"))
-        split_images = [i for i, image in enumerate(images) if image.stamp is not None]
-        listed = [i for i in split_images if i in entry_of]
-        unlisted = [images[i].name for i in split_images if i not in entry_of]
-        self.findings += [Finding(image, UNLISTED, f"left out: {name} doesn't name it") for image in unlisted]
-        if not listed:
-            for number, (reason, has_name) in without_image.items():
-                if has_name:
-                    entry = file.images[number]
-                    text = f"{name}: image {entry.image_id}: {one_line(entry.file_name)[:200]} {reason}"
-                    raise UserError(f"{text}; write file names with their folders")
-            first = f" (first: {one_line(file.images[0].file_name)[:200]})" if file.images else ""
-            raise UserError(
-                f"{name}: names {counted(len(file.images), 'image')}{first}, none of which is among the split's "
-                f"{len(split_images)} (first: {images[split_images[0]].key}); check 'annotations' against the split's "
-                "folder"
-            )
-        self.images = [images[i] for i in listed]
-        self._entries = [entry_of[i] for i in listed]
+        self.category_ids = file.category_ids
+        matched = _match(file.images, request)
+        if not matched.entry_of:
+            raise self._nothing_fits(request.images, file.images, matched.left)
+        listed = sorted(matched.entry_of)
+        self.images = [request.images[i] for i in listed]
+        self._entries = [matched.entry_of[i] for i in listed]
         self.image_ids: list[int | str] = [entry.image_id for entry in self._entries]
+        self.findings = [
+            *self._strays(file.strays, matched, request.others),
+            *self._absent(matched, request),
+            *self._unlisted(request.images, matched),
+        ]
 
-    def _absent(self, entry: ImageEntry, text: str) -> Finding:
-        """Returns the finding about an image of the file that the split does not have."""
-        objects = len(entry.labels.rows) + len(entry.labels.problems)
-        where = f"{self._name}: image {entry.image_id}"
-        return Finding(where, ABSENT, text, lost_images=int(objects > 0), lost_objects=objects)
+    def _strays(self, strays: Sequence[tuple[int, str]], matched: _Matched, others: OtherImages) -> list[Finding]:
+        """Returns findings about annotations without an image. They are missing from images that have none now: each
+        split counts as many of them as it has of these, or of all images if there are none."""
+        ours = sum(not entry.num_labeled for entry in matched.entry_of.values())
+        elsewhere = sum(not entry.num_labeled for entry in matched.elsewhere)
+        if not ours + elsewhere:
+            ours, elsewhere = len(matched.entry_of), len(matched.elsewhere)
+        num_charged = _share(len(strays), ours, elsewhere, is_first=others.is_first)
+        return [
+            Finding(self._annotation(position), STRAY, reason, lost_objects=int(i < num_charged))
+            for i, (position, reason) in enumerate(strays)
+        ]
+
+    def _absent(self, matched: _Matched, request: LabelRequest) -> list[Finding]:
+        """Returns findings about images of the file that the split does not have."""
+        owners = _Owners(request.images, request.others)
+        findings = []
+        of_any_split = []
+        for left in matched.left:
+            owner = owners.owner(left.entry.file_name)
+            if owner == ELSEWHERE:
+                continue
+            finding = Finding(
+                where=f"{self._name}: image {left.entry.image_id}",
+                kind=ABSENT,
+                text=f"{left.entry.file_name.strip() or 'the empty name'} {left.reason}",
+                lost_images=int(left.entry.num_labeled > 0 and owner != ROW),
+                lost_objects=left.entry.num_labeled,
+            )
+            if owner == ANY:
+                of_any_split.append(finding)
+            else:
+                findings.append(finding)
+        others = sum(bool(image.key) for image in request.others.images)
+        is_first = request.others.is_first
+        num_charged = _share(len(of_any_split), len(matched.entry_of), others, is_first=is_first)
+        uncharged = [finding._replace(lost_images=0, lost_objects=0) for finding in of_any_split[num_charged:]]
+        return findings + of_any_split[:num_charged] + uncharged
+
+    def _unlisted(self, images: Sequence[ImageFile], matched: _Matched) -> list[Finding]:
+        """Returns findings about images of the split that the file does not name."""
+        return [
+            Finding(image.name, UNLISTED, f"{self._name} doesn't name it; left out")
+            for i, image in enumerate(images)
+            if i not in matched.entry_of
+        ]
+
+    def _nothing_fits(
+        self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], left: Sequence[_Left]
+    ) -> UserError:
+        """Makes the error about a file that names none of the split's images."""
+        for each in left:
+            if each.has_name:
+                shown = one_line(each.entry.file_name)[:200]
+                text = f"{self._name}: image {each.entry.image_id}: {shown} {each.reason}"
+                return UserError(f"{text}; write file names with their folders")
+        first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
+        return UserError(
+            f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
+            f"{len(images)} (first: {images[0].key}); check 'annotations' against the split's folder"
+        )
 
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels
@@ -97,48 +139,163 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
 
-class _WithoutImage(NamedTuple):
+def _share(count: int, ours: int, others: int, *, is_first: bool) -> int:
+    """Returns how many of ``count`` things that may be of any split count in this one, which are in proportion to
+    ``ours`` against ``others``. The first split counts what the others leave."""
+    share = count * ours / (ours + others)
+    return math.ceil(share) if is_first else math.floor(share)
+
+
+class _Left(NamedTuple):
     """An entry that belongs to no image of the split."""
 
+    entry: ImageEntry
     reason: str
     has_name: bool  # whether an image of the split has the same file name
 
 
-def _match(
-    entries: Sequence[ImageEntry], images: Sequence[ImageFile]
-) -> tuple[dict[int, ImageEntry], dict[int, _WithoutImage]]:
-    """Returns the entry of each image that has one, by the image's position; and all other entries by position."""
+class _Matched(NamedTuple):
+    """Says which entries of a label file belong to the images of a split."""
+
+    entry_of: dict[int, ImageEntry]  # by position of the image
+    elsewhere: list[ImageEntry]  # those of images of other splits, or of none
+    left: list[_Left]  # all others
+
+
+# Whose image an entry without an image is:
+ROW = "listed here"  # a row of the split's lists names it, and counts as the lost image
+HERE = "here"
+ELSEWHERE = "elsewhere"
+ANY = "any"  # of any split with this file
+
+
+class _Owners:
+    """Decides which split an image that does not exist would belong to: the one whose list names it, or the one whose
+    folders fit its own best."""
+
+    def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
+        self._images = images
+        self._others = others
+
+    def owner(self, file_name: str) -> str:
+        if self._others.missing and self._missing_here.find(file_name):
+            return ROW
+        if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
+            return ELSEWHERE
+        here = self._folders_here.agreement(file_name) if self._has_others else 0
+        elsewhere = self._folders_elsewhere.agreement(file_name) if self._has_others else 0
+        if here == elsewhere:
+            return ANY
+        return HERE if here > elsewhere else ELSEWHERE
+
+    @cached_property
+    def _missing_here(self) -> ImageNames:
+        return ImageNames(self._others.missing)
+
+    @cached_property
+    def _missing_elsewhere(self) -> ImageNames:
+        return ImageNames(self._others.missing_elsewhere)
+
+    @cached_property
+    def _has_others(self) -> bool:
+        return any(image.key for image in self._others.images)
+
+    @cached_property
+    def _folders_here(self) -> _ImageFolders:
+        return _ImageFolders(self._images)
+
+    @cached_property
+    def _folders_elsewhere(self) -> _ImageFolders:
+        return _ImageFolders([image for image in self._others.images if image.key])
+
+
+class _ImageFolders:
+    """Compares the folders of file names with those of images."""
+
+    def __init__(self, images: Sequence[ImageFile]) -> None:
+        image_of = {image.name.rpartition("/")[0]: image.name for image in images}
+        names_of: dict[str, list[str]] = {}  # an image of each folder, by the folder's own name
+        for folder, name in image_of.items():
+            names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
+        self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
+
+    def agreement(self, file_name: str) -> int:
+        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
+        fits = [self._images_of[last] for last in last_folders if last in self._images_of]
+        return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)
+
+
+def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
+    """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
+    candidates = [*request.images, *(image for image in request.others.images if image.key)]
+    positions = _by_key(entries, candidates)
+    entry_at = {i: entries[number] for number, i in positions.items()}
+    names = ImageNames([image.name for image in candidates])
+    fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
+    for i, numbers in _claims(fits, entry_at).items():
+        # A file of several splits may name images of another one that has the same file names in another folder.
+        best = numbers[0]
+        if len(numbers) > 1:
+            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
+        entry_at[i] = entries[best]
+    count = len(request.images)
+    of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
+    elsewhere = [entry for i, entry in entry_at.items() if i >= count]
+    left = []
+    for number, found in fits.items():
+        entry = entries[number]
+        reason = _reason(entry, found, candidates, entry_at, names)
+        if not reason:
+            continue
+        others = of_no_split.find(entry.file_name)
+        if found:  # an image of the split has this name: only the folder can show that another one is meant
+            others = [i for i in others if of_no_split.agreement(entry.file_name, i)]
+        if others:
+            elsewhere.append(entry)
+        else:
+            left.append(_Left(entry, reason, has_name=bool(found)))
+    return _Matched({i: entry for i, entry in entry_at.items() if i < count}, elsewhere, left)
+
+
+def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
+    """Returns the position of the image whose key is the file name of an entry, by the entry's position. Of several
+    entries of an image, the first that has annotations is taken: without these, it would be a background."""
     key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
     by_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
-    entry_of: dict[int, ImageEntry] = {}
-    others: list[int] = []
+    number_of: dict[int, int] = {}  # positions of entries by those of images
     for number, entry in enumerate(entries):
         i = by_key.get(os.path.normpath(entry.file_name))
-        if i is None or i in entry_of:
-            others.append(number)
-        else:
-            entry_of[i] = entry
-    names = ImageNames([image.name for image in images])
-    fits = {number: names.find(entries[number].file_name) for number in others}
+        if i is None:
+            continue
+        if i not in number_of or (entry.num_labeled and not entries[number_of[i]].num_labeled):
+            number_of[i] = number
+    return {number: i for i, number in number_of.items()}
+
+
+def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:
+    """Returns the positions of the entries that fit one image alone, by its position, unless it is ``taken``."""
     claims: dict[int, list[int]] = {}
     for number, positions in fits.items():
-        if len(positions) == 1 and positions[0] not in entry_of:
+        if len(positions) == 1 and positions[0] not in taken:
             claims.setdefault(positions[0], []).append(number)
-    for i, numbers in claims.items():
-        # A file of several splits may name images of another one that has the same file names in another folder.
-        best = max(numbers, key=lambda n: names.agreement(entries[n].file_name, i)) if len(numbers) > 1 else numbers[0]
-        entry_of[i] = entries[best]
-    without_image: dict[int, _WithoutImage] = {}
-    for number, positions in fits.items():
-        if len(positions) > 1:
-            shown = f"{images[positions[0]].name} and {images[positions[1]].name}"
-            reason = f"fits {len(positions)} of the split's images, such as {shown}"
-        elif not positions:
-            other = names.same_stem(entries[number].file_name)
-            reason = "is not among the split's images" + (f", but {other} is" if other else "")
-        elif entry_of[positions[0]] is not entries[number]:
-            reason = f"would be {images[positions[0]].name}, which another entry names"
-        else:
-            continue
-        without_image[number] = _WithoutImage(reason, has_name=bool(positions))
-    return entry_of, without_image
+    return claims
+
+
+def _reason(
+    entry: ImageEntry,
+    fits: Sequence[int],
+    images: Sequence[ImageFile],
+    entry_at: dict[int, ImageEntry],
+    names: ImageNames,
+) -> str:
+    """Returns why an entry, which ``fits`` these images, has none; "" if it has one."""
+    if len(fits) > 1:
+        shown = f"{images[fits[0]].name} and {images[fits[1]].name}"
+        return f"fits {len(fits)} of the split's images, such as {shown}"
+    if not fits:
+        other = names.same_stem(entry.file_name)
+        return "is not among the split's images" + (f", but {other} is" if other else "")
+    if entry_at[fits[0]] is not entry:
+        return f"would be {images[fits[0]].name}, which another entry names"
+    return ""

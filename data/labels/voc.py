@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from data.labels.clean import CORNERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
 from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
@@ -110,9 +110,9 @@ def _parse_object(
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
 
-def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
-    class_ids = None if names is None else {name: i for i, name in enumerate(names)}
-    return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalized=False)
+def _read(request: LabelRequest) -> LabelSource:
+    class_ids = None if request.names is None else {name: i for i, name in enumerate(request.names)}
+    return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
 def _folders(images: str, key: str, annotations: Path | None) -> list[str]:

@@ -19,10 +19,10 @@ from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import (
     MAX_BYTES,
     FilesPerImage,
-    ImageFile,
     LabelFile,
     LabelFormat,
     LabelPerImage,
+    LabelRequest,
     LabelSource,
 )
 from utils.errors import UserError
@@ -145,10 +145,10 @@ def _are_keypoints(points: np.ndarray) -> bool:
     return bool(is_inside.all((1, 2)).mean() > 0.95 and is_far.mean() > 0.5)
 
 
-def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
-    _check_no_keypoints(files, root)
-    parse = partial(parse_yolo, num_classes=None if names is None else len(names))
-    return LabelPerImage(images, files, root, names, parse, normalized=True)
+def _read(request: LabelRequest) -> LabelSource:
+    _check_no_keypoints(request.files, request.root)
+    parse = partial(parse_yolo, num_classes=None if request.names is None else len(request.names))
+    return LabelPerImage(request, parse, normalized=True)
 
 
 def label_folders(images: str) -> list[str]:

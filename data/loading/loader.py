@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +23,13 @@ from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
+from utils.machine.limits import DISK_FULL
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
 RESERVED_BATCHES = 4  # slots for batches that are still in use by the parent
+# Errors of sem_open(3), by which the queues to workers have their semaphores, if /dev/shm cannot be used.
+_NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
 
 
 @dataclass
@@ -52,6 +56,20 @@ class WorkerSettings:
     workers: int = 0  # number of processes; 0 to render in this process
     pin_memory: bool = False
     make_batch: Callable[[BatchRequest], Any] | None = None  # picklable, runs in the workers; None for `render_batch`
+
+
+class _Workers(_MultiProcessingDataLoaderIter):
+    """Torch's iterator with its workers. If one cannot be started, the others are ended."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        try:
+            super().__init__(loader)
+        except BaseException:
+            self._shutdown = True  # torch's destructor would use what its constructor has not made yet
+            for worker in getattr(self, "_workers", ()):
+                worker.kill()
+                worker.join()
+            raise
 
 
 class _RequestLoader(DataLoader):
@@ -85,6 +103,21 @@ class _RequestLoader(DataLoader):
 
     def check_worker_number_rationality(self) -> None:
         """Overrides torch's warning, as `data.loading.build.loader_workers` warns already."""
+
+    def _get_iterator(self) -> Any:
+        """Starts the workers. Raises UserError if /dev/shm has no room for what connects them with this process."""
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        try:
+            return _Workers(self)
+        except OSError as error:
+            if error.errno not in _NO_SEMAPHORES:
+                raise
+            reason = "is full" if error.errno in DISK_FULL else f"cannot be used ({(error.strerror or '').lower()})"
+            raise UserError(
+                f"--workers {self.num_workers}: loader processes need semaphores in /dev/shm, which {reason}; make it "
+                "larger and writable (docker run --shm-size=8g), or use --workers 0"
+            ) from None
 
     @property
     def index(self) -> DatasetIndex:

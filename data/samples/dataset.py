@@ -10,7 +10,7 @@ import numpy as np
 
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.render.letterbox import CanvasRule, fit_letterbox, letterbox
+from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbox
 from data.samples.batch_request import BatchRequest
 from utils.structures import Sample, SampleKey
 
@@ -125,16 +125,25 @@ class LoadImagesAndLabels:
         labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
         labels[:, 1:3] += (fit.pad_x, fit.pad_y)
         labels[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
-        return self.sample(key, image, labels, (fit.gain_x, fit.gain_y), (float(fit.pad_x), float(fit.pad_y)))
+        return self.sample(key, image, labels, fit)
 
-    def sample(
-        self,
-        key: SampleKey,
-        image: np.ndarray,
-        labels: np.ndarray,
-        gain_xy: tuple[float, float] = (1.0, 1.0),
-        pad_xy: tuple[float, float] = (0.0, 0.0),
-    ) -> Sample:
-        """Packs a rendered image and its labels into a `Sample`, with size and path of the image of ``key``."""
-        height, width = self.index.image_hw[key.index].tolist()
-        return Sample(image, labels, key.index, self.index.path(key.index), (height, width), gain_xy, pad_xy)
+    def sample(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
+        """Packs a rendered image and its labels into a `Sample`. ``fit``: None if the image is augmented."""
+        (height, width), (left, top) = self.part_of(key.index)
+        gain_xy = (1.0, 1.0) if fit is None else (fit.gain_x, fit.gain_y)
+        pad_x, pad_y = (0.0, 0.0) if fit is None else (float(fit.pad_x), float(fit.pad_y))
+        return Sample(
+            image=image,
+            labels=labels,
+            index=key.index,
+            path=self.index.path(key.index),
+            original_hw=(height, width),
+            gain_xy=gain_xy,
+            pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
+        )
+
+    def part_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the size of the image that sample i is a part of, height and width, and the left and top of the
+        sample in it; in pixels."""
+        height, width = self.index.image_hw[i].tolist()
+        return (height, width), (0, 0)

@@ -17,7 +17,7 @@ from data.samples.tiled_index import TiledIndex
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.structures import Sample, SampleKey
+from utils.structures import SampleKey
 
 
 class TiledImages(LoadImagesAndLabels):
@@ -54,19 +54,11 @@ class TiledImages(LoadImagesAndLabels):
     def labels_of(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         return self.tiles.labels_of(indices, epoch)
 
-    def sample(
-        self,
-        key: SampleKey,
-        image: np.ndarray,
-        labels: np.ndarray,
-        gain_xy: tuple[float, float] = (1.0, 1.0),
-        pad_xy: tuple[float, float] = (0.0, 0.0),
-    ) -> Sample:
-        """Packs a sample whose size and letterbox refer to the whole image, so that detections do, too."""
-        left, top = self.tiles.windows[key.index, :2].tolist()
-        pad_xy = (pad_xy[0] - gain_xy[0] * left, pad_xy[1] - gain_xy[1] * top)
-        height, width = self.split_index.image_hw[self.tiles.image[key.index]].tolist()
-        return replace(super().sample(key, image, labels, gain_xy, pad_xy), original_hw=(height, width))
+    def part_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the size of the whole image, to which detections then refer, and the place of tile i in it."""
+        height, width = self.split_index.image_hw[self.tiles.image[i]].tolist()
+        left, top = self.tiles.windows[i, :2].tolist()
+        return (height, width), (left, top)
 
 
 class AugmentedTiles(TiledImages, AugmentedImages):

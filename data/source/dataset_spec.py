@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.findings import Finding
-from data.labels.label_format import ImageFile, LabelFormat
+from data.labels.label_format import LabelFormat, OtherImages
 from data.labels.voc import is_voc
 from data.labels.yolo import has_row
 from utils.config.parser import class_numbers
@@ -73,7 +73,7 @@ class Original(NamedTuple):
 
     findings: tuple[Finding, ...]
     taken: dict[str, str]  # unusually named label files, by the names of their images
-    others: tuple[ImageFile, ...]  # images of other splits whose labels may be in the same file
+    others: OtherImages
 
 
 @dataclass(frozen=True, slots=True)

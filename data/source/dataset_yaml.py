@@ -33,6 +33,7 @@ from utils.files.folders import CONFIGS
 from utils.files.paths import normal_path
 from utils.files.schema import Bounds, check, suggestion
 from utils.pixels import PixelFormat
+from utils.strings import listed
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
 MIN_TILE = 32  # pixels
@@ -46,13 +47,26 @@ class _Description(NamedTuple):
     notes: list[str]  # lines for the log
 
 
+class _Place(NamedTuple):
+    """Says where an entry stands that is read."""
+
+    path: Path  # the YAML, for messages
+    root: Path  # folder that relative paths are relative to
+    joined_by: tuple[Path, ...]  # YAMLs that join this one, the outermost first
+
+
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
     ``known_root``: see `DataSource`."""
-    values, path, notes = _read_description(Path(path))
+    return _load_spec(Path(path), known_root, joined_by=())
+
+
+def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> DatasetSpec:
+    """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, the outermost first."""
+    values, path, notes = _read_description(path)
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     root = _resolve_root(values.get("path"), path, known_root)
-    splits = _resolve_splits(values, root, path)
+    splits = _resolve_splits(values, _Place(path, root, joined_by))
     _check_annotated_splits(values, splits, path)
     names = _read_names(values, splits, path)
     tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
@@ -96,11 +110,11 @@ def _read_description(path: Path) -> _Description:
     return _Description(values, path, notes + lines)
 
 
-def _resolve_splits(values: dict[str, Any], root: Path, path: Path) -> dict[str, SplitSource]:
+def _resolve_splits(values: dict[str, Any], place: _Place) -> dict[str, SplitSource]:
     """Reads the keys ``train``, ``val``, ``test`` and ``annotations``."""
-    annotations = _read_annotations(values.get("annotations"), root, path)
+    annotations = _read_annotations(values.get("annotations"), place.root, place.path)
     return {
-        split: _read_split(values[split], annotations.get(split), root, split, f"{path}: {split}")
+        split: _read_split(values[split], annotations.get(split), split, place)
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -177,11 +191,12 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     return normal_path(next((c for c in candidates if c.is_dir()), missing))
 
 
-def _read_split(value: Any, annotations: Path | None, root: Path, split: str, location: str) -> SplitSource:
-    """Reads the value of the key ``split``. ``location``: the file and the key, for messages."""
+def _read_split(value: Any, annotations: Path | None, split: str, place: _Place) -> SplitSource:
+    """Reads the value of the key ``split``."""
+    location = f"{place.path}: {split}"
     entries = value if isinstance(value, list) else [value]
     if _joins(value):
-        parts = tuple(_read_part(entry, root, split, location) for entry in entries)
+        parts = tuple(_read_part(entry, split, place) for entry in entries)
         sources = [os.path.realpath(part.source) for part in parts]
         for i, part in enumerate(parts):
             if sources[i] in sources[:i]:
@@ -189,7 +204,7 @@ def _read_split(value: Any, annotations: Path | None, root: Path, split: str, lo
         if annotations is not None:
             raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
         return SplitSource((), None, None, parts)
-    images = tuple(_resolve(_text_path(entry, location), root) for entry in entries)
+    images = tuple(_resolve(_text_path(entry, location), place.root) for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
@@ -212,16 +227,24 @@ def _joins(value: Any) -> bool:
     return any(str(entry).lower().endswith((".yaml", ".yml")) for entry in entries)
 
 
-def _read_part(entry: Any, root: Path, split: str, location: str) -> DatasetSpec:
-    """Reads the YAML of a data set that a split joins."""
-    path = _resolve(_text_path(entry, location), root)
+def _read_part(entry: Any, split: str, place: _Place) -> DatasetSpec:
+    """Reads the YAML of a data set that a split joins. Raises UserError if it joins data sets itself: those of a cycle
+    have no end."""
+    location = f"{place.path}: {split}"
+    path = _resolve(_text_path(entry, location), place.root)
     if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
         raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
-    content = read_yaml(path)
-    if isinstance(content, dict) and _joins(content.get(split)):
-        raise UserError(f"{location}: {path} names other YAMLs itself; name those here")
-    part = load_dataset_spec(path)
-    part.split(split)  # raises UserError
+    chain = (*place.joined_by, place.path)
+    for i, outer in enumerate(chain):
+        if path.samefile(outer):
+            cycle = " -> ".join(map(str, (*chain[i:], path)))
+            raise UserError(f"{location}: data sets join each other in a cycle: {cycle}; remove one of these entries")
+    part = _load_spec(path, "", joined_by=chain)
+    inner = [each.source for each in part.split(split).parts]
+    if inner:
+        raise UserError(
+            f"{location}: {path} joins data sets itself ({listed(inner, 3)}); name those here instead of it"
+        )
     return part
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +103,9 @@ def _read_annotated(folder: Path, splits: dict[str, Path]) -> _Labels | None:
     """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either."""
     coco: dict[str, Path] = {}
     voc: dict[str, Path] = {}
+    known_jsons: dict[Path, _Json] = {}
     for split, images in splits.items():
-        file = _coco_json(folder, split, images)
+        file = _coco_json(folder, split, images, known_jsons)
         if file is not None:
             coco[split] = file
             continue
@@ -189,26 +190,53 @@ def _images_in(folder: Path) -> Path:
     return next((folder / name for name in _IMAGE_FOLDERS if (folder / name).is_dir()), folder)
 
 
-def _coco_json(folder: Path, split: str, images: Path) -> Path | None:
-    """Returns a COCO JSON of the split, preferably one with boxes; None if there is none."""
+class _Json(NamedTuple):
+    """Says what a JSON file has, without its text: the files may be large."""
+
+    is_coco: bool
+    has_boxes: bool
+
+
+def _coco_json(folder: Path, split: str, images: Path, known: dict[Path, _Json]) -> Path | None:
+    """Returns a COCO JSON of the split, preferably one with boxes; None if there is none. ``known``: the files that
+    have been read, to which others are added."""
+    without_boxes: Path | None = None  # such as image_info_test2017.json
+    for paths in _json_candidates(folder, split, images):
+        for path in paths:
+            if path not in known:
+                known[path] = _read_json(path)
+        coco = [path for path in paths if known[path].is_coco]
+        with_boxes = [path for path in coco if known[path].has_boxes]
+        if with_boxes:
+            _check_one_has_all(with_boxes, split)
+            return with_boxes[0]
+        if without_boxes is None and coco:
+            without_boxes = coco[0]
+    return without_boxes
+
+
+def _json_candidates(folder: Path, split: str, images: Path) -> list[list[Path]]:
+    """Returns the JSON files that may be of a split: those next to its images, those that are named after it, and those
+    that are named after no split."""
     nearby = sorted(images.glob("*.json"))
     if not nearby and images.name in _IMAGE_FOLDERS:
         nearby = sorted(images.parent.glob("*.json"))
+    nearby = [path for path in nearby if _split_in(path) in (split, "")]
+    nearby.sort(key=lambda path: _split_in(path) != split)  # one that names the split first
     of_splits: dict[str, list[Path]] = {}
     for path in (*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))):
         of_splits.setdefault(_split_in(path), []).append(path)
-    nearby = [path for path in nearby if _split_in(path) in (split, "")]
-    nearby.sort(key=lambda path: _split_in(path) != split)  # one that names the split first
-    without_boxes: Path | None = None  # such as image_info_test2017.json
-    for paths in (nearby, of_splits.get(split, []), of_splits.get("", [])):
-        texts = {path: read_text(path, most=1 << 32) for path in paths}
-        of_images = [path for path in paths if _is_coco(texts[path])]
-        with_boxes = [path for path in of_images if '"bbox"' in texts[path]]
-        if with_boxes:
-            _check_one_has_all(with_boxes, texts, split)
-            return with_boxes[0]
-        without_boxes = without_boxes or next(iter(of_images), None)
-    return without_boxes
+    return [nearby, of_splits.get(split, []), of_splits.get("", [])]
+
+
+def _read_json(path: Path) -> _Json:
+    text = _json_text(path)
+    is_coco = _COCO.search(text) is not None and _COCO_IMAGES.search(text) is not None
+    return _Json(is_coco, has_boxes='"bbox"' in text)
+
+
+def _json_text(path: Path) -> str:
+    return read_text(path, most=1 << 32)
 
 
 def _voc_folder(folder: Path, images: Path) -> Path | None:
@@ -231,17 +259,13 @@ def _split_in(path: Path) -> str:
     return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
 
 
-def _is_coco(text: str) -> bool:
-    return _COCO.search(text) is not None and _COCO_IMAGES.search(text) is not None
-
-
-def _check_one_has_all(paths: list[Path], texts: Mapping[Path, str], split: str) -> None:
+def _check_one_has_all(paths: list[Path], split: str) -> None:
     """Raises UserError if any COCO JSON of a split names images that the first one does not name."""
     first = paths[0]
     others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
-    names = set(_FILE_NAME.findall(texts[first])) if others else set()
+    names = set(_FILE_NAME.findall(_json_text(first))) if others else set()
     for path in others:
-        if not names.issuperset(_FILE_NAME.findall(texts[path])):
+        if not names.issuperset(_FILE_NAME.findall(_json_text(path))):
             reason = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
             raise UserError(f"{path}: {reason}")
 

@@ -334,7 +334,7 @@ class LabelSearch:
         used = self._files[i]
         if self._is_unlabeled(i):
             self._report_orphan(place, name)
-        elif used and _content(os.path.join(place, name)) != _content(path_of(used.name, self._root)):
+        elif used and not _are_equal(os.path.join(place, name), path_of(used.name, self._root)):
             message = f"{image} has {used.name}, which is used; remove one of the two"
             self._findings.append(Finding(self._full_name(place, name), SECOND_LABEL, message))
 
@@ -521,9 +521,17 @@ def _plain(stem: str) -> str:
 
 def _different(files: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns the first of ``files``, folders and names, if all have the same content, else all."""
-    if len(files) > 1 and len({_content(os.path.join(*each)) for each in files}) == 1:
-        return files[:1]
-    return files
+    if len(files) < 2:
+        return files
+    first, *others = (os.path.join(*each) for each in files)
+    are_equal = all(_are_equal(first, other) for other in others)
+    return files[:1] if are_equal else files
+
+
+def _are_equal(first: str, second: str) -> bool:
+    """Returns whether two files have the same content. What cannot be read is equal to nothing."""
+    content = _content(first)
+    return content is not None and content == _content(second)
 
 
 def _head(path: str) -> bytes:

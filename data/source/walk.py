@@ -1,6 +1,6 @@
 """Reads folders and their entries from the disk, each once.
 
-Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
+Names that begin with a dot are hidden and not read: ``._x.jpg`` of macOS, or the copies in ``.ipynb_checkpoints``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Visit(NamedTuple):
     path: str
     real: str  # without symbolic links
     entries: list[os.DirEntry]
+    hidden: list[os.DirEntry]  # those that are not read, without the forks of macOS
 
 
 def walk(folder: Path) -> Iterator[Visit]:
@@ -42,21 +43,29 @@ def walk(folder: Path) -> Iterator[Visit]:
         views[real] = views.get(real, 0) + 1
         if views[real] > MAX_VIEWS:
             continue
-        entries = scan(path)
+        everything = _scan_all(path)
+        entries = [entry for entry in everything if not entry.name.startswith(".")]
         for entry in entries:
             if not query(entry.is_dir):
                 continue
             inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
             if inner not in reals:
                 pending.append((entry.path, (*reals, inner)))
-        yield Visit(path, real, entries)
+        hidden = []
+        if len(entries) < len(everything):
+            hidden = [e for e in everything if e.name.startswith(".") and not e.name.startswith("._")]
+        yield Visit(path, real, entries, hidden)
 
 
 def scan(folder: str) -> list[os.DirEntry]:
-    """Lists a folder. Raises UserError if it cannot be listed."""
+    """Lists a folder without hidden entries. Raises UserError if it cannot be listed."""
+    return [entry for entry in _scan_all(folder) if not entry.name.startswith(".")]
+
+
+def _scan_all(folder: str) -> list[os.DirEntry]:
     try:
         with os.scandir(folder) as entries:
-            return [e for e in entries if not e.name.startswith(".")]
+            return list(entries)
     except OSError as error:
         if explanation(error):
             raise

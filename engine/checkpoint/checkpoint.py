@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from utils.config.settings import Hyperparameters, TrainConfig, validates_after
+from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from engine.optim.build import OptimizerSet
     from engine.optim.ema import ModelEma
     from models.detector import Detector
+
+
+# Settings that do not change how a run trains, or whose meaning is compared elsewhere: the fingerprint of the data, the
+# values of the recipe.
+_WITHOUT_RESULT = frozenset(
+    ("resume", "eval_ranks", "tracker", "noplots", "export", "save_minutes", "save_period", "patience")
+)
+_COMPARED_BY_CONTENT = frozenset(("data", "hyp", "override"))
 
 
 @dataclass
@@ -104,12 +113,39 @@ class Progress:
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
+    def complete_epoch(self) -> None:
+        """Counts the epoch whose steps are done."""
+        self.epoch += 1
+        self.begin_epoch()
+
     def begin_epoch(self) -> None:
         """Resets what belongs to a position inside an epoch."""
         self.batch = 0
         self.loss_sums = []
         self.finite_steps = 0
         self.buffers_averaged = False
+
+
+# Fields of `Progress` that follow from a validation.
+_RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingEpoch:
+    """A completed epoch that other processes validate: what is saved with its scores, when these have come."""
+
+    row: dict[str, float]  # of results.csv
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+    progress: Progress  # after the epoch
+    ema: dict[str, Tensor]  # on the CPU of rank 0; empty on the other ranks
+
+    def content(self) -> dict[str, Any]:
+        """Returns plain data and tensors, as checkpoint files hold them."""
+        return {**vars(self), "progress": asdict(self.progress)}
+
+    def scored_progress(self, newest: Progress) -> Progress:
+        """Returns the progress after the epoch with the result of its validation, which ``newest`` has."""
+        return replace(self.progress, **{name: getattr(newest, name) for name in _RESULT_FIELDS})
 
 
 class TrainState(Protocol):
@@ -141,10 +177,13 @@ class RunDescription:
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
-    data: dict[str, str]  # location (`utils.files.folders.describe_location`) and fingerprint of the data set
+    # Location (`utils.files.folders.describe_location`) and fingerprint of the data set, and the label digest of its
+    # validation images.
+    data: dict[str, str]
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
+    new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: an earlier version, unknown
     origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
@@ -153,12 +192,33 @@ class RunDescription:
         """Identifies the images and labels; "" if the checkpoint does not say."""
         return self.data.get("fingerprint", "")
 
+    def trains_like(self, other: RunDescription) -> bool:
+        """Whether a run with this description computes the same steps as the run of ``other``."""
+        ignored = MAY_DIFFER | _WITHOUT_RESULT | _COMPARED_BY_CONTENT
+        other_config = asdict(other.config)
+        same_config = all(
+            value == other_config[name] for name, value in asdict(self.config).items() if name not in ignored
+        )
+        return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
+
+    def validates_like(self, other: RunDescription) -> bool:
+        """Whether the scores of both runs are comparable: on the same images, at the same size.
+
+        Images are the same if their labels are. Files of the data set that are copied to another machine have other
+        modification times, on which the fingerprint depends.
+        """
+        digests = {self.data.get("val_labels", ""), other.data.get("val_labels", "")}
+        digests.discard("")  # an earlier version, which did not store it
+        return len(digests) < 2 and self.imgsz == other.imgsz
+
     def content(self) -> dict[str, Any]:
         """Returns plain data and tensors, as checkpoint files hold them."""
         content = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if is_dataclass(value) and not isinstance(value, type):
+            if isinstance(value, PendingEpoch):
+                value = value.content()  # `asdict` would copy its tensors
+            elif is_dataclass(value) and not isinstance(value, type):
                 value = asdict(value)
             content[item.name] = value
         return content
@@ -180,6 +240,7 @@ class Checkpoint(RunDescription):
     metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
     hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # states by `Hook.state_key`
+    pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet
     path: Path = Path()
 
     @classmethod
@@ -195,19 +256,19 @@ class Checkpoint(RunDescription):
             )
         names = {item.name for item in fields(cls)} - {"path"}
         values = {key: value for key, value in content.items() if key in names}
+        _move_former_pending_epoch(values)
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
             if name in values:  # a setting of another version of this program is no damage
                 values[name] = build(settings, values[name], f"{path}: {name}")
-        checkpoint = build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
-        states = {_FORMER_HOOK_KEYS.get(key, key): state for key, state in checkpoint.hooks.items()}
-        return replace(checkpoint, hooks=states)
+        return build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
 
     def content(self) -> dict[str, Any]:
-        """Returns what the file stores: everything but its path, and `rank_buffers` only if there are any."""
+        """Returns what the file stores: everything but its path; `rank_buffers` and `pending` only if there are any."""
         content = super().content()
         del content["path"]
-        if self.rank_buffers is None:
-            del content["rank_buffers"]
+        for name in ("rank_buffers", "pending"):
+            if content[name] is None:
+                del content[name]
         return content
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
@@ -244,8 +305,17 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
-_FORMER_HOOK_KEYS = {"RemoteValidation": "remote_validation"}  # once, states had the names of the hooks' classes
-_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "teacher")
+_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "pending", "teacher")
+_FORMER_PENDING_KEYS = ("remote_validation", "RemoteValidation")  # earlier versions stored it as the state of a hook
+
+
+def _move_former_pending_epoch(values: dict[str, Any]) -> None:
+    """Moves the pending epoch of a file of an earlier version to where it is now."""
+    hooks = values.get("hooks")
+    for key in _FORMER_PENDING_KEYS:
+        if isinstance(hooks, dict) and key in hooks:
+            values["hooks"] = {name: state for name, state in hooks.items() if name != key}
+            values["pending"] = hooks[key]
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

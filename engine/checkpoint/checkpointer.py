@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.checkpoint.checkpoint import (
     Checkpoint,
+    PendingEpoch,
     Progress,
     RunDescription,
     RunStatus,
@@ -22,7 +23,7 @@ from engine.checkpoint.checkpoint import (
 )
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
@@ -68,6 +69,7 @@ class Checkpointer(BackgroundWriter):
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
         hooks: dict[str, dict[str, Any]] | None = None,
+        pending: PendingEpoch | None = None,
     ) -> None:
         """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
         best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`)."""
@@ -92,6 +94,7 @@ class Checkpointer(BackgroundWriter):
             metrics=metrics or {},
             rank_buffers=buffers,
             hooks=hooks or {},
+            pending=pending,
         )
         content = copied(checkpoint.content())
         files: dict[Path, dict[str, Any]] = {}
@@ -103,9 +106,58 @@ class Checkpointer(BackgroundWriter):
         files[self.last] = content
         self.submit(files)
 
+    def save_scored(
+        self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
+    ) -> None:
+        """Writes best.pt, and epochN.pt once more, if they are due after an epoch that was saved before it had scores.
+
+        Args:
+            pending: the epoch as it was saved.
+            progress: of the run, with the result of the epoch.
+        """
+        if not self.ctx.is_main:
+            return
+        scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
+        if is_best:
+            content = self.description.content() | {"ema": pending.ema} | scores
+            self.submit({self.best: weights_part(content)})
+        epoch = pending.progress.epoch
+        if self.period > 0 and epoch % self.period == 0:
+            self.finish()  # so that the file is there
+            self._add_scores(self.periodic(epoch), scores)
+
+    def _add_scores(self, path: Path, scores: dict[str, Any]) -> None:
+        """Writes a periodic checkpoint again, unless the user has removed it."""
+        if path.is_file():
+            content = read_checkpoint(path)
+            content.pop("pending", None)
+            self.submit({path: content | scores})
+
     def periodic(self, epoch: int) -> Path:
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""
         return self.folder / f"epoch{epoch}.pt"
+
+    def has_best(self, progress: Progress) -> bool:
+        """Whether best.pt is of the best epoch that ``progress`` knows."""
+        return _is_of_best_epoch(self.best, progress)
+
+    def restore_best(self, progress: Progress) -> bool:
+        """Writes best.pt from the epochN.pt of the best epoch. Returns False if there is none."""
+        periodic = self.periodic(progress.best_epoch)
+        if not _is_of_best_epoch(periodic, progress):
+            return False
+        self.submit({self.best: weights_part(read_checkpoint(periodic))})
+        return True
+
+    def set_best_aside(self) -> Path | None:
+        """Renames best.pt to bestN.pt, N being its epoch, so that the run does not overwrite it. Returns the new path,
+        or None if there is no best.pt."""
+        stored = _stored_progress(self.best)
+        if stored is None:
+            return None
+        path = self.folder / f"best{stored['epoch']}.pt"
+        self.best.replace(path)
+        return path
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
@@ -124,3 +176,21 @@ class Checkpointer(BackgroundWriter):
             else:
                 advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
+
+
+def _stored_progress(path: Path) -> dict[str, Any] | None:
+    """Returns the progress that a checkpoint file stores; None if there is no such file, or if it is damaged."""
+    try:
+        progress = read_checkpoint(path).get("progress") if path.is_file() else None
+    except UserError:
+        return None
+    return progress if isinstance(progress, dict) and isinstance(progress.get("epoch"), int) else None
+
+
+def _is_of_best_epoch(path: Path, progress: Progress) -> bool:
+    """Whether the file was saved after the best epoch that ``progress`` knows, by a run with the same one."""
+    stored = _stored_progress(path)
+    if stored is None:
+        return False
+    is_best = stored["epoch"] == stored.get("best_epoch") == progress.best_epoch
+    return is_best and stored.get("best_fitness") == progress.best_fitness

@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
-import json
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 
-from engine.inference.detection_writer import (
-    UniqueStems,
-    VideoFiles,
-    Window,
-    coco_rows,
-    mot_lines,
-    write_crops,
-    write_yolo_labels,
-    written_suffix,
-)
-from engine.inference.frames import Frame, source_files
-from engine.inference.object_tracks import ObjectTracks, check_sequence, sequence_of
-from engine.inference.predictor import Detected, Predictor, SourceFrames, open_weights
+from engine.commands.result_files import DrawnFrame, ResultFiles
+from engine.inference.detection_stream import Detected, DetectionStream
+from engine.inference.detection_writer import Window, written_suffix
+from engine.inference.frames import FileProblem, source_files
+from engine.inference.object_tracks import ObjectTracks, check_sequence
+from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from models.postprocess.tiles import Tiles
-from utils.config.coco_classes import coco_category_ids
 from utils.config.parser import typed_classes
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, increment_path
-from utils.files.previous_run import WrittenFiles, remove_written
-from utils.files.safe_io import write_whole
+from utils.files.previous_run import remove_written
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
-from utils.machine.threads import Ahead, map_ahead
+from utils.machine.threads import map_ahead
 from utils.pixels import as_rgb8
-from utils.strings import counted, image_ids_of, listed
+from utils.strings import counted, listed
 from utils.structures import DetectionTable
 
 LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `LINE_EVERY_S`
@@ -59,55 +48,36 @@ def detect(config: DetectConfig) -> Path | None:
         check_sequence(config.source)
         require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     predictor = _open_predictor(config)
-    ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
-    frames = predictor.read(
-        config.source,
-        ahead,
-        vid_stride=config.vid_stride,
-        max_frames=config.max_frames,
-        by_number=config.track is not None,
-    )
-    results = _detect_or_track(frames, ahead, predictor, config)
-    first = next(results, None)
-    if first is None:  # an unreadable source is refused before a folder is made
-        raise frames.error or UserError(f"{config.source}: no frame can be read; name another source")
-    window = Window() if config.view_img else None
-    output = Output(_open_folder(config) if writes_files(config) else None, predictor.model.names, config, frames)
-    drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
-    written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
-    try:
-        for shown in written:
+    with contextlib.ExitStack() as stack:  # closes the last stage first, and waits for the files that it writes
+        stream = stack.enter_context(_open_stream(predictor, config))
+        window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
+        output = stack.enter_context(contextlib.closing(Output(predictor.model.names, config, stream.skip)))
+        drawn = map_ahead(output.draw, stream, threads=predictor.threads, ahead=stream.ahead)
+        written = map_ahead(output.write, stack.enter_context(contextlib.closing(drawn)), threads=1, ahead=stream.ahead)
+        for shown in stack.enter_context(contextlib.closing(written)):
             if window is None or shown is None or shown.drawing is None:
                 continue
-            if not window.show(shown.drawing, wait=not shown.frame.is_video):
+            if not window.show(shown.drawing, wait=not shown.detected.frame.is_video):
                 break
-        else:
-            if frames.error:
-                raise frames.error
-    finally:
-        for stage in (written, drawn, results):  # waits for the files that are being written
-            stage.close()
-        output.close()
-        if window:
-            window.close()
     output.summarise()
-    failed = frames.failed
-    if failed:
-        first_reason = next(iter(failed.values()))
-        count = len(output.seen | failed.keys())
-        raise UserError(f"{len(failed)} of {count} files could not be used (first: {first_reason})")
+    output.raise_failures()
     return output.run_dir
 
 
-def _detect_or_track(
-    frames: SourceFrames, ahead: Ahead, predictor: Predictor, config: DetectConfig
-) -> Generator[Detected, None, None]:
-    """Yields the detections in each frame; with ``--track``, those that belong to tracks."""
-    if config.track is None:
-        return predictor.detect_each(frames, ahead)
+def _open_stream(predictor: Predictor, config: DetectConfig) -> DetectionStream:
+    """Opens the source; with ``--track``, for detections that belong to tracks."""
     settings = predictor.settings.resolve(predictor.model)
-    tracks = ObjectTracks(config.track, settings.conf, vid_stride=config.vid_stride)
-    return predictor.track_each(frames, ahead, tracks, settings)
+    tracks = None
+    if config.track is not None:
+        tracks = ObjectTracks(config.track, settings.conf, vid_stride=config.vid_stride)
+    return predictor.open_stream(
+        config.source,
+        settings=settings,
+        tracks=tracks,
+        reads_ahead=not config.view_img,  # the window shows a frame before the next one is processed
+        vid_stride=config.vid_stride,
+        max_frames=config.max_frames,
+    )
 
 
 def writes_files(config: DetectConfig) -> bool:
@@ -177,67 +147,84 @@ def _reason(error: Exception, path: str) -> str:
 
 
 class Output:
-    """Draws, logs and writes frames and their detections.
+    """Draws, logs and writes frames and their detections, and reports the files for which that failed."""
 
-    Attributes:
-        seen: files that had frames.
-    """
-
-    def __init__(
-        self, run_dir: Path | None, names: tuple[str, ...], config: DetectConfig, frames: SourceFrames
-    ) -> None:
-        """``run_dir``: folder of the results; None: no files are written."""
-        self.seen: set[str] = set()
+    def __init__(self, names: tuple[str, ...], config: DetectConfig, skip: Callable[[str], None]) -> None:
+        """``names``: of the classes. ``skip``: called with the path of a file that has failed."""
         self._names = names
         self._config = config
-        self._failed = frames.failed
+        self._skip = skip
         self._log = FrameLog(names, config)
-        self._files = None if run_dir is None else ResultFiles(run_dir, names, config)
+        self._files: ResultFiles | None = None  # until the first frame; an unreadable source leaves no folder
+        self._used: set[str] = set()  # files that had frames
+        self._failed: dict[str, str] = {}  # reasons by file
 
     @property
     def run_dir(self) -> Path | None:
         """Folder of the results; None if there is none."""
         return None if self._files is None else self._files.run_dir
 
-    def draw(self, item: Detected) -> Detected:
+    def draw(self, item: Detected | FileProblem) -> DrawnFrame | FileProblem:
         """Draws and encodes the boxes of a frame. Several threads may call it."""
+        if isinstance(item, FileProblem):
+            return item
         is_unused = self._config.nosave and not self._config.view_img
         if is_unused or isinstance(item.outcome, Exception):
-            return item
+            return DrawnFrame(item)
         try:
-            table = item.outcome
-            labels = None
-            if not self._config.hide_labels:
-                scores = None if self._config.hide_conf else table.scores
-                labels = label_texts(self._names, table.classes, scores, item.tracks)
-            colors = class_colors(table.classes if item.tracks is None else item.tracks)
-            thickness = self._config.line_thickness
-            drawing = draw_boxes(as_rgb8(item.frame.image), table.boxes_xyxy_px, labels, colors, thickness=thickness)
-            if not self._config.nosave and not item.frame.is_video:
-                item.encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
-            if not item.encoded or self._config.view_img:
-                item.drawing = drawing
+            return self._draw(item, item.outcome)
         except Exception as error:
-            item.outcome = error
-        return item
+            return DrawnFrame(replace(item, outcome=error))
 
-    def write(self, item: Detected) -> Detected | None:
+    def _draw(self, item: Detected, table: DetectionTable) -> DrawnFrame:
+        labels = None
+        if not self._config.hide_labels:
+            scores = None if self._config.hide_conf else table.scores
+            labels = label_texts(self._names, table.classes, scores, item.tracks)
+        colors = class_colors(table.classes if item.tracks is None else item.tracks)
+        thickness = self._config.line_thickness
+        drawing = draw_boxes(as_rgb8(item.frame.image), table.boxes_xyxy_px, labels, colors, thickness=thickness)
+        encoded = b""
+        if not self._config.nosave and not item.frame.is_video:
+            encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
+        is_needed = item.frame.is_video or self._config.view_img
+        return DrawnFrame(item, drawing if is_needed else None, encoded)
+
+    def write(self, item: DrawnFrame | FileProblem) -> DrawnFrame | None:
         """Logs and writes the next frame. Returns it, or None if its file has failed."""
-        path = item.frame.path
-        self.seen.add(path)
+        if isinstance(item, FileProblem):
+            self._add_problem(item)
+            return None
+        detected = item.detected
+        path = detected.frame.path
         if path in self._failed:  # a later frame of a video
             return None
+        if self._files is None and writes_files(self._config):
+            self._files = ResultFiles(_open_folder(self._config), self._names, self._config)
+        self._used.add(path)
         try:
-            if isinstance(item.outcome, Exception):
-                raise item.outcome
-            self._log.add(item, item.outcome)
+            if isinstance(detected.outcome, Exception):
+                raise detected.outcome
+            self._log.add(detected, detected.outcome)
             if self._files is not None:
-                self._files.add(item, item.outcome)
+                self._files.add(item, detected.outcome)
         except Exception as error:
-            self._failed[path] = _reason(error, path)
-            get_logger().warning("%s; skipped", self._failed[path])
+            self._add_problem(FileProblem(path, _reason(error, path), is_skipped=True))
+            self._skip(path)
             return None
         return item
+
+    def _add_problem(self, problem: FileProblem) -> None:
+        problem.log()
+        if problem.is_skipped:
+            self._failed[problem.path] = problem.reason
+
+    def raise_failures(self) -> None:
+        """Raises UserError if there are files that could not be used."""
+        if self._failed:
+            first_reason = next(iter(self._failed.values()))
+            count = len(self._used | self._failed.keys())
+            raise UserError(f"{len(self._failed)} of {count} files could not be used (first: {first_reason})")
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
@@ -279,7 +266,7 @@ class FrameLog:
         counts: Counter[int] = Counter(table.classes.tolist())
         self._counts += counts
         if item.tracks is not None:
-            self._tracks.update((sequence_of(frame), track) for track in item.tracks.tolist())
+            self._tracks.update((frame.sequence, track) for track in item.tracks.tolist())
         self._frames += 1
         self._milliseconds += milliseconds
         if frame.is_video:
@@ -290,7 +277,8 @@ class FrameLog:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
-                of_total = f" of {frame.total}" if frame.total else ""
+                is_within = frame.total is not None and frame.index < frame.total  # the total is an estimate
+                of_total = f" of {frame.total}" if is_within else ""
                 name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
@@ -301,90 +289,3 @@ class FrameLog:
             totals += f" in {counted(len(self._tracks), 'track')}"
         mean_ms = self._milliseconds / max(self._frames, 1)
         get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
-
-
-class ResultFiles:
-    """Writes the files that the flags ask for into ``run_dir``. For the frames of videos, STEM is STEM_FRAME:
-
-    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
-    - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
-      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's;
-    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
-      ids are COCO's for a model of its classes, else the numbers of the classes;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
-    """
-
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
-        self.run_dir = run_dir
-        self._names = names
-        self._config = config
-        self._stem_of = UniqueStems()
-        self._videos = VideoFiles(run_dir)
-        self._written = WrittenFiles(run_dir)
-        self._track_stem_of = UniqueStems()
-        self._track_files: set[Path] = set()
-        self._last_index: dict[str, int] = {}  # of the newest frame written, by path
-        self._image_ids: list[str] = []  # of all frames, with detections or without
-        self._rows: list[dict[str, Any]] = []  # of predictions.json
-        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
-
-    def add(self, item: Detected, table: DetectionTable) -> None:
-        """Writes the files of a frame. Raises UserError for an image that lies in the folder of the results."""
-        config = self._config
-        frame = item.frame
-        if Path(frame.path).resolve().parent == self.run_dir.resolve():
-            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
-        stem = self._stem_of(frame.path, is_video=frame.is_video)
-        frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
-        image = as_rgb8(frame.image)
-        if config.save_txt and item.tracks is not None:
-            self._append_tracks(sequence_of(frame), mot_lines(table, item.tracks, frame.index))
-        elif config.save_txt:
-            height, width = image.shape[:2]
-            path = self._written.add(self.run_dir / "labels" / f"{frame_stem}.txt")
-            write_yolo_labels(path, (height, width), table, scores=config.save_conf)
-        if config.save_json:
-            self._image_ids.append(frame_stem)
-            number = frame.index if frame.is_video else None
-            self._rows += coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, item.tracks)
-        if config.save_crop:
-            names = [self._names[c] for c in table.classes]
-            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, names, self._written.add)
-        if not config.nosave:
-            self._add_drawing(item, stem)
-
-    def _add_drawing(self, item: Detected, stem: str) -> None:
-        frame = item.frame
-        if not frame.is_video:
-            write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), item.encoded)
-        elif item.drawing is not None:
-            self._written.add(self._videos.path_of(stem))
-            for _ in range(self._repeats(frame)):
-                self._videos.add(stem, item.drawing, frame.fps / self._config.vid_stride)
-
-    def _append_tracks(self, sequence: str, lines: str) -> None:
-        """Appends the lines of a frame to the file of its sequence, so that an endless stream loses none."""
-        path = self.run_dir / "tracks" / f"{self._track_stem_of(sequence, is_video=True)}.txt"
-        if path not in self._track_files:
-            self._track_files.add(self._written.add(path))
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, "")
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(lines)
-
-    def _repeats(self, frame: Frame) -> int:
-        """How often a frame is written to its video. One of a live stream stands for those that were skipped while the
-        model ran, so that the video has the stream's speed."""
-        stride = self._config.vid_stride
-        last = self._last_index.get(frame.path, frame.index - stride)
-        self._last_index[frame.path] = frame.index
-        return max(round((frame.index - last) / stride), 1) if frame.is_live else 1
-
-    def close(self) -> None:
-        """Finishes the files that hold several frames."""
-        self._videos.close()
-        if self._config.save_json:
-            ids = dict(zip(self._image_ids, image_ids_of(self._image_ids)))
-            rows = [row | {"image_id": ids[row["image_id"]]} for row in self._rows]
-            path = self._written.add(self.run_dir / "predictions.json")
-            write_whole(path, json.dumps(rows, ensure_ascii=False, indent=1))

@@ -6,15 +6,28 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
-from engine.eval_ranks.messages import discard_message, post_message, read_message
+from engine.eval_ranks.messages import (
+    ENDED,
+    FAILED,
+    LEFT,
+    POLL_S,
+    READY,
+    SCORES,
+    SETUP,
+    WEIGHTS,
+    Scores,
+    Setup,
+    Weights,
+    discard_message,
+    post_message,
+    read_message,
+)
 from engine.evaluation.evaluator import Evaluator
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -24,7 +37,6 @@ from utils.machine.processes import has_died
 from utils.strings import rank_list
 from utils.structures import EvalResult
 
-POLL_S = 0.05
 # How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
 LATE_S = 5.0
 LATE_FRACTION = 0.1
@@ -37,10 +49,9 @@ class Evaluators:
     Args:
         ctx: with ``eval_ranks``, which only a run with a store has.
         evaluator: gets the detections and the preview, as if it had validated itself.
-        setup: what the evaluating processes must know of the run.
     """
 
-    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: dict[str, Any]) -> None:
+    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: Setup) -> None:
         if ctx.store is None:
             raise ValueError("evaluating processes need the store of a distributed run")
         self._ctx = ctx
@@ -54,66 +65,76 @@ class Evaluators:
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
-            post_message(self._store, "setup", setup)
+            post_message(self._store, SETUP, setup)
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
     def is_free(self) -> bool:
         """Returns whether the evaluating processes take the weights of an epoch now."""
         is_free = False
         if self._ctx.is_main:
-            if self._is_busy and self._store.check([f"scores/{self._number}"]):
+            if self._is_busy and self._store.check([self._scores_key]):
                 self._receive()  # too late
             self._find_failure()
-            are_ready = self._store.check([f"ready/{rank}" for rank in range(self._ctx.eval_ranks)])
+            are_ready = self._store.check([READY.format(rank=rank) for rank in range(self._ctx.eval_ranks)])
             is_free = are_ready and not self._is_busy and not self._failure
         return broadcast_object(self._ctx, is_free)
 
-    def send(self, epoch: int, weights: dict[str, Tensor] | None, *, closing: bool) -> None:
-        """Sends the averaged weights of an epoch, on the CPU of rank 0, in the background. ``closing``: see
-        `Criterion.set_closing`."""
+    def send(self, epoch: int, weights: Weights) -> None:
+        """Sends the averaged weights of an epoch from rank 0, in the background."""
         if not self._ctx.is_main:
             return
         self._number += 1
         self._epoch = epoch
         self._is_busy = True
         self._sent_at = time.monotonic()
-        key = f"weights/{self._number}"
-        message = {"ema": weights, "closing": closing}
+        key = self._weights_key
 
         def post() -> None:
             with suppress(dist.DistError):  # the run has ended meanwhile
-                post_message(self._store, key, message)
+                post_message(self._store, key, weights)
 
         threading.Thread(target=post, name="weights", daemon=True).start()
 
     def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
         """Returns the scores of the epoch that was sent last, on rank 0; None if they are late, and on other ranks."""
-        if not self._is_busy:
+        if not self._is_busy or not self._wait_for_scores(should_stop):
             return None
+        scores = self._receive()
+        self._evaluator.preview = scores.preview
+        self._evaluator.detections = scores.detections
+        self._evaluator.shown = scores.shown
+        return scores.result
+
+    def _wait_for_scores(self, should_stop: Callable[[], bool]) -> bool:
+        """Waits until the scores are there. Returns False if they are late, or will not come."""
         patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
         deadline = time.monotonic() + patience_s
-        while not self._store.check([f"scores/{self._number}"]):
+        while not self._store.check([self._scores_key]):
             self._find_failure()
             if self._failure or should_stop():
-                return None
+                return False
             if time.monotonic() > deadline:
                 get_logger().warning(
                     "--eval-ranks: no scores for epoch %d in time; the training processes validate it instead",
                     self._epoch,
                 )
-                return None
+                return False
             time.sleep(POLL_S)
-        scores = self._receive()
-        self._evaluator.preview = scores["preview"]
-        self._evaluator.detections = scores["detections"]
-        self._evaluator.shown = scores["shown"]
-        return scores["result"]
+        return True
 
-    def _receive(self) -> dict[str, Any]:
-        """Takes the newest scores out of the store."""
-        scores = read_message(self._store, f"scores/{self._number}")
-        discard_message(self._store, f"scores/{self._number}")
-        discard_message(self._store, f"weights/{self._number}")
+    @property
+    def _weights_key(self) -> str:
+        return WEIGHTS.format(number=self._number)
+
+    @property
+    def _scores_key(self) -> str:
+        return SCORES.format(number=self._number)
+
+    def _receive(self) -> Scores:
+        """Takes the newest scores out of the store, and the weights that they are of."""
+        scores = read_message(self._store, self._scores_key)
+        discard_message(self._store, self._scores_key)
+        discard_message(self._store, self._weights_key)
         self._is_busy = False
         return scores
 
@@ -122,8 +143,8 @@ class Evaluators:
         if self._failure:
             return
         dead = [rank for rank in self._ranks if has_died(self._run_store.get(f"process/{rank}").decode())]
-        if self._store.check(["failed"]):
-            self._failure = self._store.get("failed").decode()
+        if self._store.check([FAILED]):
+            self._failure = self._store.get(FAILED).decode()
         elif dead:
             self._failure = f"{rank_list(dead)} has ended"
         if self._failure:
@@ -135,8 +156,8 @@ class Evaluators:
             return
         deadline = time.monotonic() + LEAVE_S
         with suppress(dist.DistError):
-            self._store.set("ended", "")
-            while not self._failure and self._store.add("left", 0) < self._ctx.eval_ranks:
+            self._store.set(ENDED, "")
+            while not self._failure and self._store.add(LEFT, 0) < self._ctx.eval_ranks:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(POLL_S)

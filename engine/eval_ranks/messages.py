@@ -1,17 +1,72 @@
-"""Messages between training and evaluating processes, in the run's store.
+"""What training and evaluating processes (``--eval-ranks``) tell each other, in the run's store.
+
+The last processes of a job validate the averaged weights while the others train. Both have process groups of their own,
+so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts `Setup`, then the
+`Weights` of an epoch whenever the evaluating processes are free, and finds the `Scores` there an epoch later.
 
 Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
 torch.distributed.rpc would wait.
+
+evaluators.py has the side of the training processes, process.py the other one.
 """
 
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch.distributed as dist
+from torch import Tensor
+
+from data.source.dataset_spec import DataSource
+from engine.run.run import RunSettings
+from utils.structures import Batch, Detections, DetectionTable, EvalResult
+
+SETUP = "setup"  # key of the first message
+READY = "ready/{rank}"  # set by an evaluating process that has opened model and data
+WEIGHTS = "weights/{number}"  # from 1
+SCORES = "scores/{number}"  # of the weights with this number
+FAILED = "failed"  # why an evaluating process has ended
+ENDED = "ended"  # set when the run has ended
+LEFT = "left"  # number of evaluating processes that have ended for that
+POLL_S = 0.05  # seconds between two looks for a message
 
 _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the evaluating processes need to know about the run. Tensors are on the CPU."""
+
+    settings: RunSettings
+    source: DataSource
+    val_images: list[str]  # that --val-fraction holds out
+    names: list[str]  # of the classes
+    model_spec: dict[str, Any]
+    ema: dict[str, Tensor]  # the averaged weights
+    class_weights: Tensor | None  # (C,) in the loss
+    device: str  # type of the training processes' devices
+    threads: int  # of torch in them
+    facts: dict[str, str]  # see `common_facts`
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The averaged weights of an epoch, on the CPU."""
+
+    ema: dict[str, Tensor]
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The result of a validation, and what is drawn of it, unless ``--noplots`` is given."""
+
+    result: EvalResult
+    detections: DetectionTable | None
+    shown: DetectionTable | None
+    preview: tuple[Batch, Detections] | None
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +161,7 @@ class Reference:
     def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
         """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
         self._index = index
-        self._batches = list(letterboxed(index, config, model.stride, BATCH))
+        self._letterboxed = partial(letterboxed, index, config, model.stride, BATCH)  # anew for each model
         self._truth = index.ground_truth()
         settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
 
@@ -218,7 +219,7 @@ class Reference:
             postprocess=postprocess,
             ctx=DistributedContext.single(torch.device("cpu")),
         )
-        result = evaluator.run(model, self._batches)
+        result = evaluator.run(model, self._letterboxed())
         if result is None or evaluator.detections is None:
             raise RuntimeError("a single process has no scores")
         return result, evaluator.detections

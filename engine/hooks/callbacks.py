@@ -135,7 +135,7 @@ class UserCallbacks(Hook):
             state.epoch = progress.epoch
             state.epochs = trainer.epochs
             state.step = progress.updates
-            state.steps_per_epoch = trainer.plan.steps
+            state.steps_per_epoch = trainer.steps.per_epoch
             state.losses = progress.mean_losses(trainer.step.criterion.names)
             try:
                 self._callbacks[name](state)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import Progress, TrainState
+from engine.checkpoint.checkpoint import PendingEpoch, Progress, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
@@ -27,7 +27,7 @@ class Epoch:
 
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # of results.csv
-    is_pending: bool = False  # whether it is validated later
+    pending: PendingEpoch | None = None  # set if other processes validate it: its result comes later
     # Of its validation, if there was one:
     result: EvalResult | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -52,7 +52,7 @@ class Training(Protocol):
     checkpointer: Checkpointer
     hooks: Hooks
     epochs: int  # of the whole run
-    plan: StepPlan
+    steps: StepPlan
     schedule: Schedule
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
@@ -75,8 +75,9 @@ class Hook:
     epoch.
 
     The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
-    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. An epoch that other
-    processes validate (`Epoch.is_pending`) is scored, recorded and reported when its result has come.
+    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. For an epoch that other
+    processes validate (`Epoch.pending`), those from `score` to `report` follow after `validate_pending`, when the steps
+    of the next epoch are done.
     """
 
     # Name of `state_dict` in checkpoints; a hook that has a state needs one. It does not follow the name of the class.
@@ -101,7 +102,11 @@ class Hook:
         """Called after the last step of an epoch, when all ranks have the same model."""
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.is_pending` if the result comes later."""
+        """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.pending` if the result comes later."""
+
+    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
+        """Gets the result of an epoch that was pending: sets `Epoch.result`. A signal may end this (`Action.STOP`); the
+        epoch then stays pending."""
 
     def before_validation(self, trainer: Training) -> Action | None:
         """Called before the training processes validate an epoch."""
@@ -136,7 +141,7 @@ class Hook:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in
-        ``run.checkpoint.hooks``."""
+        ``run.start.checkpoint.hooks``."""
         return {}
 
 

@@ -17,6 +17,7 @@ from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import EpochResults, TensorBoard, Validation
 from engine.report.page import ReportPage, ScoredValidation, Subject
+from engine.run.run import ContinuedRun
 from utils.boxes import cxcywh_to_xyxy
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
@@ -63,8 +64,8 @@ class Plots(Hook):
             fitness=trainer.hooks.get(EpochResults).fitness,
             batches=len(trainer.loader),
         )
-        self._page = ReportPage(run.folder, subject, is_resumed=run.checkpoint is not None)
-        if run.checkpoint is None:
+        self._page = ReportPage(run.folder, subject, is_resumed=isinstance(run.start, ContinuedRun))
+        if not isinstance(run.start, ContinuedRun):
             self._draw_batches(trainer.loader)
             self._page.write({})
 

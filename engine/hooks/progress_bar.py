@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,57 +26,110 @@ MIN_BAR_COLUMNS = 4
 MAX_BAR_COLUMNS = 12
 
 
+@dataclass
+class EpochMeter:
+    """Counts the steps of an epoch in this process, and measures their speed."""
+
+    title: str
+    steps: int  # of the epoch
+    first: int  # number of steps that a resumed run has taken before
+    epochs_left: int  # after this one
+    done: int = field(init=False)  # steps, with those taken before
+    images: int = 0  # over all processes
+    wait_s: float = 0.0  # seconds spent waiting for data
+    started: float = field(init=False)  # on the monotonic clock
+
+    def __post_init__(self) -> None:
+        self.done = self.first
+        self.started = time.monotonic()
+
+    def count_step(self, images: int, wait_s: float) -> None:
+        self.done += 1
+        self.images += images
+        self.wait_s += wait_s
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether this process has taken a step of the epoch."""
+        return self.done > self.first
+
+    def elapsed_s(self) -> float:
+        """Returns the seconds since the start of the epoch in this process; never 0."""
+        return max(time.monotonic() - self.started, 1e-9)
+
+    def images_per_s(self) -> float:
+        return self.images / self.elapsed_s()
+
+    def waiting(self) -> float:
+        """Returns the fraction of the time that was spent waiting for data."""
+        return min(self.wait_s / self.elapsed_s(), 1.0)
+
+    def left_s(self, between_s: float) -> float:
+        """Returns the seconds that the rest of the run will take, with ``between_s`` after each epoch."""
+        step_s = self.elapsed_s() / max(self.done - self.first, 1)
+        steps_left = self.steps - self.done + self.epochs_left * self.steps
+        return steps_left * step_s + (self.epochs_left + 1) * between_s
+
+
 class ProgressBar(Hook):
     """Shows on rank 0 the time left, the fraction of time spent waiting for data, memory, losses and images per second;
     puts the speed of an epoch into its row."""
+
+    _meter: EpochMeter  # of the newest epoch
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._is_shown = False
         self._is_first_step = True
+        self._shown_at = 0.0
+        self._losses: dict[str, float] = {}
+        self._device = torch.device("cpu")
         self._steps_done_at = 0.0
         self._between_s = 0.0  # seconds of validation and saving between two epochs
 
     def before_epoch(self, trainer: Training) -> None:
-        self._started = self._line_at = time.monotonic()
+        self._meter = EpochMeter(
+            title=f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}",
+            steps=trainer.steps.per_epoch,
+            first=-(-trainer.progress.batch // trainer.steps.accumulate),
+            epochs_left=trainer.epochs - trainer.progress.epoch - 1,
+        )
+        self._shown_at = self._meter.started
         if self._steps_done_at:
-            self._between_s = self._started - self._steps_done_at
-        self._title = f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}"
-        self._epochs_left = trainer.epochs - trainer.progress.epoch - 1
-        self._total = trainer.plan.steps
-        self._first = -(-trainer.progress.batch // trainer.plan.accumulate)
-        self._done = self._first
-        self._images = 0
-        self._wait_s = 0.0
-        self._values: dict[str, float] = {}
+            self._between_s = self._meter.started - self._steps_done_at
+        self._losses = {}
         self._device = trainer.ctx.device
         self._is_shown = trainer.ctx.is_main
-        tqdm = terminal_bars(sys.stderr) if self._is_shown else None
+        if self._is_shown:
+            self._open_bar()
+
+    def _open_bar(self) -> None:
+        """Opens a bar, if there is a terminal for it."""
+        tqdm = terminal_bars(sys.stderr)
         if tqdm is not None:
-            layout = bar_layout(self._title, self._total, [], terminal_columns(sys.stderr))
-            self._bar = tqdm(total=self._total, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
+            meter = self._meter
+            layout = bar_layout(meter.title, meter.steps, [], terminal_columns(sys.stderr))
+            self._bar = tqdm(total=meter.steps, initial=meter.done, bar_format=layout, dynamic_ncols=True, leave=True)
 
     def after_step(self, trainer: Training) -> None:
         if self._is_first_step:
             get_logger().info("first step %.1f s after the start", time.monotonic() - STARTED)
         self._is_first_step = False
-        self._done += 1
-        self._images += trainer.images
-        self._wait_s += trainer.data_wait_s
-        self._values = trainer.progress.mean_losses(trainer.step.criterion.names)
-        silent_s = time.monotonic() - self._line_at
+        self._meter.count_step(trainer.images, trainer.data_wait_s)
+        self._losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        silent_s = time.monotonic() - self._shown_at
         if self._bar is not None:
             if silent_s >= STATUS_EVERY_S:
                 self._show()
             self._bar.update()
-        elif self._is_shown and silent_s >= LINE_EVERY_S and self._done < self._total:
+        elif self._is_shown and silent_s >= LINE_EVERY_S and self._meter.done < self._meter.steps:
             self._show()
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
         self._steps_done_at = time.monotonic()
-        if self._done > self._first:
-            speed, waiting = self._speed()
-            epoch.row |= {"speed/images_per_s": speed, "speed/data_wait": waiting}
+        meter = self._meter
+        if meter.has_steps:
+            epoch.row |= {"speed/images_per_s": meter.images_per_s(), "speed/data_wait": meter.waiting()}
         self.close()
 
     def after_steps(self, trainer: Training) -> None:
@@ -83,7 +137,7 @@ class ProgressBar(Hook):
 
     def close(self) -> None:
         """Ends the bar, or writes the epoch's last line. A second call does nothing."""
-        if self._is_shown and (self._bar is not None or self._done > self._first):
+        if self._is_shown and (self._bar is not None or self._meter.has_steps):
             self._show()
         if self._bar is not None:
             self._bar.close()
@@ -92,31 +146,26 @@ class ProgressBar(Hook):
 
     def _show(self) -> None:
         """Writes the status into the bar, or as a line."""
-        self._line_at = time.monotonic()
+        self._shown_at = time.monotonic()
+        meter = self._meter
         status = self._status()
         if self._bar is not None:
-            self._bar.bar_format = bar_layout(self._title, self._total, status, terminal_columns(sys.stderr))
+            self._bar.bar_format = bar_layout(meter.title, meter.steps, status, terminal_columns(sys.stderr))
         else:
-            get_logger().info("%s  %d/%d  %s", self._title, self._done, self._total, "  ".join(status))
+            get_logger().info("%s  %d/%d  %s", meter.title, meter.done, meter.steps, "  ".join(status))
 
     def _status(self) -> list[str]:
         """Returns the items that are shown, the most important first."""
-        step_s = self._elapsed_s() / max(self._done - self._first, 1)
-        steps_left = self._total - self._done + self._epochs_left * self._total
-        left_s = steps_left * step_s + (self._epochs_left + 1) * self._between_s
-        speed, waiting = self._speed()
+        meter = self._meter
         # Losses are read a step late, so the first step of an epoch has none yet: nan would look like a failure.
-        losses = [f"{name} {value:.3g}" for name, value in self._values.items() if not math.isnan(value)]
-        left = f"left {format_duration(left_s)}"
-        return [left, f"wait {waiting:.0%}", f"mem {memory_gb(self._device):.2f}G", *losses, f"{speed:.1f} img/s"]
-
-    def _elapsed_s(self) -> float:
-        """Returns the seconds since the first step of the epoch in this process; never 0."""
-        return max(time.monotonic() - self._started, 1e-9)
-
-    def _speed(self) -> tuple[float, float]:
-        """Returns the images per second over all processes, and the fraction of time spent waiting for data."""
-        return self._images / self._elapsed_s(), min(self._wait_s / self._elapsed_s(), 1.0)
+        losses = [f"{name} {value:.3g}" for name, value in self._losses.items() if not math.isnan(value)]
+        return [
+            f"left {format_duration(meter.left_s(self._between_s))}",
+            f"wait {meter.waiting():.0%}",
+            f"mem {memory_gb(self._device):.2f}G",
+            *losses,
+            f"{meter.images_per_s():.1f} img/s",
+        ]
 
 
 def bar_layout(title: str, steps: int, status: Sequence[str], columns: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import PendingEpoch, Progress
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.run.run import ContinuedRun
 from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
@@ -43,9 +45,21 @@ class Validation(Hook):
         return validates_after(epoch, epochs, self._val_every)
 
     def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
-        if epoch.is_pending or not self.is_due(epoch.number, trainer.epochs):
+        if epoch.pending is not None or not self.is_due(epoch.number, trainer.epochs):
             return None
         return self.run(trainer, trainer.step.ema.module, epoch)
+
+    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
+        """Validates the weights of then, if no other process has."""
+        if broadcast_object(trainer.ctx, epoch.result is not None):
+            return None
+        model = copy.deepcopy(trainer.step.ema.module)
+        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
+        criterion = trainer.step.criterion
+        criterion.set_closing(pending.is_closing)
+        action = self.run(trainer, model, epoch)
+        criterion.set_closing(trainer.is_closing)
+        return action
 
     def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
@@ -99,7 +113,7 @@ class EpochResults(Hook):
 
 @dataclass(frozen=True)
 class _SharedScores:
-    """What all ranks learn from a validation, whose result rank 0 alone has."""
+    """The part of a validation result that all ranks get; the whole result is on rank 0 only."""
 
     fitness: float
     class_ap: np.ndarray  # (C,)
@@ -169,8 +183,13 @@ class ClassScores(Hook):
         shown = self._best or self._newest
         if shown is None or shown.result is None or not shown.result.class_targets.any():
             return
-        file = "best.pt" if shown is self._best else "last.pt"
-        log.info("%s, after epoch %d:", file, shown.number)
+        if shown.number == trainer.progress.best_epoch:
+            model = "best.pt"
+        elif shown.number == trainer.progress.epoch:
+            model = "last.pt"
+        else:
+            model = "newest validation"
+        log.info("%s, after epoch %d:", model, shown.number)
         for line in format_table(result_rows(shown.result, self._truth, self._names)):
             log.info("%s", line)
 
@@ -222,20 +241,22 @@ class TensorBoard(Hook):
     """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
     warning says so, and the run goes on.
 
-    A resumed run writes new event files next to the earlier ones. Repeated steps have the same results, so nothing is
-    purged.
+    Each start writes new event files next to the earlier ones, and hides those of their epochs that it repeats.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._writer: SummaryWriter | None = None
+
+    def start(self, trainer: Training) -> None:
+        is_continued = isinstance(trainer.run.start, ContinuedRun)
+        first_step = trainer.progress.epoch + 1 if is_continued else 0
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
         except (ImportError, OSError) as error:
             self._turn_off(error)
-
-    def start(self, trainer: Training) -> None:
         settings = trainer.run.settings.by_name()
         lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))

@@ -10,6 +10,7 @@ from data.image_io.decode import have_single_colors
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
+from engine.run.run import ContinuedRun
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
@@ -34,10 +35,11 @@ class Checkpoints(Hook):
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
-        checkpoint = trainer.run.checkpoint
-        if checkpoint is None or checkpoint.path.resolve() == trainer.checkpointer.last.resolve():
+        start = trainer.run.start
+        if not isinstance(start, ContinuedRun):
             return None
-        return Action.SAVE
+        is_last = start.checkpoint.path.resolve() == trainer.checkpointer.last.resolve()
+        return None if is_last else Action.SAVE
 
     def after_step(self, trainer: Training) -> None:
         """Raises UserError if an earlier write has failed."""
@@ -95,26 +97,30 @@ class NonFiniteSteps(Hook):
 
     def _reason(self, trainer: Training, values: StepValues) -> str:
         """Says why the run stops, and what to do."""
-        steps = trainer.progress.bad_steps
-        last = trainer.checkpointer.last
         if self._are_blank and all(self._are_blank):
-            # batch normalization divides by the deviation of what does not vary
-            location = ""
-            continuation = "start again"
-            if last.exists():  # otherwise the folder goes with the run
-                location = f" ({_list_of_files(trainer)} names them)"
-                continuation = f"continue from the last good weights: {resume_flag(last)}"
-            return (
-                f"stopped: the last {steps} steps were not finite, since all of their images have a single color, such "
-                f"as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the data set's YAML "
-                f"if the files are not like that, and {continuation}"
-            )
+            return _reason_for_blank_images(trainer, values)
+        last = trainer.checkpointer.last
         if last.exists():
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
         else:
             remedy = "There is no checkpoint yet: start again"
         advice = "with a lower lr0 (--set lr0=...) or with --amp off"
-        return f"stopped: the last {steps} steps were not finite. {remedy} {advice}"
+        return f"stopped: the last {trainer.progress.bad_steps} steps were not finite. {remedy} {advice}"
+
+
+def _reason_for_blank_images(trainer: Training, values: StepValues) -> str:
+    """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
+    last = trainer.checkpointer.last
+    location = ""
+    continuation = "start again"
+    if last.exists():  # otherwise the folder goes with the run
+        location = f" ({_list_of_files(trainer)} names them)"
+        continuation = f"continue from the last good weights: {resume_flag(last)}"
+    return (
+        f"stopped: the last {trainer.progress.bad_steps} steps were not finite, since all of their images have a "
+        f"single color, such as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the "
+        f"data set's YAML if the files are not like that, and {continuation}"
+    )
 
 
 def _list_of_files(trainer: Training) -> Path:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
+from engine.run.run import ContinuedRun
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder
 from utils.files.safe_io import write_whole
@@ -105,10 +106,16 @@ class Tracking(Hook):
         self._settings = run.settings.by_name()
         self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
-        if run.checkpoint is None and run.config.exist_ok:
+        if not isinstance(run.start, ContinuedRun) and run.config.exist_ok:
             # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
             self._path.unlink(missing_ok=True)
         self._note = Note.read(self._path) if self._path.exists() else Note()
+        if self._note.epoch > trainer.progress.epoch and _trains_otherwise(trainer):
+            name = self._service.name
+            get_logger().info(
+                "%s: a new run, as other epochs follow epoch %d than before", name, trainer.progress.epoch
+            )
+            self._note = Note()  # no service takes other values for an epoch that it has
         self._thread.start()
         self._update()
 
@@ -174,6 +181,12 @@ class Tracking(Hook):
                 if path.exists():
                     self._service.store(path)
         self._service.close(is_complete=self._is_complete)
+
+
+def _trains_otherwise(trainer: Training) -> bool:
+    """Whether the epochs after the checkpoint will differ from those that were tracked before."""
+    start = trainer.run.start
+    return isinstance(start, ContinuedRun) and not trainer.checkpointer.description.trains_like(start.checkpoint)
 
 
 class Mlflow:

@@ -201,8 +201,16 @@ def write_crops(
         write_image(path, crop)
 
 
-def write_yolo_labels(path: Path, image_hw: tuple[int, int], table: DetectionTable, *, scores: bool = False) -> None:
-    """Writes a line per detection: class, cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+def write_yolo_labels(
+    path: Path,
+    image_hw: tuple[int, int],
+    table: DetectionTable,
+    *,
+    scores: bool = False,
+    tracks: Sequence[int] | None = None,
+) -> None:
+    """Writes a line per detection: class, cx cy w h as fractions of the image's size, with ``scores`` the score, and
+    with ``tracks`` the id of its track."""
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = image_hw
     boxes = scale_boxes(xyxy_to_cxcywh(table.boxes_xyxy_px), 1 / width, 1 / height)
@@ -211,6 +219,9 @@ def write_yolo_labels(path: Path, image_hw: tuple[int, int], table: DetectionTab
     if scores:
         columns.append(table.scores[:, None])
         template += " %.6f"
+    if tracks is not None:
+        columns.append(np.array(tracks, dtype=np.float64)[:, None])
+        template += " %d"
     rows = np.concatenate(columns, 1)
     write_whole(path, "".join(template % tuple(row) + "\n" for row in rows.tolist()))
 

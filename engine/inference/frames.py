@@ -53,11 +53,12 @@ class Frame:
 
     path: str  # file, URL without user and password, or number of a webcam
     image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
-    index: int = 0  # position in the video or stream, or of an image among those of its folder in the source
+    index: int = 0  # position in its sequence
     fps: float = 0.0  # frame rate of the video or stream
     is_video: bool = False
     total: int | None = 1  # number of frames of the video, None if unknown
     is_live: bool = False  # the newest frame of a webcam or stream
+    sequence: str = ""  # in which objects are tracked: the video or stream, or an image's folder; "": images of a call
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class SourceOptions(NamedTuple):
     threads: int = 1  # threads that decode image files; a video is decoded in one
     ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
     pixels: PixelFormat = RGB8  # format of the frames
-    by_number: bool = False  # frame2.jpg comes before frame10.jpg; else files of folders and globs come by name
+    # For tracking: the images of a folder come one after another, and frame2.jpg before frame10.jpg. Otherwise the
+    # files of folders and globs come by name, and those of a list as listed.
+    in_sequences: bool = False
 
 
 def open_source(source: str, **settings: Any) -> Items:
@@ -103,8 +106,10 @@ def open_source(source: str, **settings: Any) -> Items:
         return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
     if _is_stream(source):
         return _stream_frames(without_login(source), _open_stream(source), options)
-    order = _by_number if options.by_number else None
+    order = _by_number if options.in_sequences else None
     files, unread = _list_files(source, image_suffixes(options.pixels), order)
+    if options.in_sequences:
+        files = _by_sequence(files)
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
     return _file_frames(files, source, options)
@@ -150,6 +155,19 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number)) for text, number in zip(parts[::2], [*parts[1::2], "0"])]
 
 
+def _sequence_of(path: Path) -> str:
+    """Returns the sequence that a file belongs to: a video is one, and so are the images of a folder."""
+    return str(path) if path.suffix.lower() in VIDEO_SUFFIXES else os.path.abspath(path.parent)
+
+
+def _by_sequence(files: Sequence[Path]) -> list[Path]:
+    """Puts the files of each sequence together, at the place of the first of them."""
+    groups: dict[str, list[Path]] = {}
+    for path in files:
+        groups.setdefault(_sequence_of(path), []).append(path)
+    return [path for group in groups.values() for path in group]
+
+
 def _list_files(
     source: str, image_suffixes: frozenset[str], order: Callable[[Path], Any] | None = None
 ) -> tuple[list[Path], list[str]]:
@@ -159,7 +177,11 @@ def _list_files(
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(os.path.expanduser(source))
     suffixes = image_suffixes | VIDEO_SUFFIXES
-    if path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise UserError(f"{source}: {(error.strerror or str(error)).lower()}") from None
+    if is_file:
         if path.suffix.lower() == ".txt":
             return _read_list(path, suffixes), []
         _check_suffix(path, source, suffixes)
@@ -238,39 +260,54 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
     """Yields the frames of files, and their problems."""
     usable = 0
     read = partial(_read_image, pixels=options.pixels)
-    numbered = list(zip(files, _numbers_in_folders(files)))
-    for path, content in zip(files, map_ahead(read, numbered, threads=options.threads, ahead=options.ahead)):
-        for item in _read_video(path, options) if content is None else content:
-            if isinstance(item, Frame):
-                usable += 1
-            elif item.is_skipped and len(files) == 1:
-                raise UserError(item.reason)
-            yield item
+    contents = map_ahead(read, _placed(files), threads=options.threads, ahead=options.ahead)
+    with contextlib.closing(contents):
+        for path, content in zip(files, contents):
+            items = _read_video(path, options) if content is None else _each(content)
+            with contextlib.closing(items):
+                for item in items:
+                    if isinstance(item, Frame):
+                        usable += 1
+                    elif item.is_skipped and len(files) == 1:
+                        raise UserError(item.reason)
+                    yield item
     if not usable:
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-def _numbers_in_folders(files: Sequence[Path]) -> Iterator[int]:
-    """Yields the position of each file, from 0, among the images of its folder."""
-    counts = Counter[Path]()
+class PlacedFile(NamedTuple):
+    """A file of a source."""
+
+    path: Path
+    sequence: str
+    number: int  # of an image in its sequence, from 0
+
+
+def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:
+    """Yields files with their sequences, in which images are numbered from 0."""
+    counts = Counter[str]()
     for path in files:
-        yield counts[path.parent]
-        if path.suffix.lower() not in VIDEO_SUFFIXES:
-            counts[path.parent] += 1
+        sequence = _sequence_of(path)
+        yield PlacedFile(path, sequence, counts[sequence])
+        counts[sequence] += 1
 
 
-def _read_image(file: tuple[Path, int], pixels: PixelFormat) -> list[Frame | FileProblem] | None:
-    """Reads an image, given with its number. Returns None for a video, which is opened only when the files before it
-    are finished."""
-    path, number = file
+def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+    """Reads an image. Returns None for a video, which is opened only when the files before it are finished."""
+    path = file.path
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
     content: list[Frame | FileProblem] = []
     try:
-        content.append(Frame(str(path), read_image(path, _noting_damage(content), pixels), number))
+        image = read_image(path, _noting_damage(content), pixels)
+        content.append(Frame(str(path), image, file.number, sequence=file.sequence))
     except UserError as error:
         content.append(FileProblem(str(path), str(error), True))
     return content
+
+
+def _each(items: Iterable[Frame | FileProblem]) -> Items:
+    yield from items
 
 
 def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
@@ -288,20 +325,20 @@ def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Items:
     problems: list[Frame | FileProblem] = []
     image = decode_image(content, read_header(content, name), name, on_warning=_noting_damage(problems), pixels=pixels)
     yield from problems
-    yield Frame(name, image)
+    yield Frame(name, image, sequence=name)
 
 
-def _read_video(path: Path, options: SourceOptions) -> Iterator[Frame | FileProblem]:
+def _read_video(path: Path, options: SourceOptions) -> Items:
     """Opens a video. Returns its frames, or the problem why it cannot be read."""
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
         reason = f"{path}: cannot be read ({(error.strerror or str(error)).lower()})"
-        return iter([FileProblem(str(path), reason, True)])
+        return _each([FileProblem(str(path), reason, True)])
     capture = _open_capture(str(path))
     if not capture.isOpened():
         reason = f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)"
-        return iter([FileProblem(str(path), reason, True)])
+        return _each([FileProblem(str(path), reason, True)])
     return iterate_ahead(_video_frames(str(path), capture, options), options.ahead)
 
 
@@ -347,7 +384,8 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) 
                 ok, frame = capture.retrieve()
                 if not ok:
                     break
-                yield Frame(path, to_format(frame, path, options.pixels), index, fps, True, total)
+                image = to_format(frame, path, options.pixels)
+                yield Frame(path, image, index, fps, is_video=True, total=total, sequence=path)
                 taken += 1
                 if taken == options.max_frames:
                     return
@@ -362,9 +400,10 @@ def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOption
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True
-        for item in iterate_ahead(_video_frames(source, capture, options), options.ahead):
-            is_empty = is_empty and not isinstance(item, Frame)
-            yield item
+        with contextlib.closing(iterate_ahead(_video_frames(source, capture, options), options.ahead)) as items:
+            for item in items:
+                is_empty = is_empty and not isinstance(item, Frame)
+                yield item
         if is_empty:
             raise UserError(f"{source}: no frame can be read; download the video and give its path")
         return
@@ -374,7 +413,8 @@ def _stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOption
     with contextlib.closing(newest_frames(capture, source)) as frames:
         for index, frame in frames:
             if index >= due:
-                yield Frame(source, to_format(frame, source, options.pixels), index, fps, True, None, is_live=True)
+                image = to_format(frame, source, options.pixels)
+                yield Frame(source, image, index, fps, is_video=True, total=None, is_live=True, sequence=source)
                 taken += 1
                 due = index + options.vid_stride
                 if taken == options.max_frames:
@@ -387,25 +427,30 @@ def newest_frames(capture: cv2.VideoCapture, source: str) -> Generator[tuple[int
     """Yields the numbers, from 0, and BGR images of the frames of a live stream. A slow reader gets the newest frame,
     and skips those before it. Releases ``capture`` at the end.
 
-    Raises UserError if no frame comes for `STREAM_TIMEOUT_S`.
+    Raises UserError if a frame cannot be read, or none comes for `STREAM_TIMEOUT_S`.
     """
-    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | Exception | None] = queue.SimpleQueue()
     is_closed = threading.Event()
 
     def read() -> None:
-        for number in itertools.count():
-            ok, frame = capture.read()
-            if ok:
+        try:
+            for number in itertools.count():
+                ok, frame = capture.read()
+                if not ok or is_closed.is_set():
+                    break
                 with contextlib.suppress(queue.Empty):
                     waiting.get_nowait()  # an older frame
-            waiting.put((number, frame) if ok else None)
-            if not ok or is_closed.is_set():
-                return
+                waiting.put((number, frame))
+            waiting.put(None)
+        except Exception as error:
+            waiting.put(error)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     try:
         while (item := waiting.get(timeout=STREAM_TIMEOUT_S)) is not None:
+            if isinstance(item, Exception):
+                raise UserError(f"{source}: its frames cannot be read ({getattr(item, 'err', '') or item})") from item
             yield item
     except queue.Empty:
         raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None

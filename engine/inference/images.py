@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
-from engine.inference.frames import VIDEO_SUFFIXES, Frame
+from engine.inference.frames import VIDEO_SUFFIXES, Frame, Items
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -67,9 +67,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
     return frames
 
 
-def as_frames(
-    images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8
-) -> Generator[Frame, None, None]:
+def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> Items:
     """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
     number = 0
     for item in images:
@@ -79,14 +77,14 @@ def as_frames(
             number += 1
 
 
-def check_many(images: object) -> None:
-    """Raises UserError for anything but an iterable of images, such as one image."""
+def check_many(images: object, method: str) -> None:
+    """Raises UserError for anything but an iterable of images, such as one image. ``method``: of `Predictor`."""
     pillow = sys.modules.get("PIL.Image")
     is_one = isinstance(images, np.ndarray | Tensor) and images.ndim < 4
     is_one = is_one or (pillow is not None and isinstance(images, pillow.Image))
     if is_one or not isinstance(images, Iterable):
         kind = "one image" if is_one else type(images).__name__
-        raise UserError(f"track() needs a video, a stream, a folder or an iterable of images, in order, not {kind}")
+        raise UserError(f"{method}() needs a video, a stream, a folder or an iterable of images, not {kind}")
 
 
 def _read(path: str, pixels: PixelFormat) -> np.ndarray:

@@ -5,7 +5,6 @@ The package trackers (Roboflow, Apache-2.0) associates the detections of a frame
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +30,8 @@ TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRA
 class ObjectTracks:
     """Assigns track ids to detections, frame after frame.
 
-    Each video, each stream and the images of each folder are a sequence with its own tracker and ids from 1 on.
+    Each sequence of frames (`Frame.sequence`) has its own tracker and ids from 1 on. Its frames must come in order, and
+    one after another: when another sequence begins, its tracker is dropped.
     """
 
     def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
@@ -43,28 +43,29 @@ class ObjectTracks:
             hint = suggestion(tracker, OBJECT_TRACKERS) or f"; known: {', '.join(OBJECT_TRACKERS)}"
             raise UserError(f"tracker {tracker!r}: unknown{hint}")
         require_package("trackers", "tracking objects", "leave out --track, or use stream()")
-        self._tracker = tracker
+        self._source = tracker
         self._threshold = threshold
         self._vid_stride = vid_stride
-        self._trackers: dict[str, Tracker] = {}  # by sequence
+        self._tracker: Tracker | None = None  # of the sequence
+        self._sequence: str | None = None  # of the newest frame
 
     @property
     def lowest_confidence(self) -> float:
         """The confidence above which the trackers need detections."""
-        if self._tracker in _WITHOUT_LOW_CONFIDENCE:
+        if self._source in _WITHOUT_LOW_CONFIDENCE:
             return self._threshold
         return min(self._threshold, LOW_CONFIDENCE)
 
     def update(self, frame: Frame, table: DetectionTable) -> tuple[DetectionTable, np.ndarray]:
         """Returns the detections of ``frame`` that belong to tracks, highest score first, and their ids, int64 (N,).
 
-        ``table`` has the detections above `lowest_confidence`. Frames must come in order.
+        ``table`` has the detections above `lowest_confidence`.
         """
         import supervision
 
-        sequence = sequence_of(frame)
-        if sequence not in self._trackers:
-            self._trackers[sequence] = self._new_tracker(frame)
+        if self._tracker is None or frame.sequence != self._sequence:
+            self._tracker = self._new_tracker(frame)
+            self._sequence = frame.sequence
         detections = supervision.Detections(
             xyxy=table.boxes_xyxy_px,
             confidence=table.scores,
@@ -74,9 +75,9 @@ class ObjectTracks:
         # Frames of a live stream are skipped while the model runs, so the tracker is told the time.
         timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
         image = None
-        if self._tracker == "botsort" or not isinstance(self._tracker, str):  # to measure the camera's motion, from BGR
+        if self._source == "botsort" or not isinstance(self._source, str):  # to measure the camera's motion, from BGR
             image = as_rgb8(frame.image)[..., ::-1]
-        tracked = self._trackers[sequence].update(detections, frame=image, timestamp=timestamp)
+        tracked = self._tracker.update(detections, frame=image, timestamp=timestamp)
         rows = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(rows)
@@ -84,10 +85,10 @@ class ObjectTracks:
         return table.take(rows[order]), ids[order] + 1
 
     def _new_tracker(self, frame: Frame) -> Tracker:
-        if not isinstance(self._tracker, str):
-            return self._tracker()
+        if not isinstance(self._source, str):
+            return self._source()
         rate = frame.fps / self._vid_stride if frame.fps and not frame.is_live else frame.fps
-        return new_tracker(self._tracker, threshold=self._threshold, frame_rate=rate or IMAGES_PER_SECOND)
+        return new_tracker(self._source, threshold=self._threshold, frame_rate=rate or IMAGES_PER_SECOND)
 
 
 def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
@@ -115,11 +116,6 @@ def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
         case "sort":
             return trackers.SORTTracker(frame_rate=frame_rate, track_activation_threshold=threshold)
     raise ValueError(f"unknown tracker {name!r}")
-
-
-def sequence_of(frame: Frame) -> str:
-    """Returns the video or stream that a frame belongs to, or the folder of an image."""
-    return frame.path if frame.is_video else os.path.dirname(os.path.abspath(frame.path))
 
 
 def check_sequence(source: str) -> None:

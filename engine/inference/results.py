@@ -226,8 +226,9 @@ class Results:
         return cv2.imencode(".png", self.plot())[1].tobytes()
 
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
-        """Writes YOLO rows (class, cx, cy, w, h normalized, confidence with ``save_conf``), replacing the file."""
-        write_yolo_labels(Path(txt_file), self.orig_shape, self._table(), scores=save_conf)
+        """Writes YOLO rows, replacing the file: class, cx, cy, w, h normalized, with ``save_conf`` the confidence, and
+        the id of the track if objects were tracked."""
+        write_yolo_labels(Path(txt_file), self.orig_shape, self._table(), scores=save_conf, tracks=self._tracks())
         return str(txt_file)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:

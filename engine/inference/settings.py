@@ -54,9 +54,8 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
-                replacement = python_hint("argument", name) or "results have save() and show()"
-                hint = suggestion(name, known) or f"; {replacement}"
-                raise UserError(f"{name}={value!r}: unknown{hint}")
+                hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
+                raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
         changes = {name: value for name, value in keywords.items() if name in known and value is not None}
         changes["imgsz"] = changes.get("imgsz") or self.imgsz
         return replace(self, **changes)

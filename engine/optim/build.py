@@ -159,7 +159,7 @@ class _Sharded(Protocol):
 
 
 class _SkipsOnDevice(Protocol):
-    """What torch's fused optimizers and `Muon` read of themselves, though torch declares it nowhere."""
+    """Attributes that torch's fused optimizers and `Muon` read; torch does not declare them."""
 
     found_inf: Tensor | None
     grad_scale: Tensor | None

@@ -21,20 +21,19 @@ class StepPlan:
     """How batches become optimizer steps."""
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
-    steps: int  # per epoch
+    per_epoch: int  # steps
     epochs: int  # of the run
 
     @property
     def total(self) -> int:
         """Steps of the run."""
-        return self.steps * self.epochs
+        return self.per_epoch * self.epochs
 
 
 def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     """Plans the steps of a run whose epochs have ``epoch_batches`` on each rank."""
     accumulate = max(round(config.nominal_batch / config.batch_size), 1)
-    steps = -(-epoch_batches // accumulate)
-    return StepPlan(accumulate, steps, config.epochs)
+    return StepPlan(accumulate, per_epoch=-(-epoch_batches // accumulate), epochs=config.epochs)
 
 
 def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
@@ -45,22 +44,22 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
     return done + max(math.floor((total_s - seconds) / seconds * done + 0.05), 0)
 
 
-def few_steps_warning(plan: StepPlan, *, from_weights: bool) -> str:
+def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that
     are enough; "" if it has enough."""
     min_steps = MIN_STEPS_FROM_WEIGHTS if from_weights else MIN_STEPS
-    if plan.total >= min_steps:
+    if steps.total >= min_steps:
         return ""
     kind = "fine-tuning" if from_weights else "training from random weights"
     alternative = "" if from_weights else ", or start from --weights"
-    epochs = -(-min_steps // plan.steps)
-    steps = counted(plan.total, "step")
-    return f"the run has only {steps}; {kind} needs about {min_steps}: --epochs {epochs}{alternative}"
+    epochs = -(-min_steps // steps.per_epoch)
+    length = counted(steps.total, "step")
+    return f"the run has only {length}; {kind} needs about {min_steps}: --epochs {epochs}{alternative}"
 
 
-def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
+def warn_of_few_steps(steps: StepPlan, *, from_weights: bool) -> None:
     """Logs `few_steps_warning`, if there is one."""
-    warning = few_steps_warning(plan, from_weights=from_weights)
+    warning = few_steps_warning(steps, from_weights=from_weights)
     if warning:
         get_logger().warning("%s", warning)
 
@@ -112,11 +111,11 @@ class Schedule:
         return self.warmup_momentum + (self.momentum - self.warmup_momentum) * step / self.warmup_steps
 
 
-def build_schedule(hyp: Hyperparameters, plan: StepPlan, *, cosine: bool) -> Schedule:
+def build_schedule(hyp: Hyperparameters, steps: StepPlan, *, cosine: bool) -> Schedule:
     """Builds the schedule of a run. Warm-up takes at most a quarter of its steps."""
     return Schedule(
-        total_steps=plan.total,
-        warmup_steps=round(min(hyp.warmup_epochs * plan.steps, plan.total // 4)),
+        total_steps=steps.total,
+        warmup_steps=round(min(hyp.warmup_epochs * steps.per_epoch, steps.total // 4)),
         final=hyp.lrf,
         cosine=cosine,
         momentum=hyp.momentum,

@@ -13,7 +13,8 @@ from typing import NoReturn
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, max_over_ranks
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
+from utils.interrupts import INTERRUPTED
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")

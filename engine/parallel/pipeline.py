@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -55,6 +56,16 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError(f"--pipeline 2 does not work with {', '.join(excluded)}; leave out one or the other")
 
 
+@dataclass(frozen=True)
+class Split:
+    """Where a model is cut in two."""
+
+    layer: int  # the first one of the second process
+    taken: Sequence[int]  # layers before it whose outputs are taken by it and later ones
+    side: int  # pixels of the image that `examples` are of
+    examples: list[Tensor]  # (1, C, H, W) outputs of the layers `taken`
+
+
 def build_stage(
     ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
 ) -> Stage:
@@ -75,12 +86,10 @@ class Stage(Strategy):
         self._detector = model
         self._parameters = parameters
         self._peer = ctx.rank ^ 1
-        self._side = 2 * model.stride
-        self._cut, self._examples = _cut(model, self._side, autocast)
-        self._taken = model.inputs_from_before(self._cut)
+        self._split = split = choose_split(model, autocast)
         layers = list(model.model)
-        first_norms = _trained_norms(layers[: self._cut])
-        last_norms = _trained_norms(layers[self._cut :])
+        first_norms = _trained_norms(layers[: split.layer])
+        last_norms = _trained_norms(layers[split.layer :])
         is_first = ctx.rank % STAGES == 0
         self._norms = first_norms if is_first else last_norms
         self._peer_statistics = _statistics(last_norms if is_first else first_norms)
@@ -112,10 +121,11 @@ class Stage(Strategy):
     def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
         """Returns uninitialized maps, for what the second process takes from the first for images of this shape."""
         images, _, height, width = shape
+        side = self._split.side
         maps = []
-        for example in self._examples:
-            _, channels, rows, columns = example.shape  # of an image of `_side` pixels
-            size = (images, channels, height * rows // self._side, width * columns // self._side)
+        for example in self._split.examples:
+            _, channels, rows, columns = example.shape
+            size = (images, channels, height * rows // side, width * columns // side)
             memory_format = dense_format(example) or torch.contiguous_format
             maps.append(torch.empty(size, dtype=example.dtype, device=example.device, memory_format=memory_format))
         return maps
@@ -123,7 +133,7 @@ class Stage(Strategy):
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> list[dist.Work]:
         """Starts to send or receive maps. Both processes start all of their messages in the same order, as NCCL
         requires."""
-        flat = [values for values in flatten_as(maps, self._examples) if len(values)]
+        flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
         operations = [dist.P2POp(operation, values, self._peer) for values in flat]
         return dist.batch_isend_irecv(operations) if operations else []
 
@@ -161,9 +171,9 @@ class FirstStage(Stage):
         """Computes the maps that the second process takes."""
         kept: dict[int, Tensor] = {}
         with self.autocast():
-            last = self._detector.run_layers(0, self._cut, images, kept)
-        kept[self._cut - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
-        return [kept[layer] for layer in self._taken]
+            last = self._detector.run_layers(0, self._split.layer, images, kept)
+        kept[self._split.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
+        return [kept[layer] for layer in self._split.taken]
 
     def _backward(self, sent: _Sent) -> None:
         """Runs B of a micro-batch, with the gradients that the second process sends."""
@@ -201,9 +211,10 @@ class LastStage(Stage):
         self._receive_next()
         _wait(works)
         received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
-        kept = dict(zip(self._taken, received))
+        first = self._split.layer
+        kept = dict(zip(self._split.taken, received))
         with self.autocast():
-            raw = self._detector.run_layers(self._cut, len(self._detector.model), kept.get(self._cut - 1), kept)
+            raw = self._detector.run_layers(first, len(self._detector.model), kept.get(first - 1), kept)
         return cast(list[Tensor], raw)  # the last layer is the head
 
     def send_gradients(self, gradients: Sequence[Tensor]) -> None:
@@ -235,14 +246,27 @@ class _Received(torch.autograd.Function):
         return (None,) * (1 + len(gradients))
 
 
-@torch.no_grad()
-def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tensor]]:
-    """Returns the layer with which the second half of the activations begins, and the maps that it and later layers
-    take from before it for one image of ``side`` pixels.
+def choose_split(model: Detector, autocast: Autocast) -> Split:
+    """Cuts the model where each process gets about half of the activations."""
+    side = 2 * model.stride
+    outputs, counts = _activations(model, side, autocast)
+    total = sum(counts)
+    layer = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
+    taken = model.inputs_from_before(layer)
+    get_logger().info(
+        "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
+        layer - 1,
+        100 * sum(counts[:layer]) / total,
+        layer,
+        len(counts) - 1,
+    )
+    return Split(layer, taken, side, examples=[outputs[number] for number in taken])
 
-    The outputs of all elementary modules are counted, which is close to what autograd keeps (measured:
-    benchmarks/LOG.md).
-    """
+
+@torch.no_grad()
+def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[Tensor], list[int]]:
+    """Returns the outputs of the layers but the head for one image of ``side`` pixels, and for all layers the number of
+    values that their elementary modules put out. That is close to what autograd keeps (measured: benchmarks/LOG.md)."""
     counts: list[int] = []
 
     def count(module: nn.Module, _: Any, output: Any) -> None:
@@ -264,17 +288,7 @@ def _cut(model: Detector, side: int, autocast: Autocast) -> tuple[int, list[Tens
                 outputs.append(output)
     for handle in handles:
         handle.remove()
-    total = sum(counts)
-    cut = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
-    taken = model.inputs_from_before(cut)
-    get_logger().info(
-        "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
-        cut - 1,
-        100 * sum(counts[:cut]) / total,
-        cut,
-        len(counts) - 1,
-    )
-    return cut, [outputs[layer] for layer in taken]
+    return outputs, counts
 
 
 def _trained_norms(layers: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:

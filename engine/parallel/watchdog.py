@@ -107,6 +107,7 @@ class Watchdog:
         while not self._closed.wait(CHECK_EVERY_S):
             now = time.monotonic()
             self._report_stall(now)
+            self._note_signal(now)
             self._follow_launcher()
             if not self._is_writing():
                 self._end_after_signal(now)
@@ -119,16 +120,20 @@ class Watchdog:
             self._reported_beat = beat
             self._write_stacks(now - beat)
 
+    def _note_signal(self, now: float) -> None:
+        """Notes when the first signal has arrived."""
+        if self.signals.take_arrivals() and self._signal_at is None:
+            self._signal_at = now
+
     def _follow_launcher(self) -> None:
-        """Sends this process SIGTERM if torchrun, which would have stopped it, is gone."""
+        """Sends this process SIGTERM, unless a signal has come already, if torchrun, which would have stopped it, is
+        gone."""
         has_launcher = self._ctx is not None and bool(self._ctx.launcher)
-        if has_launcher and os.getppid() != self._parent and not self.signals.has_come():
+        if has_launcher and os.getppid() != self._parent and self._signal_at is None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _end_after_signal(self, now: float) -> None:
         """Ends the process if a signal has arrived and no step has ended since."""
-        if self._signal_at is None and self.signals.has_come():
-            self._signal_at = now
         if self._signal_at is None or now - max(self._signal_at, self._beat_at) <= self._stop_timeout_s:
             return
         reason = ""

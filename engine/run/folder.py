@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shlex
 import shutil
 import traceback
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -22,12 +24,13 @@ from utils.files.locks import FileLock
 from utils.files.previous_run import is_other_data, previous_data
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.program import write_result
+from utils.program import resume_flag, write_result
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
 
@@ -41,9 +44,11 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    folder = _make_folder(ctx, settings.config, stack) if plan.folder is None else plan.folder
+    start = plan.start
+    folder = _make_folder(ctx, settings.config, stack) if isinstance(start, NewRun) else start.folder
     if ctx.is_main:
-        note_earlier_checkpoint(folder, is_new=plan.checkpoint is None)  # before a restart can find the folder
+        is_new = not isinstance(start, ContinuedRun)
+        note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         continue_in_file(folder / "train.log")
@@ -51,7 +56,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, 
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
         write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint, data_root=plan.data_root)
+    return TrainingRun(folder=folder, settings=settings, start=start)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:
@@ -72,11 +77,21 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack)
 def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None:
     """Locks the folder of a run that continues, until ``stack`` is closed. Every rank must call this.
 
-    Raises UserError when another process trains the run.
+    Raises UserError when another process trains the run, or its folder is read-only.
     """
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and folder.is_dir():
-            stack.callback(_lock(folder).release)
+            try:
+                lock = _lock(folder)
+            except OSError as error:
+                if error.errno not in _READ_ONLY:
+                    raise
+                reason = (error.strerror or str(error)).lower()
+                raise UserError(
+                    f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and "
+                    f"continue the copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
+                ) from None
+            stack.callback(lock.release)
 
 
 def _lock(folder: Path) -> FileLock:

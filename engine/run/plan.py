@@ -1,4 +1,4 @@
-"""What a command trains: a new run, a run that ``--resume`` names, or one that torchrun has restarted."""
+"""What a command trains, and how that starts: a new run, one that ``--resume`` names, or one that torchrun restarts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.run.resume import (
     resumed_epochs,
     resumed_hyperparameters,
 )
-from engine.run.run import RunPlan, RunSettings
+from engine.run.run import ContinuedRun, NewRun, RestartedRun, RunPlan, RunSettings
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
@@ -37,7 +37,7 @@ class Command:
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
 ) -> RunPlan:
-    """Plans the run of a command line. Every rank must call this.
+    """Plans the run of a command line, and decides how it starts (`RunStart`). Every rank must call this.
 
     Args:
         config: the command line's settings.
@@ -62,7 +62,8 @@ def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     hyp, messages = _new_hyperparameters(config)
-    return RunPlan(settings=RunSettings(config, hyp), startup_messages=messages, launchers=command.launchers)
+    settings = RunSettings(config, hyp)
+    return RunPlan(settings=settings, start=NewRun(), startup_messages=messages, launchers=command.launchers)
 
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
@@ -92,7 +93,7 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
     hyp, messages = _new_hyperparameters(command.config)
     return RunPlan(
         settings=RunSettings(command.config, hyp),
-        folder=folder,
+        start=RestartedRun(folder),
         startup_messages=[*messages, "restarted before the first checkpoint"],
         launchers=command.launchers,
     )
@@ -121,12 +122,21 @@ def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
     if not config.resume:
-        checkpoints = sorted(Path(config.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-        if not checkpoints:
+        newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
+        if newest is None:
             raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
-        return broadcast_object(ctx, checkpoints[-1])
+        return newest
     path = Path(config.resume)
     return path / "last.pt" if path.is_dir() else path
+
+
+def newest_checkpoint(project: Path) -> Path | None:
+    """Returns the newest last.pt in the folders of runs in ``project``, or None."""
+    paths = set(project.glob("*/last.pt"))
+    for path in project.glob("**/last.pt"):  # a name may have folders
+        if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
+            paths.add(path)
+    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint) -> RunPlan:
@@ -152,9 +162,7 @@ def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint
         messages.append(f"resume: device {status.device} -> {ctx.device.type}")
     return RunPlan(
         settings=RunSettings(config, hyp),
-        folder=path.parent,
-        checkpoint=checkpoint,
-        data_root=root if config.data == source else "",
+        start=ContinuedRun(checkpoint, data_root=root if config.data == source else ""),
         startup_messages=messages,
         launchers=command.launchers,
     )

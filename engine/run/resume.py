@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
-from engine.optim.schedule import epochs_in_time, step_plan
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.optim.schedule import epochs_in_time, new_layers_lr_mult, step_plan
+from engine.run.run import ContinuedRun, RunStart, TrainingRun
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.logger import get_logger
@@ -19,7 +22,7 @@ from utils.program import resume_flag
 from utils.strings import class_difference, counted
 
 # Settings of the process that resumes, not of the run.
-_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks")
+_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks", "device")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
@@ -99,8 +102,11 @@ def resumed_config(
     """
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
+    ignored = set(changes)
+    if _has_time_limit_already(stored, current, explicit_flags):
+        ignored.add("epochs")
     messages = []
-    for name in sorted(set(explicit_flags) - changes.keys()):
+    for name in sorted(set(explicit_flags) - ignored):
         old = getattr(stored, name)
         new = getattr(current, name)
         if _means_the_same(name, old, new):
@@ -115,6 +121,12 @@ def resumed_config(
         changes["time"] = 0.0
         messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
     return dataclasses.replace(stored, **changes), messages
+
+
+def _has_time_limit_already(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> bool:
+    """Whether the command line gives the ``--time`` that has decided about the number of epochs since the first one of
+    the run: torchrun restarts with the flags of then, and ``--epochs`` among them would undo that."""
+    return "time" in explicit_flags and current.time > 0 and current.time == stored.time
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
@@ -154,23 +166,31 @@ def resumed_hyperparameters(
     return hyp, messages
 
 
+def stored_new_lr_mult(checkpoint: Checkpoint) -> float:
+    """Returns `LoadedParameters.new_lr_mult` of a run as it began: more epochs do not change it."""
+    if checkpoint.new_lr_mult is not None:
+        return checkpoint.new_lr_mult
+    stored = checkpoint.config  # of an earlier version, which chose it for the epochs of each start
+    steps = step_plan(stored, checkpoint.run.epoch_batches)
+    return new_layers_lr_mult(math.inf if stored.time else steps.total)
+
+
 def restore_run(
     ctx: DistributedContext,
-    checkpoint: Checkpoint,
+    start: RunStart,
     state: TrainState,
     config: TrainConfig,
-    *,
     epoch_batches: int,
     fingerprint: str,
 ) -> Progress:
-    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Frees the
-    checkpoint's copies, and returns where the run continues.
-
-    Raises UserError when the state does not fit the run.
-    """
+    """Returns where a run begins. If it continues, puts the state of its checkpoint in place, and frees that: weights,
+    averaged weights, optimizer and loss scale. Raises UserError when the state does not fit the run."""
+    if not isinstance(start, ContinuedRun):
+        return Progress()
+    checkpoint = start.checkpoint
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, epoch_batches=epoch_batches, fingerprint=fingerprint)
+    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:
@@ -178,40 +198,73 @@ def restore_run(
     return progress
 
 
+def keep_best_epoch(ctx: DistributedContext, run: TrainingRun, checkpointer: Checkpointer, progress: Progress) -> None:
+    """Makes best.pt and the best epoch in ``progress`` agree in a run that continues. Every rank must call this.
+
+    They differ if the run goes back to an older checkpoint while best.pt is of a later epoch: best.pt is then written
+    from the epochN.pt of the best epoch, or else the next validated epoch is the best. That also holds if other images,
+    or another size, are validated from now on. A best.pt that the run will not write again is kept as bestN.pt.
+    """
+    if not isinstance(run.start, ContinuedRun) or progress.best_epoch < 0:
+        return
+    checkpoint = run.start.checkpoint
+    is_known = _recover_best(checkpointer, checkpoint, progress) if ctx.is_main else False
+    if broadcast_object(ctx, is_known):
+        return
+    get_logger().info(
+        "resume: there is no best.pt of epoch %d with comparable scores; the next validated epoch is the best so far",
+        progress.best_epoch,
+    )
+    progress.best_epoch = -1
+    progress.best_fitness = -1.0
+
+
+def _recover_best(checkpointer: Checkpointer, checkpoint: Checkpoint, progress: Progress) -> bool:
+    """Makes best.pt that of the best epoch in ``progress``. Returns False if that is not possible, or if its scores say
+    nothing about those that follow."""
+    is_comparable = checkpointer.description.validates_like(checkpoint)
+    if is_comparable and checkpointer.has_best(progress):
+        return True
+    if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
+        kept = checkpointer.set_best_aside()
+        if kept is not None:
+            get_logger().info("resume: %s is kept as %s", checkpointer.best, kept.name)
+    return is_comparable and checkpointer.restore_best(progress)
+
+
 def resumed_position(
     checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: str
 ) -> tuple[Progress, list[str]]:
     """Returns the position at which a run continues, and a message for each reason why it is not the checkpoint's.
 
-    Another global batch keeps the position among the epoch's images, rounded down to a step, or after its last step;
-    another number of images begins the epoch anew. The schedule is a function of the step among all steps, so steps are
-    counted again.
+    Other batches or steps keep the position among the epoch's images, rounded down to a step, or after its last step;
+    the losses of the epoch are summed from there on. Another number of images begins the epoch anew. The schedule is a
+    function of the step among all steps, so steps are counted again.
     """
-    plan = step_plan(config, epoch_batches)
+    steps = step_plan(config, epoch_batches)
     stored = checkpoint.progress
     stored_epoch_batches = checkpoint.run.epoch_batches
     stored_batch_size = checkpoint.config.batch_size
     is_same_data = checkpoint.fingerprint == fingerprint
-    is_same_cut = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
+    has_same_batches = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
+    has_same_steps = steps.accumulate == step_plan(checkpoint.config, stored_epoch_batches).accumulate
+    keeps_position = is_same_data or has_same_batches
     position = dataclasses.replace(stored)
     messages = []
     if not is_same_data:
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if is_same_cut:
-        if position.batch < epoch_batches:  # --nominal-batch may have changed
-            position.batch -= position.batch % plan.accumulate
-    elif is_same_data and stored.has_trained(stored_epoch_batches):
+    if keeps_position and stored.has_trained(stored_epoch_batches):
         position.batch = epoch_batches
-    elif stored.batch:
+    elif stored.batch and not (has_same_batches and has_same_steps):
         position.begin_epoch()
-        if is_same_data:
+        if keeps_position:
             batches = min(stored.batch * stored_batch_size // config.batch_size, epoch_batches)
-            position.batch = batches - batches % plan.accumulate
+            position.batch = batches - batches % steps.accumulate
         messages.append(f"resume: {_described_start(position, epoch_batches)}")
     position.step = position.epoch * epoch_batches + position.batch
-    position.updates = position.epoch * plan.steps + -(-position.batch // plan.accumulate)
+    position.updates = position.epoch * steps.per_epoch + -(-position.batch // steps.accumulate)
     if checkpoint.config.epochs != config.epochs or position.updates != stored.updates:
-        share = position.updates / plan.total
+        share = position.updates / steps.total
         epochs = counted(config.epochs, "epoch")
         messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
     return position, messages

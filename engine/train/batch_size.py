@@ -16,7 +16,7 @@ from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.ddp import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
-from engine.train.step import CUDNN_BENCHMARK_MIN_BATCHES, build_step
+from engine.train.step import CUDNN_BENCHMARK_MIN_BATCHES, FullBatch, build_step
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
@@ -189,9 +189,8 @@ def prepare_step(
         RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
-        pretrained={},
-        plan=StepPlan(accumulate, steps=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),  # cuDNN searches as in a long run
-        images=images_here,
+        steps=StepPlan(accumulate, per_epoch=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),  # cuDNN searches as in a long run
+        batch=FullBatch(images_here),
     )
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side = largest_side(config, model)

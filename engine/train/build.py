@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -13,9 +14,9 @@ from data.index.index import DatasetIndex, warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DatasetSpec, DataSource, class_names
+from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
-from engine.checkpoint.checkpoint import Progress, RunDescription
+from engine.checkpoint.checkpoint import Checkpoint, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
@@ -29,20 +30,20 @@ from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.results import ClassScores, ClassWeights, EpochResults, ResultsCsv, Summary, TensorBoard, Validation
 from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
 from engine.hooks.trackers import open_services
-from engine.optim.build import RULES, SHORT_RUN
-from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
+from engine.optim.build import RULES, SHORT_RUN, LoadedParameters
+from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.resume import check_classes, restore_run
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.resume import check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
+from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
+from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
-from engine.train.starting_model import StartingModel, build_starting_model, rebuild_model
-from engine.train.step import TrainStep, build_step, check_step_settings
+from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
 from engine.train.teacher import TeacherFile, open_teacher
 from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
@@ -91,51 +92,42 @@ def build_training(
 
     Raises UserError for settings, data, a model or weights with which no run is possible.
     """
+    # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
     settings = plan.settings
     stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
-    stored_progress = asdict(plan.checkpoint.progress) if plan.checkpoint is not None else None
-    check_same_run(ctx, settings.config, settings.hyp, stored_progress)
+    check_same_plan(ctx, plan)
     check_settings(ctx, settings)
-    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
+    optional_hooks = build_optional_hooks(ctx, settings.config)  # they may refuse settings, too
     prepare_process(ctx, settings, plan.startup_messages)
 
+    # Data, model and loaders, with the settings that follow from them.
     data = open_run_data(ctx, plan)
-    start = build_run_model(ctx, plan, data)
-    model = start.model
+    starting_model = build_run_model(ctx, plan, data)
+    model = starting_model.model
     settings = choose_batch_size(ctx, settings, data, model)
+    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))  # with the size that was found
     warn_of_unused_settings(ctx, settings, data, model)
     loaders = build_loaders(ctx, settings, data, model)
     steps = step_plan(settings.config, len(loaders.train))
-    if plan.checkpoint is None:
-        fit_anchors(settings, model, loaders.train.index)
+    fit_anchors(plan, settings, model, loaders.train.index)
     settings = choose_rate_of_loaded_weights(ctx, settings, loaders, model, steps)
     try_export(ctx, settings.config, model)
 
+    # The step, in the state of the checkpoint if there is one.
     criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
     warn_of_short_run(ctx, settings.config, steps)
-    images = loaders.train.global_images(0)
-    step = build_step(
-        ctx,
-        settings,
-        model,
-        criterion,
-        pretrained=start.pretrained,
-        plan=steps,
-        images=images,
-        has_regions=may_have_regions(loaders.train),
-    )
+    loaded = loaded_parameters(plan, settings, starting_model, steps)
+    step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
     log_steps(plan, settings, step, steps)
-    fingerprint = data_fingerprint(ctx, loaders)
-    progress = Progress()
-    if plan.checkpoint is not None:
-        progress = restore_run(
-            ctx, plan.checkpoint, step, settings.config, epoch_batches=len(loaders.train), fingerprint=fingerprint
-        )
+    identity = data_identity(ctx, loaders)
+    progress = restore_run(ctx, plan.start, step, settings.config, len(loaders.train), identity["fingerprint"])
 
-    run = claim_folder(ctx, plan, settings, stack)  # the first thing that is written
-    description = describe_run(run, data, start, optimizer_name=step.optimizer.name, fingerprint=fingerprint)
+    # The folder, the first thing that is written, and what writes into it.
+    run = claim_folder(ctx, plan, settings, stack)
+    description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
+    keep_best_epoch(ctx, run, checkpointer, progress)
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
@@ -143,7 +135,7 @@ def build_training(
         run=run,
         step=step,
         loader=loaders.train,
-        plan=steps,
+        steps=steps,
         progress=progress,
         control=RunControl(ctx, watchdog),
         checkpointer=checkpointer,
@@ -154,6 +146,12 @@ def build_training(
 def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
     """Says what to change if the memory of the machine or of its GPUs does not suffice for the run."""
     return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
+
+
+def check_same_plan(ctx: DistributedContext, plan: RunPlan) -> None:
+    """Raises UserError when the processes do not have the same settings, or not the same position of a checkpoint."""
+    progress = asdict(plan.start.checkpoint.progress) if isinstance(plan.start, ContinuedRun) else None
+    check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
 
 
 def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
@@ -168,16 +166,14 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_loader_settings(ctx, config, settings.hyp)
 
 
-def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
+def build_optional_hooks(ctx: DistributedContext, config: TrainConfig) -> list[Hook]:
     """Builds the hooks that a setting turns on.
 
     Raises UserError for settings that rule each other out, and for packages that are not installed.
     """
-    config = plan.settings.config
     hooks: list[Hook] = []
-    has_pending_epoch = plan.checkpoint is not None and RemoteValidation.state_key in plan.checkpoint.hooks
-    if ctx.eval_ranks or has_pending_epoch:
-        hooks.append(RemoteValidation(ctx, config, plan.checkpoint))
+    if ctx.eval_ranks:
+        hooks.append(RemoteValidation(ctx, config))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
@@ -194,10 +190,9 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
     config = plan.settings.config
-    checkpoint = plan.checkpoint
+    checkpoint = plan.start.checkpoint if isinstance(plan.start, ContinuedRun) else None
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
-    stored_in = str(checkpoint.path) if checkpoint and plan.data_root else ""
-    spec = open_data(DataSource.of_training(config, known_root=plan.data_root, stored_in=stored_in), ctx)
+    spec = open_data(training_source(config, plan.start), ctx)
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
@@ -212,26 +207,35 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
     other settings rule out."""
     config = plan.settings.config
     spec = data.spec
-    checkpoint = plan.checkpoint
-    names = class_names(spec, config.single_cls)
-    channels = spec.pixels.channels
-    if checkpoint is None:
-        start = build_starting_model(ctx, config, names, channels)
-        state = start.model.state_dict()
-        loaded = [state[name] for name in start.pretrained]
+    if isinstance(plan.start, ContinuedRun):
+        checkpoint = plan.start.checkpoint
+        starting_model = rebuild_run_model(ctx, config, spec, checkpoint)
+        read_tensors = list(checkpoint.model.values())
     else:
-        check_classes(checkpoint, names, spec.source)
-        check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
-        with errors_of(checkpoint.path):
-            model = rebuild_model(ctx, config, names, channels, checkpoint.model_spec)
-        pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
-        start = StartingModel(model, pretrained, checkpoint.origin)
-        loaded = list(checkpoint.model.values())
-    check_same_model(ctx, start.model, loaded)
-    check_kernels(config, start.model, ctx.device)
+        names = class_names(spec, config.single_cls)
+        starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
+        state = starting_model.model.state_dict()
+        read_tensors = [state[name] for name in starting_model.pretrained]
+    model = starting_model.model
+    check_same_model(ctx, model, read_tensors)
+    check_kernels(config, model, ctx.device)
     if data.teacher is not None:
-        data.teacher.check(spec, start.model)
-    return start
+        data.teacher.check(spec, model)
+    return starting_model
+
+
+def rebuild_run_model(
+    ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, checkpoint: Checkpoint
+) -> StartingModel:
+    """Builds the model that a checkpoint describes. Raises UserError if the data set has other classes, or if the
+    weights are not those of the model."""
+    names = class_names(spec, config.single_cls)
+    check_classes(checkpoint, names, spec.source)
+    check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
+    with errors_of(checkpoint.path):
+        model = rebuild_model(ctx, config, names, spec.pixels.channels, checkpoint.model_spec)
+    pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
+    return StartingModel(model, pretrained, checkpoint.origin)
 
 
 def choose_batch_size(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> RunSettings:
@@ -268,9 +272,10 @@ def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData,
     return Loaders(train, val)
 
 
-def fit_anchors(settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
-    """Checks the anchors of a new run's model, if it has any, against the training boxes, and fits new ones."""
-    if model.head.anchors is None:
+def fit_anchors(plan: RunPlan, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+    """Checks the anchors of the model, if it has any, against the training boxes, and fits new ones. A run that
+    continues has those of its checkpoint."""
+    if model.head.anchors is None or isinstance(plan.start, ContinuedRun):
         return
     config = settings.config
     sides = train.sides_at(config.imgsz)
@@ -331,9 +336,25 @@ def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepP
         warn_of_few_steps(steps, from_weights=bool(config.weights))
 
 
-def may_have_regions(train: InfiniteDataLoader) -> bool:
-    """Whether training batches may have regions to ignore: crowds, and objects that the borders of moving tiles cut."""
-    return bool(train.index.crowd.any()) or train.samples.tiles is not None
+def loaded_parameters(
+    plan: RunPlan, settings: RunSettings, starting_model: StartingModel, steps: StepPlan
+) -> LoadedParameters:
+    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
+    the run began."""
+    hyp = settings.hyp
+    if hyp.lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
+    if isinstance(plan.start, ContinuedRun):
+        new_lr_mult = stored_new_lr_mult(plan.start.checkpoint)
+    else:
+        new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
+    return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=hyp.lr_mult, new_lr_mult=new_lr_mult)
+
+
+def full_batch(train: InfiniteDataLoader) -> FullBatch:
+    """Describes whole training batches. Regions to ignore are crowds, and objects that borders of moving tiles cut."""
+    has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
+    return FullBatch(train.global_images(0), has_regions)
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
@@ -346,7 +367,7 @@ def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
         "%s (%s of %d), each of %s of %s at %d px, in %s",
         counted(steps.total, "step"),
         counted(config.epochs, "epoch"),
-        steps.steps,
+        steps.per_epoch,
         counted(steps.accumulate, "batch"),
         counted(config.batch_size, "image"),
         config.imgsz,
@@ -360,7 +381,8 @@ def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
+    start = plan.start
+    if isinstance(start, ContinuedRun) and start.checkpoint.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 
@@ -384,22 +406,30 @@ def _described_rates(settings: RunSettings, step: TrainStep) -> str:
     return f"{rate} ({', '.join(reasons)})"
 
 
-def data_fingerprint(ctx: DistributedContext, loaders: Loaders) -> str:
-    """Returns what identifies the data of a run, on all ranks that of rank 0: fingerprints depend on modification
-    times, and machines with copies of their own have others."""
-    indexes = (loaders.train.samples.index, loaders.val.samples.index)
-    return broadcast_object(ctx, "-".join(index.fingerprint_as_used() for index in indexes))
+def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
+    """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
+    depend on modification times, and machines with copies of their own have others."""
+    train = loaders.train.samples.index
+    val = loaders.val.samples.index
+    fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
+    return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
 
 
 def describe_run(
-    run: TrainingRun, data: RunData, start: StartingModel, *, optimizer_name: str, fingerprint: str
+    run: TrainingRun,
+    data: RunData,
+    starting_model: StartingModel,
+    *,
+    step: TrainStep,
+    loaded: LoadedParameters,
+    identity: dict[str, str],
 ) -> RunDescription:
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
-    model = start.model
+    model = starting_model.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     location = describe_location(spec.source, root, run.folder)
-    config = replace(run.config, optimizer=optimizer_name)  # a longer run must not choose another when it resumes
+    config = replace(run.config, optimizer=step.optimizer.name)  # a longer run must not choose another when it resumes
     if config.data != "demo":
         config = replace(config, data=location["source"])  # valid from any working folder
     return RunDescription(
@@ -409,11 +439,12 @@ def describe_run(
         bits=spec.pixels.bits,
         hyp=run.hyp,
         config=config,
-        data=location | {"fingerprint": fingerprint},
+        data=location | identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
-        pretrained={name: list(rows) for name, rows in start.pretrained.items()},
-        origin=start.origin,
+        pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},
+        new_lr_mult=loaded.new_lr_mult,
+        origin=starting_model.origin,
         teacher=data.teacher.stored if data.teacher else {},
     )
 

@@ -7,6 +7,7 @@ A detector that finds the objects, be it under the name of another class, has fe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import SampleKey, to_float
+from utils.structures import Sample, SampleKey, to_float
 
 MAX_IMAGES = 100  # of the training split
 BATCH = 10
@@ -119,7 +120,6 @@ def score_on_objects(
         detector: in eval mode, with any classes.
         most: largest number of letterboxed images, which are taken from those with objects at equal distances.
     """
-    device = next(detector.parameters()).device
     side = dataset.imgsz
     if side is None:
         raise ValueError("images of different sizes make no batch: the samples need an imgsz")
@@ -130,17 +130,23 @@ def score_on_objects(
     best = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
         samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]
-        pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
-        images = to_float(pixels, device, torch.float32, channels_last=False)
-        boxes, scores = detector.decode([level.float() for level in detector(images)])
-        object_scores = []
-        for sample, image_boxes, image_scores in zip(samples, boxes, scores.amax(-1), strict=True):
-            labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
-            objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
-            overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= SAME_OBJECT
-            object_scores.append((overlaps * image_scores).amax(1))
-        best[str(number)] = torch.cat(object_scores).double().cpu().numpy()
+        best[str(number)] = _object_scores(detector, samples, side)
     shards = broadcast_object(ctx, gather_arrays(ctx, best)) or []
     by_batch = {int(number): values for shard in shards for number, values in shard.items()}
     values = np.concatenate([np.zeros(0), *(by_batch[number] for number in sorted(by_batch))])
     return values.mean().item() if len(values) else math.nan, len(values)
+
+
+def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> np.ndarray:
+    """Returns the scores of the objects in square images of ``side`` pixels, see `score_on_objects`: float64 (n,)."""
+    device = next(detector.parameters()).device
+    pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
+    images = to_float(pixels, device, torch.float32, channels_last=False)
+    boxes, scores = detector.decode([level.float() for level in detector(images)])
+    object_scores = []
+    for sample, image_boxes, image_scores in zip(samples, boxes, scores.amax(-1), strict=True):
+        labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
+        objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
+        overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= SAME_OBJECT
+        object_scores.append((overlaps * image_scores).amax(1))
+    return torch.cat(object_scores).double().cpu().numpy()

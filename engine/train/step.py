@@ -6,8 +6,7 @@ Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import LoadedParameters, OptimizerSet, OptimizerSettings, build_optimizer, choose_optimizer
+from engine.optim.build import (
+    NOTHING_LOADED,
+    LoadedParameters,
+    OptimizerSet,
+    OptimizerSettings,
+    build_optimizer,
+    choose_optimizer,
+)
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
-from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
 from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
@@ -52,6 +58,14 @@ class StepSettings:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """What all batches of a training have in common but the last, smaller one of an epoch."""
+
+    images: int  # over all ranks
+    has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
 
 
 class TrainStep:
@@ -256,63 +270,54 @@ def build_step(
     model: Detector,
     criterion: Criterion,
     *,
-    pretrained: Mapping[str, Sequence[int]],
-    plan: StepPlan,
-    images: int,
-    has_regions: bool = False,
+    steps: StepPlan,
+    batch: FullBatch,
+    loaded: LoadedParameters = NOTHING_LOADED,
 ) -> TrainStep:
     """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled.
-
-    Args:
-        pretrained: `LoadedParameters.new_rows`.
-        images: number in a whole global batch.
-        has_regions: whether batches may have regions to ignore (`Targets.ignore`).
-    """
+    compiled. ``loaded``: the parameters of the model that come from weights."""
     config = settings.config
     hyp = settings.hyp
-    if hyp.lr_mult is None:
-        raise ValueError("lr_mult must be chosen before the step is built")
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.momentum = hyp.bn_momentum
-    optimizer = build_optimizer(
-        model,
-        choose_optimizer(config.optimizer, plan.total),
-        OptimizerSettings(
-            lr=hyp.lr0,
-            lr_factor=hyp.lr_factor,
-            momentum=hyp.momentum,
-            weight_decay=hyp.weight_decay,
-            sharded=config.zero and ctx.is_distributed,
-        ),
-        LoadedParameters(
-            new_rows=pretrained,
-            lr_mult=hyp.lr_mult,
-            new_lr_mult=new_layers_lr_mult(math.inf if config.time else plan.total),
-        ),
+    optimizer_settings = OptimizerSettings(
+        lr=hyp.lr0,
+        lr_factor=hyp.lr_factor,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
     )
+    optimizer = build_optimizer(model, choose_optimizer(config.optimizer, steps.total), optimizer_settings, loaded)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    compilation = None
-    if config.compile:
-        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-        compilation = plan_compilation(config, ctx, images=images, shards=shards, has_regions=has_regions)
-    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
-    searches = has_one_size and plan.total * plan.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
-    step_settings = StepSettings(
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
-        clip_norm=hyp.clip_norm,
-        skip_zero_grads=config.skip_zero_grads,
-        compilation=compilation,
-        benchmark_images=images if searches else 0,
-    )
-    strategy = build_strategy(
-        ctx, config, model=model, optimizer=optimizer, plan=plan, autocast=partial(step_settings.autocast, ctx.device)
-    )
+    step_settings = choose_step_settings(ctx, settings, steps, batch)
+    autocast = partial(step_settings.autocast, ctx.device)
+    strategy = build_strategy(ctx, config, model=model, optimizer=optimizer, steps=steps, autocast=autocast)
+    compilation = step_settings.compilation
     if compilation is not None:
         compilation.apply(model, criterion)
         get_logger().info("%s", compilation.line)
     return TrainStep(strategy, criterion, optimizer, ema, step_settings)
+
+
+def choose_step_settings(
+    ctx: DistributedContext, settings: RunSettings, steps: StepPlan, batch: FullBatch
+) -> StepSettings:
+    """Returns how the steps of a run compute: autocast, clipping, compilation, the search for kernels."""
+    config = settings.config
+    compilation = None
+    if config.compile:
+        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+        compilation = plan_compilation(config, ctx, images=batch.images, shards=shards, has_regions=batch.has_regions)
+    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
+    searches = has_one_size and steps.total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    return StepSettings(
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        clip_norm=settings.hyp.clip_norm,
+        skip_zero_grads=config.skip_zero_grads,
+        compilation=compilation,
+        benchmark_images=batch.images if searches else 0,
+    )
 
 
 def build_strategy(
@@ -321,7 +326,7 @@ def build_strategy(
     *,
     model: Detector,
     optimizer: OptimizerSet,
-    plan: StepPlan,
+    steps: StepPlan,
     autocast: Autocast,
 ) -> Strategy:
     """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
@@ -334,5 +339,5 @@ def build_strategy(
         side = 2 * model.stride
         freeze_unused(model, torch.zeros(2, model.channels, side, side))
     # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
-    static = plan.accumulate == 1 and not config.compile
+    static = steps.accumulate == 1 and not config.compile
     return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import Progress, RunStatus
+from engine.checkpoint.checkpoint import PendingEpoch, Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import TrainingRun
+from engine.run.run import ContinuedRun, TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.errors import UserError
@@ -32,7 +33,7 @@ class Trainer:
         run: TrainingRun,
         step: TrainStep,
         loader: InfiniteDataLoader,
-        plan: StepPlan,
+        steps: StepPlan,
         progress: Progress,
         control: RunControl,
         checkpointer: Checkpointer,
@@ -50,15 +51,18 @@ class Trainer:
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._is_over = False  # this process takes no more steps
-        earlier_s = run.checkpoint.run.seconds if run.checkpoint else 0.0
-        self._started = time.monotonic() - earlier_s  # as if there had been no interruption
-        self._follow_plan(plan)
+        self._pending: PendingEpoch | None = None  # the newest epoch, while other processes validate it
+        self._started = time.monotonic()
+        if isinstance(run.start, ContinuedRun):
+            self._pending = run.start.checkpoint.pending
+            self._started -= run.start.checkpoint.run.seconds  # as if there had been no interruption
+        self._set_steps(steps)
 
-    def _follow_plan(self, plan: StepPlan) -> None:
-        """Trains by ``plan`` from now on."""
-        self.plan = plan  # how the loader's batches become steps
-        self.epochs = plan.epochs
-        self.schedule = build_schedule(self.run.hyp, plan, cosine=self.run.config.cos_lr)
+    def _set_steps(self, steps: StepPlan) -> None:
+        """Takes the batches of the loader in ``steps`` from now on."""
+        self.steps = steps
+        self.epochs = steps.epochs
+        self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
     def fit(self) -> None:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
@@ -79,12 +83,16 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call("start")
         self._follow(self.control.agree())
+        if not self._is_over:
+            self._complete_last_pending()  # of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._is_over and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
             if not self._is_over:
                 self._end_epoch()
         self.call("after_steps")
+        if not self.control.exit_code:
+            self._complete_last_pending()  # a callback has ended the run
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()
@@ -103,7 +111,7 @@ class Trainer:
         progress = self.progress
         first = progress.batch
         per_epoch = len(self.loader)
-        micro_batches = [next(batches) for _ in range(min(self.plan.accumulate, per_epoch - first))]
+        micro_batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
         numbers = range(first, first + len(micro_batches))
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
@@ -122,7 +130,7 @@ class Trainer:
         left = len(self.loader) - self.progress.batch
         if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
             left = len(self.loader)
-        return min(self.plan.accumulate, left)
+        return min(self.steps.accumulate, left)
 
     def read(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
@@ -135,28 +143,58 @@ class Trainer:
         return flags
 
     def _end_epoch(self) -> None:
-        """Validates and saves an epoch whose steps are done. A resumed run may begin here."""
-        progress = self.progress
-        step = self.step
-        if not progress.buffers_averaged:
-            for model in (step.model, step.ema.module):
-                average_buffers(model, self.ctx)
-                broadcast_parameters(model, self.ctx)
-            progress.buffers_averaged = True
-        epoch = Epoch(progress.epoch + 1)
-        for point in ("after_last_step", "validate"):
-            if self.call(point, epoch) is Action.STOP:
-                return
-        progress.epoch += 1
-        progress.begin_epoch()
-        if not epoch.is_pending:
-            self.call("score", epoch)
-            self.call("record", epoch)
-        self.save(epoch)
-        if not epoch.is_pending:
-            self.call("report", epoch)
+        """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here.
+
+        The epoch is validated and completed, or it becomes the pending one: other processes validate it, and it is
+        completed after the steps of the next epoch.
+        """
+        self._average_over_ranks()
+        epoch = Epoch(self.progress.epoch + 1)
+        if self.call("after_last_step", epoch) is Action.STOP:
+            return
+        if self._complete_pending() is Action.STOP or self.call("validate", epoch) is Action.STOP:
+            return
+        self.progress.complete_epoch()
+        if epoch.pending is None:
+            self._complete(epoch, save=self.save)
+        else:
+            self._pending = epoch.pending
+            self.save()
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
+
+    def _average_over_ranks(self) -> None:
+        """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
+        if self.progress.buffers_averaged:
+            return
+        for model in (self.step.model, self.step.ema.module):
+            average_buffers(model, self.ctx)
+            broadcast_parameters(model, self.ctx)
+        self.progress.buffers_averaged = True
+
+    def _complete(self, epoch: Epoch, save: Callable[[Epoch], None]) -> None:
+        """Completes an epoch whose validation is done, or not due: scores and records it, saves it and reports it."""
+        self.call("score", epoch)
+        self.call("record", epoch)
+        save(epoch)
+        self.call("report", epoch)
+
+    def _complete_pending(self) -> Action:
+        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending."""
+        pending = self._pending
+        if pending is None:
+            return Action.CONTINUE
+        epoch = Epoch(pending.progress.epoch, dict(pending.row))
+        action = self.call("validate_pending", epoch, pending)
+        if action is not Action.STOP:
+            self._pending = None
+            self._complete(epoch, save=partial(self._save_scored, pending))
+        return action
+
+    def _complete_last_pending(self) -> None:
+        """Completes the pending epoch and saves the run with its scores, as no other epoch has ended since."""
+        if self._pending is not None and self._complete_pending() is not Action.STOP:
+            self.save()
 
     def call(self, point: str, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
@@ -184,8 +222,13 @@ class Trainer:
             is_best=epoch is not None and epoch.is_best,
             metrics=epoch.metrics if epoch is not None else {},
             hooks=self.hooks.state_dict(),
+            pending=self._pending,
         )
         self.hooks.saved()
+
+    def _save_scored(self, pending: PendingEpoch, epoch: Epoch) -> None:
+        """Saves the scores of an epoch that was pending; the next `save` stores the state of the run."""
+        self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""
@@ -193,6 +236,6 @@ class Trainer:
 
     def set_epochs(self, epochs: int) -> None:
         """Changes the number of epochs of the whole run."""
-        self._follow_plan(replace(self.plan, epochs=epochs))
+        self._set_steps(replace(self.steps, epochs=epochs))
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)

@@ -253,6 +253,38 @@ def test_annotated_images_that_the_split_does_not_have_are_counted(root):
     assert load(path).report.ledger.lost_images == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "apart", "level"),
+    [(0, True, 0), (3, True, logging.INFO), (15, True, logging.WARNING), (15, False, logging.INFO)],
+)
+def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, count, apart, level):
+    """They are not labeled, so nothing is lost; if they are most of the folder, it may be another folder's JSON, unless
+    two splits with a JSON each have their images in one folder."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+
+    def forget(content: dict) -> None:
+        kept = {entry["id"] for entry in content["images"] if entry["file_name"] >= IMAGES[count]}
+        content["images"] = [entry for entry in content["images"] if entry["id"] in kept]
+        content["annotations"] = [each for each in content["annotations"] if each["image_id"] in kept]
+
+    whole = (root / "instances.json").read_text()
+    edit_json(root, forget)
+    (root / "others.json").write_text(whole)
+    path = describe(
+        root, "coco", annotations={"train": "instances.json", "val": "instances.json" if apart else "others.json"}
+    )
+    said = f"instances.json doesn't name {count} of 20 images, which are left out, first images/train/00.png"
+    for _ in range(2):  # scanned and cached
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "lockstep"):
+            index = load(path)
+        assert len(index) == 20 - count
+        assert index.report.ledger.losses == ()
+        records = [record for record in caplog.records if "doesn't name" in record.message]
+        assert [record.levelno for record in records] == ([level] if level else [])
+        assert all(said in record.message for record in records)
+
+
 ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
 
 
@@ -282,6 +314,107 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         assert len(index) in (8, 10)
         assert index.report.ledger.losses == ()
         assert index.report.problems == 0
+
+
+@pytest.mark.parametrize("position", [0, 20])
+def test_of_two_entries_of_an_image_the_one_with_annotations_is_taken(root, position):
+    """With the other one, the image would be a background."""
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content["images"].insert(position, {**content["images"][0], "id": 7}))
+    index = load(path)
+    assert np.diff(index.offsets).tolist() == [2] * 20
+    assert index.report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("written", [" {}.png ", "./{}.png", "images\\train\\{}.png", "{}%2Epng"])
+def test_names_of_images_are_read_as_tools_write_them(root, written):
+    path = describe(root, "coco")
+    edit_json(root, entries("images", lambda e: e.update(file_name=written.format(e["file_name"][:2]))))
+    assert load(path).report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("name", ["", " ", "/", "..", "images/", "a\0b.png"])
+def test_names_that_are_none_are_named_and_counted(root, name):
+    path = describe(root, "coco")
+    edit_json(root, lambda content: content["images"][0].update(file_name=name))
+    (loss,) = load(path).report.ledger.losses
+    assert (loss.images, loss.objects) == (1, 2)
+    assert "instances.json: image 100: " in loss.example
+
+
+def test_two_names_of_one_folder_have_the_same_images(root):
+    """The JSON names images without their folder, and the splits name it by way of a link and without."""
+    (root / "link").symlink_to("images/train")
+    path = describe(root, "coco", train="link")
+    for split in ("train", "val"):
+        index = load(path, split)
+        assert len(index) == 20
+        assert index.report.ledger.losses == ()
+
+
+@pytest.mark.parametrize("reader", ["yolo", "coco"])
+def test_a_hidden_image_is_named(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    (root / "images/train/00.png").rename(root / "images/train/.00.png")
+    (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
+    (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
+    assert len(load(path)) == 19
+    (said,) = [line for line in caplog.messages if "1 file left out" in line]
+    assert said.endswith("first images/train/.00.png: is hidden, as its name begins with a dot; rename it")
+
+
+def in_two_lists(root: Path) -> Path:
+    """Sixteen images are for training; a row of the list names the one that is missing."""
+    for split, names in (("train", IMAGES[:16]), ("val", IMAGES[16:])):
+        (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
+    return describe(root, "coco", train="train.txt", val="val.txt")
+
+
+def in_two_folders(root: Path) -> Path:
+    (root / "images/val").mkdir()
+    for name in IMAGES[16:]:
+        (root / "images/train" / name).rename(root / "images/val" / name)
+    return describe(root, "coco", val="images/val")
+
+
+def in_named_folders(root: Path) -> Path:
+    """The JSON names images with their folders, and the missing one in that of the second split."""
+    path = in_two_folders(root)
+    position = {name: i for i, name in enumerate(IMAGES)}
+    folders = entries("images", lambda e: e.update(file_name=f"{'train' if position[e['file_name']] > 3 else 'val'}/"))
+    names = [entry["file_name"] for entry in json.loads((root / "instances.json").read_text())["images"]]
+    edit_json(root, folders)
+    edit_json(root, lambda content: [e.update(file_name=e["file_name"] + n) for e, n in zip(content["images"], names)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("divide", "train", "val"),
+    [(in_two_lists, (15, 2), (4, 0)), (in_two_folders, (15, 2), (4, 0)), (in_named_folders, (15, 0), (4, 2))],
+)
+def test_an_image_that_is_missing_from_one_split_is_not_charged_to_all(root, tmp_path, divide, train, val):
+    """One JSON has the labels of all splits, and one image does not exist."""
+    path = divide(root)
+    (root / "images/train/03.png").unlink()
+    staged = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
+    for spec in (load_dataset_spec(path), open_data(staged, DistributedContext.single())):
+        for split, (images, objects) in (("train", train), ("val", val)):
+            ledger = load_index(spec, split, IndexSettings(progress=False, max_bad=0.5)).report.ledger
+            lost = (ledger.used_images, ledger.lost_images, ledger.lost_objects)
+            assert lost == (images, int(objects > 0), objects)
+
+
+def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
+    """Three quarters of the images are for training. Where images have lost all annotations, these are missing."""
+    path = in_two_folders(root)
+    edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in range(500, 510)))
+    assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [8, 2]
+    ids = {e["id"] for e in json.loads((root / "instances.json").read_text())["images"] if e["file_name"] > IMAGES[17]}
+    edit_json(root, annotations(lambda a, _: a.update(image_id=7 if a["image_id"] in ids else a["image_id"])))
+    assert load(path, "train").report.ledger.lost_objects == 0
+    with pytest.raises(UserError, match="14 of 18 labeled objects can't be used"):
+        load(path, "val")
 
 
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
@@ -334,6 +467,18 @@ def test_a_category_name_that_is_used_twice(root, named):
         (root / "instances.json").write_text(json.dumps(content))
         if named:
             assert load(path).ground_truth().category_ids == (10, 20)
+
+
+def test_names_of_categories_have_no_outer_spaces(root):
+    """As those of the YAML, whose spaces YAML removes: one cannot write the other."""
+    edit_json(root, lambda content: content["categories"][0].update(name=" cat\t"))
+    for names in (list(NAMES), None):
+        index = load(describe(root, "coco", names=names))
+        assert index.names == NAMES
+        assert index.report.problems == 0
+    edit_json(root, lambda content: content["categories"][0].update(name=" "))
+    with pytest.raises(UserError, match=re.escape('categories[0]: name " " is empty; give the category a name')):
+        load(describe(root, "coco"))
 
 
 REVERSED = {
@@ -554,6 +699,23 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
         load(both)
     ledger = load(both, max_bad=0.6).report.ledger
     assert (ledger.used_images, ledger.used_objects, ledger.lost_objects) == (220, 220, 20)
+
+
+@EACH_FORMAT
+def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, monkeypatch, reader):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = describe(root, reader)
+    without_area_of_dogs(root)
+    chosen = {
+        "fraction": lambda: load(path, fraction=0.3),
+        "classes": lambda: load(path, change=lambda spec: spec.use_classes(["dog"])),
+        "held out": lambda: load(path, "val", change=lambda spec: spec.hold_out(["of another data set"])),
+    }
+    with caplog.at_level(logging.INFO, "lockstep"):
+        for choose in chosen.values():
+            with pytest.raises(UserError, match="'train': 20 of 40 labeled objects can't be used"):
+                choose()
+    assert not [line for line in caplog.messages if not line.startswith("scanning")]
 
 
 @EACH_FORMAT

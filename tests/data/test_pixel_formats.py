@@ -185,7 +185,11 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     again = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert again.pixels == PixelFormat(5, 16)
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
-    with refused():
+    with refused(
+        "set/data.yaml: 'train': 2 of 2 images and 2 of 2 labeled objects can't be used (--max-bad is "
+        "0.1): unreadable image: 2 images with 2 objects, first images/train/0a.npy: 5 channels, but the "
+        "data set or model has 4; correct 'channels' in the YAML, or the image; report: ..."
+    ):
         load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
 
 
@@ -200,10 +204,18 @@ def test_shards_keep_the_format(tmp_path):
     assert checked.index.pixels == PixelFormat(5, 16)
 
 
-@pytest.mark.parametrize("content", [{"channels": 0}, {"channels": "RGB"}, {"bits": 32}, {"bits": True}])
-def test_mistakes_in_the_yaml_are_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"channels": 0}, "channels: must be at least 1, got 0"),
+        ({"channels": "RGB"}, "channels: must be a whole number, got 'RGB'"),
+        ({"bits": 32}, "bits: must be at most 16, got 32"),
+        ({"bits": True}, "bits: must be a whole number, got True"),
+    ],
+)
+def test_mistakes_in_the_yaml_are_named(tmp_path, content, message):
     path = write_set(tmp_path / "set", content, np.zeros((8, 8, 3), np.uint8))
-    with refused():
+    with refused(f"set/data.yaml: {message}"):
         load_dataset_spec(path)
 
 
@@ -211,7 +223,10 @@ def test_joined_data_sets_have_one_format(tmp_path):
     part = write_set(tmp_path / "set", {"channels": 4}, np.zeros((8, 8, 4), np.uint8))
     joined = tmp_path / "joined.yaml"
     joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part)}))
-    with refused():
+    with refused(
+        "joined.yaml: has images of 3 channels of 8 bits, .../set/data.yaml of 4 channels of 8 bits; "
+        "write the same in both"
+    ):
         load_dataset_spec(joined)
     joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part), "channels": 4}))
     assert load_dataset_spec(joined).pixels == PixelFormat(4)

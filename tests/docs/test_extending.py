@@ -72,22 +72,19 @@ def test_the_blocks_name_their_files_in_the_text():
 @pytest.mark.parametrize("marker", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_additions_work(extended: Path, marker: str):
     environment = {**os.environ, "PYTHONPATH": str(extended)}
-    command = [
-        python(),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(extended),
-        CHECKS,
-        "-m",
-        marker,
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(extended), "-m", marker]
+    command = [python(), "-m", "pytest", *options, CHECKS]
     done = subprocess.run(command, cwd=extended, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_types_of_the_code_are_proven(extended: Path):
+    shutil.copy(ROOT / "pyproject.toml", extended / "pyproject.toml")
+    files = [block.title for block in NEW_FILES]
+    done = subprocess.run([sys.executable, "-m", "mypy", *files], cwd=extended, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(shutil.which("ruff") is None and not (Path(sys.executable).parent / "ruff").exists(), reason="ruff")

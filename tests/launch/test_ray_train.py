@@ -17,6 +17,7 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,24 @@ SCRIPT = "launch/ray_train.py"
 HAS_RAY = importlib.util.find_spec("ray") is not None
 FLAGS = "--data demo --model yolov8n --imgsz 64 --epochs 4 --fraction 0.05 --batch-size 8 --device cpu --threads 1"
 FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "0"), ({"RAY_USAGE_STATS_ENABLED": "1"}, "1")])
+def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+
+    def import_ray(*_: str) -> None:
+        seen.append(os.environ["RAY_USAGE_STATS_ENABLED"])
+        raise UserError("not installed")
+
+    monkeypatch.setattr(ray_train, "require_package", import_ray)
+    with pytest.raises(UserError, match="not installed"):
+        ray_train.main(["--", "--data", "demo"])
+    assert seen == [used]
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,14 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
 
 def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):
     command("print('a line'); report_error('data.yaml: is wrong'); sys.exit(2)")
-    with refused(lockstep.Error):
+    with refused("data.yaml: is wrong", lockstep.Error):
         lockstep.train()
     assert capsys.readouterr().out == "a line\n"
     command("sys.exit(3)")
-    with refused(lockstep.Error):
+    with refused("exit status 3", lockstep.Error):
         lockstep.check("data.yaml")
     command("os.kill(os.getpid(), signal.SIGKILL)")
-    with refused(lockstep.Error):
+    with refused("killed by SIGKILL; is there enough memory?", lockstep.Error):
         lockstep.export("best.pt")
 
 
@@ -80,6 +80,7 @@ def stop(*_):
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 write_result(folder=".")
+time.sleep(0.5)  # until the parent passes interrupts on
 os.kill(os.getppid(), signal.SIGINT)
 time.sleep(20)
 """)
@@ -109,13 +110,18 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "message"),
     [
-        {"epochs": 0}, {"epocs": 1}, {"lr0": "x"}, {"half": True}, {"resume": True}, {"pretrained": True},
+        ({"epochs": 0}, "--epochs: must be at least 1, got 0"),
+        ({"epocs": 1}, "epocs=1: unknown (did you mean 'epochs'?)"),
+        ({"lr0": "x"}, "--set: lr0: must be a number or null, got 'x'"),
+        ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
+        ({"resume": True}, "resume=True: call lockstep.resume(RUN)"),
+        ({"pretrained": True}, "pretrained=True: name the weights to start from with weights"),
     ],
-)  # fmt: skip
-def test_mistakes_in_settings(given):
-    with refused(lockstep.Error):
+)
+def test_mistakes_in_settings(given, message):
+    with refused(message, lockstep.Error):
         lockstep.train(**given)
 
 
@@ -168,8 +174,31 @@ def test_callbacks_that_another_process_cannot_import_are_refused():
         pass
 
     main = type("Hooks", (), {"__module__": "__main__"})
-    for callbacks in (Local, Hooks(), main, lambda run: None):
-        with refused(lockstep.Error):
+    for callbacks, message in (
+        (
+            Local,
+            "callbacks: test_callbacks_that_another_process_cannot_import_are_refused.<locals>.Local: the "
+            "processes of the training cannot import it; put a class or a function into a file of its own, "
+            "such as hooks.py, and give callbacks='hooks:NAME'",
+        ),
+        (
+            Hooks(),
+            "callbacks: Hooks: the processes of the training cannot import it; put a class or a function into "
+            "a file of its own, such as hooks.py, and give callbacks='hooks:NAME'",
+        ),
+        (
+            main,
+            "callbacks: Hooks: the processes of the training cannot import it; put a class or a function into "
+            "a file of its own, such as hooks.py, and give callbacks='hooks:NAME'",
+        ),
+        (
+            lambda run: None,
+            "callbacks: test_callbacks_that_another_process_cannot_import_are_refused.<locals>.<lambda>: the "
+            "processes of the training cannot import it; put a class or a function into a file of its own, "
+            "such as hooks.py, and give callbacks='hooks:NAME'",
+        ),
+    ):
+        with refused(message, lockstep.Error):
             lockstep.train(callbacks=callbacks)
 
 
@@ -202,7 +231,10 @@ def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
     assert run.history["epoch"].tolist() == [1.0]
     assert run.metrics["AP"] == run.history["metrics/AP"][0]
     assert run.load().names == {0: "light", 1: "dark"}
-    with refused(lockstep.Error):
+    with refused(
+        "data: must hold texts, numbers, lists and mappings (('cannot represent an object', <object object at ...>))",
+        lockstep.Error,
+    ):
         lockstep.train({"train": object()})
 
 

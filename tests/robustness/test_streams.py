@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
@@ -42,9 +43,11 @@ FULL = "error: standard output cannot be written (no space left on device)\n"
 OF_LIBRARY = "of a library\n" * 3
 
 
-def run(redirection: str, *argv: object, program: str = COMMAND) -> subprocess.CompletedProcess[str]:
+def run(
+    redirection: str, *argv: object, program: str = COMMAND, interpreter: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Runs ``program`` in a shell that redirects its streams."""
-    command = ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", program, *map(str, argv)]
+    command = ["bash", "-c", f'"$@" {redirection}', "bash", interpreter, "-c", program, *map(str, argv)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
@@ -96,7 +99,8 @@ def test_help_without_a_reader(redirection, code):
 def test_a_training_completes_without_a_reader(tmp_path, redirection, code):
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
-    done = run(redirection, *flags, program="import train; from utils.entrypoint import run_main; run_main(train.main)")
+    program = "import train; from utils.entrypoint import run_main; run_main(train.main)"
+    done = run(redirection, *flags, program=program, interpreter=python())
     assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
     folder = tmp_path / "runs" / "exp"
     assert (folder / "results.csv").read_text().count("\n") == 3

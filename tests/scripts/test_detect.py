@@ -321,19 +321,41 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "message"),
     [
-        ["--imgsz", "70"], ["--tile", "70"], ["--tile", "64", "--overlap", "0"], ["--overlap", "0.2"],
-        ["--no-tile-full-image"], ["--classes", "0", "2"], ["--classes", "dics"], ["--save-conf"], ["--device", "7"],
-        ["--source", "nowhere.jpg"], ["--weights", "nowhere.pt"], ["--view-img"],
+        (["--imgsz", "70"], "--imgsz 70: not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "70"], "--tile 70: not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "64", "--overlap", "0"], "--overlap: must be at least 0.05, got 0.0"),
+        (["--overlap", "0.2"], "--overlap: has no effect without --tile; add --tile, or leave --overlap out"),
+        (
+            ["--no-tile-full-image"],
+            "--no-tile-full-image: has no effect without --tile; add --tile, or leave --no-tile-full-image out",
+        ),
+        (["--classes", "0", "2"], "--classes 2: the model has classes 0 to 1"),
+        (["--classes", "dics"], "--classes dics: the model has no class of this name (did you mean 'disc'?)"),
+        (["--save-conf"], "--save-conf: adds the confidence to the txt labels; give --save-txt too"),
+        (["--device", "7"], "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
+        (
+            ["--source", "nowhere.jpg"],
+            "nowhere.jpg: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL",
+        ),
+        (
+            ["--weights", "nowhere.pt"],
+            "nowhere.pt: neither a file nor the name of public weights; public weights: yolox_nano, "
+            "yolox_tiny, yolox_s, yolox_m, yolox_l, yolox_x, yolov9t, yolov9s, yolov9m, yolov9c, yolov5n, "
+            "yolov5s, yolov5m, yolov5l, yolov5x, yolov5n6, yolov5s6, yolov5m6, yolov5l6, yolov5x6, yolov8n, "
+            "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
+            "yolo26s, yolo26m, yolo26l, yolo26x",
+        ),
+        (["--view-img"], "no window can be opened: there is no display; leave out --view-img, or use save()"),
     ],
-)  # fmt: skip
-def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch):
+)
+def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    with refused():
+    with refused(message):
         run(weights, pictures, tmp_path, *more)
     assert not (tmp_path / "runs").exists()
 
@@ -431,15 +453,17 @@ def test_threads_and_batches_change_neither_results_nor_lines(
     """With threads alone, not even a byte; a batch rounds differently."""
     found = []
     for _ in range(2):
-        with refused():
+        with refused(
+            "3 of 14 files could not be used (first: .../in/03.jpg: cannot be decoded (damaged, or not an image))"
+        ):
             run(weights, odd_folder, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
         folder = max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
         found.append((folder, lines_of(capsys.readouterr().out, folder)))
         monkeypatch.setattr(Predictor, "threads", 3)
-        monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+        monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
         monkeypatch.setattr(Pipeline, "images_at_once", lambda self, batch_size=0: batch)
     (one, lines), (many, lines_of_many) = found
-    assert sorted(lines_of_many) == sorted(lines)  # warnings come when a file is read
+    assert lines_of_many == lines
     warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]
     assert [re.search(r"(\d\d)[.bm]", line)[1] for line in warnings] == ["03", "06", "07", "08"], warnings
     assert names_in(many) == names_in(one)
@@ -467,7 +491,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.commands.detect.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.commands.result_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
         ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
             "engine.inference.frames.read_image",
@@ -486,7 +510,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
     source = clip if "disk_usage" in name else source
     module, _, function = name.rpartition(".")
     monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+    monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
     flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
     assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
     folder = tmp_path / "runs" / "exp"
@@ -500,10 +524,13 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
 def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+    monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
     monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
-    with refused():
+    with refused(
+        "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
+        "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"
+    ):
         run(weights, tmp_path / "in", tmp_path, "--save-txt")
     out = capsys.readouterr().out
     assert (out.count("cannot write mp4 videos"), out.count("clip.mp4 frame")) == (1, 1)
@@ -589,7 +616,7 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     folder = tmp_path / "runs" / "exp"
     shutil.copytree(pictures, folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with refused():
+    with refused("runs/exp/a.jpg: is in the folder of the results and could be overwritten; choose another"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 

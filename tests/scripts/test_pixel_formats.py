@@ -65,10 +65,19 @@ def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):
         assert torch.equal(predictor(other)[0].boxes.data, expected.boxes.data)
     assert torch.equal(next(predictor.stream(path)).boxes.data, expected.boxes.data)
     assert expected.plot().shape == (64, 64, 3)
-    for wrong in (image[..., :4], image[..., 0]):
-        with refused():
+    for wrong, message in (
+        (
+            image[..., :4],
+            "image0.jpg: 4 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image",
+        ),
+        (
+            image[..., 0],
+            "image0.jpg: 1 channel, but the data set or model has 5; correct 'channels' in the YAML, or the image",
+        ),
+    ):
+        with refused(message):
             predictor(wrong, color="rgb")
-    with refused():
+    with refused("image0.jpg: has the value 65535, above 12 bits; correct 'bits' in the YAML"):
         predictor(np.full_like(image, 65535))
 
 

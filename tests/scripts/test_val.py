@@ -231,28 +231,62 @@ def test_some_classes_are_scored_as_among_all(tmp_path):
     both_rows, both_found = scored("both", "--classes", "1", "disc")  # which are all of the model
     assert both_found == found
     assert both_rows == rows
-    with refused():
+    with refused("lively.pt: has no class fly, only disc, box; choose others with --classes"):
         scored("none", "--classes", "fly")
 
 
 def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
-    for names in (["disc", "ball"], ["disc"]):
+    for names, message in (
+        (
+            ["disc", "ball"],
+            "best.pt and .../other.yaml do not have the same classes (class 1 is 'box' against 'ball'); name "
+            "its own data set with --data (val.py: or score common --classes, or all classes as one with "
+            "--single-cls)",
+        ),
+        (
+            ["disc"],
+            "best.pt and .../other.yaml do not have the same classes (2 classes against 1); name its own data "
+            "set with --data (val.py: or score common --classes, or all classes as one with --single-cls)",
+        ),
+    ):
         other = tmp_path / "other.yaml"
         other.write_text(yaml.safe_dump({"path": str(tiny[0].parent), "val": "images/val", "names": names}))
-        with refused():
+        with refused(message):
             val.main(flags(tiny, tmp_path, "--data", str(other)))
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "message"),
     [
-        ["--imgsz", "65"], ["--weights", "absent.pt"], ["--data", "absent.yaml"], ["--task", "test"], ["--conf", "2"],
-        ["--weights", "a.onnx", "--tta"], ["--weights", "a.onnx", "--amp", "bf16"],  # before the file is opened
+        (["--imgsz", "65"], "--imgsz 65: not a multiple of the model's stride 32; use 64 or 96"),
+        (
+            ["--weights", "absent.pt"],
+            "absent.pt: neither a file nor the name of public weights; public weights: yolox_nano, "
+            "yolox_tiny, yolox_s, yolox_m, yolox_l, yolox_x, yolov9t, yolov9s, yolov9m, yolov9c, yolov5n, "
+            "yolov5s, yolov5m, yolov5l, yolov5x, yolov5n6, yolov5s6, yolov5m6, yolov5l6, yolov5x6, yolov8n, "
+            "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
+            "yolo26s, yolo26m, yolo26l, yolo26x",
+        ),
+        (
+            ["--data", "absent.yaml"],
+            "--data absent.yaml: no such file; known by name: demo, bccd, coco, coco128, coco8",
+        ),
+        (
+            ["--task", "test"],
+            "data.yaml: has no 'test' split, only val; add 'test: <folder>' (.../best.pt stores the path of "
+            "this data set; --data names another)",
+        ),
+        (["--conf", "2"], "--conf-thres: must be at most 1, got 2.0"),
+        (
+            ["--weights", "a.onnx", "--tta"],
+            "a.onnx: --tta: only checkpoints are evaluated with several views; leave it out",
+        ),
+        (["--weights", "a.onnx", "--amp", "bf16"], "a.onnx: cannot be opened (...)"),  # before the file is opened
     ],
-)  # fmt: skip
-def test_mistakes_are_user_errors(tiny, tmp_path, more):
+)
+def test_mistakes_are_user_errors(tiny, tmp_path, more, message):
     (tmp_path / "a.onnx").touch()
-    with refused():
+    with refused(message):
         val.main(flags(tiny, tmp_path, *more))
     assert not (tmp_path / "runs").exists()
 
@@ -347,7 +381,7 @@ def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
     val.main([*given, "--name", "tiles", "--tile", str(SIZE)])
     val.main([*given, "--name", "plain", "--imgsz", str(SIZE), "--no-rect"])
     assert read(tmp_path / "runs/tiles") == read(tmp_path / "runs/plain")
-    with refused():
+    with refused("--tile 70: not a multiple of the model's stride 32; use 64 or 96"):
         val.main([*given, "--tile", "70"])
 
 
@@ -374,7 +408,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
             name.with_name(f"{i:03}{suffix}").write_bytes(name.read_bytes())
     call(train.main, "--resume", last, "--epochs", "2")
     assert read_checkpoint(last)["val_images"] == one["val_images"]
-    with refused():
+    with refused("--val-fraction 0.5: the run being resumed has 0.25; start a new run with --weights"):
         train.main(["--resume", str(last), "--epochs", "3", "--val-fraction", "0.5"])
     call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     stems = {int(Path(name).stem) for name in one["val_images"]}

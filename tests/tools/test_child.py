@@ -14,7 +14,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from tools.child import start
-from tools.training import TrainingFailed, fitness_by_epoch, former_training, train
+from tools.training import TrainingFailed, fitness_by_epoch, previous_training, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
@@ -63,13 +63,20 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert (folder / "last.pt").stat().st_mtime_ns == written
     assert [epoch for epoch, _ in fitness_by_epoch(folder / "results.csv", "metrics/AP")] == [1, 2]
     # With --time, the checkpoint says how many epochs fit into the time.
-    assert former_training(folder, replace(config, epochs=100, time=1.0)) == (folder / "last.pt", True)
+    assert previous_training(folder, replace(config, epochs=100, time=1.0)) == (folder / "last.pt", True)
 
 
 def test_why_a_training_failed(tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
-    with StopSignals() as signals, refused(TrainingFailed) as failed:
+    with (
+        StopSignals() as signals,
+        refused(
+            "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
+            ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
+            TrainingFailed,
+        ) as failed,
+    ):
         train(config, folder, "metrics/AP", signals)
     assert not failed.value.refused

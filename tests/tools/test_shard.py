@@ -136,21 +136,40 @@ def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
 
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
-    for given in ([str(out), "--cache-dir", str(tmp_path / "cache")], [str(tmp_path / "o"), "--megabytes", "0"]):
-        with refused():
+    for given, message in (
+        ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
+        ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes 0: must be from 1 to 549755"),
+        ([str(tmp_path / "o"), "--workers", "0"], "--workers 0: must be at least 1"),
+    ):
+        with refused(message):
             main([str(source), *given])
-    with refused():
+    with refused("out/train.shards: is in shards, which are neither listed nor copied; name a folder of images"):
         open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
-    for text in (
-        "{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}",
-        "{train: train.shards, val: val.shards, names: [a, b]}",
+    for text, message in (
+        (
+            "{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}",
+            "out/data.yaml: 'train': .../out/train.shards must be the only entry; join data sets by their YAMLs",
+        ),
+        (
+            "{train: train.shards, val: val.shards, names: [a, b]}",
+            "out/data.yaml: names: not those of train.shards: class 0 is 'a' against 'light'",
+        ),
     ):
         (out / "data.yaml").write_text(text)
-        with refused():
+        with refused(message):
             index_of(out)
     (out / "train.shards").unlink()
-    with refused():
+    with refused("out/train.shards: no such file"):
         index_of(out)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 1000)])
+def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp_path: Path, harm: Callable):
+    out = written(source, tmp_path / "out")
+    harm(out / "train-00000.tar")
+    with pytest.raises(UserError, match=r"train-00000.tar: (not found|has 1,000 bytes, but train.shards says)"):
+        index_of(out)
+    assert len(index_of(out, "val"))
 
 
 def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Path):
@@ -167,65 +186,44 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device", "x.tar")
 
     monkeypatch.setattr("tools.shard.write_arrays", fail)
-    with refused():
+    with refused("x.tar: no space left on device"):
         written(source, tmp_path / "new" / "out")
     assert list((tmp_path / "new").glob("*out*")) == []
 
 
-@pytest.mark.parametrize("make", [None, os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
-def test_a_changed_or_missing_image_is_refused(source: Path, tmp_path: Path, make: Callable | None):
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (None, "not found (named by .../out/train.shards)"),
+        (os.mkfifo, "cannot be read (is a pipe or device, not a file)"),
+        (os.mkdir, "cannot be read (is a folder, not a file)"),
+        (lambda path: path.symlink_to(path), "cannot be read (Too many levels of symbolic links)"),
+    ],
+)
+def test_a_changed_or_missing_image_is_refused(source: Path, tmp_path: Path, make: Callable | None, message: str):
     tar = written(source, tmp_path / "out") / "train-00000.tar"
     index = index_of(tmp_path / "out")
     content = bytearray(tar.read_bytes())
     content[700] ^= 1
     tar.write_bytes(content)
     if make is None:
-        with refused():
+        with refused("out/train-00000.tar: bytes 512 to 11310 are not those of images/train/000.png; write it again"):
             read_bytes(index.path(0))
     tar.unlink()
     if make is not None:
         make(tar)
-    with refused():
+    with refused(f"out/train-00000.tar: {message}"):
         read_bytes(index.path(0))
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("position", lambda v: v + (1 << 40)),  # of a shard that there is not
-        ("position", lambda v: v[::-1]),
-        ("size", lambda v: v + 10**9),
-        ("size", lambda v: -v),
-        ("crc", lambda v: v.astype(np.int64)),
-        ("by_path", lambda v: v * 0),
-        ("paths.data", lambda v: np.frombuffer(v.tobytes().replace(b"images/", b"../../m"), np.uint8)),
-        ("paths.data", lambda v: np.frombuffer(v.tobytes().replace(b"images/", b"/mages/"), np.uint8)),
-        ("paths.offsets", lambda v: v[::-1]),
-        ("image_hw", lambda v: v * 0),
-        ("offsets", lambda v: v + 1),
-        ("classes", lambda v: v + 9),
-        ("boxes_xywh_px", lambda v: v * np.nan),
-        ("boxes_xywh_px", lambda v: v * 50),
-        ("area_px", lambda v: v[:-1]),
-        ("crowd", lambda v: v.astype(np.float64)),
-        ("shards", [["../train-00000.tar", 10**6]]),
-        ("shards", [["/etc/passwd", 10**6]]),
-        *(("shards", [[name, 10**6]]) for name in ("", ".", "a\0b", "\ud800", "a\n.tar", "train.shards")),
-        ("shards", 5),
-        ("totals", {}),
-        ("names", "light"),
-        ("fingerprint", 3),
-        ("fingerprint", "0" * 32),  # another data set's: its cached images would be used in place of these
-        ("version", 99),
-        ("repeated", lambda v: v[:-1]),
-        ("fingerprint", "\ud800"),
-        ("boxes_xywh_px", lambda v: v * [1, 1, 0, 0]),  # the report would divide by their sides
-        ("boxes_xywh_px", lambda v: v * [1, 1, 1e-200, 1]),
-        ("category_ids", ["x", "y"]),
-    ],
-)
-def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, name: str, change: object):
-    out = written(source, tmp_path / "out")
+def renamed(folder: bytes) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that puts the images of an index in another folder, whose name is as long as images/."""
+    return lambda v: np.frombuffer(v.tobytes().replace(b"images/", folder), np.uint8)
+
+
+def changed_index(source: Path, out: Path, name: str, change: object) -> Path:
+    """Writes ``source`` as shards and changes an array or a value of the index."""
+    written(source, out)
     meta, arrays = open_arrays(out / "train.shards")
     arrays = {key: value.copy() for key, value in arrays.items()}
     if name in arrays:
@@ -234,8 +232,62 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     else:
         meta[name] = change
     write_arrays(out / "train.shards", meta, arrays)
-    with refused():
-        index_of(out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("position", lambda v: v + (1 << 40), "number of a shard"),  # of a shard that there is not
+        ("position", lambda v: v[::-1], "position"),
+        ("size", lambda v: v + 10**9, "beyond its shard"),
+        ("size", lambda v: -v, "beyond its shard"),
+        ("crc", lambda v: v.astype(np.int64), "crc"),
+        ("by_path", lambda v: v * 0, "by_path"),
+        ("paths.data", renamed(b"../../m"), "a path leads out of its folder"),
+        ("paths.data", renamed(b"/mages/"), "a path leads out of its folder"),
+        ("paths.offsets", lambda v: v[::-1], "paths"),
+        ("image_hw", lambda v: v * 0, "wrong image_hw"),
+        ("offsets", lambda v: v + 1, "wrong offsets"),
+        ("classes", lambda v: v + 9, "wrong classes"),
+        ("boxes_xywh_px", lambda v: v * np.nan, "wrong boxes_xywh_px"),
+        ("boxes_xywh_px", lambda v: v * 50, "wrong boxes_xywh_px"),
+        ("area_px", lambda v: v[:-1], "wrong array area_px"),
+        ("crowd", lambda v: v.astype(np.float64), "wrong array crowd"),
+        ("shards", [["../train-00000.tar", 10**6]], "name of a shard"),
+        ("shards", [["/etc/passwd", 10**6]], "name of a shard"),
+        ("shards", [["", 10**6]], "name of a shard"),
+        ("shards", [[".", 10**6]], "name of a shard"),
+        ("shards", [["a\0b", 10**6]], "name of a shard"),
+        ("shards", [["\ud800", 10**6]], "name of a shard"),
+        ("shards", [["a\n.tar", 10**6]], "name of a shard"),
+        ("shards", [["train.shards", 10**6]], "name of a shard"),
+        ("shards", 5, "metadata: shards: must be a list, got 5"),
+        ("totals", {}, "'images'"),
+        ("fingerprint", 3, "metadata: fingerprint: must be text, got 3"),
+        ("fingerprint", "0" * 32, "fingerprint"),  # another data set's: its cached images would be used
+        ("version", 99, "version 99, of another version of this program"),
+        ("repeated", lambda v: v[:-1], "wrong array repeated"),
+        ("fingerprint", "\ud800", "fingerprint"),
+        ("boxes_xywh_px", lambda v: v * [1, 1, 0, 0], "wrong boxes_xywh_px"),  # the report would divide by their sides
+        ("boxes_xywh_px", lambda v: v * [1, 1, 1e-200, 1], "wrong boxes_xywh_px"),
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, name: str, change: object, reason: str):
+    with refused(f"train.shards: not an index of shards ({reason}); write it again"):
+        index_of(changed_index(source, tmp_path / "out", name, change))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("names", "light", "names: must be a list, got 'light'"),
+        ("category_ids", ["x", "y"], "category_ids (0): must be a whole number, got 'x'"),
+    ],
+)
+def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: str, value: object, message: str):
+    with refused(f"train.shards: {message}"):
+        index_of(changed_index(source, tmp_path / "out", name, value))
 
 
 def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):

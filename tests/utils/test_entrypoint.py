@@ -22,12 +22,20 @@ from utils.files.folders import increment_path
 ROOT = Path(__file__).parents[2]
 
 
+def wrapped_interrupt() -> RuntimeError:
+    """Returns what Python before 3.12 raises for a Ctrl-C that comes while it makes a class."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance 'weights' in 'DetectConfig'")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
         (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
         (PeerFailure("rank 0 failed"), 2, ""),
         (KeyboardInterrupt(), 130, ""),
+        (wrapped_interrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk or /dev/shm is full;"),
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
@@ -79,8 +87,13 @@ def test_run_folders_count_up(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
     (tmp_path / "runs").write_text("")
     (tmp_path / "exp").write_text("")
-    for folder, exist_ok in (("runs", False), ("runs", True), (".", True), ("/proc/x", False)):
-        with refused():
+    for folder, exist_ok, message in (
+        ("runs", False, "runs/exp: a file of this name exists; choose another --project or --name"),
+        ("runs", True, "runs/exp: a file of this name exists; choose another --project or --name"),
+        (".", True, "exp: a file of this name exists; choose another --project or --name"),
+        ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project"),
+    ):
+        with refused(message):
             increment_path(tmp_path / folder, "exp", exist_ok)
 
 
@@ -94,6 +107,7 @@ def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
     def main(_: object) -> None:
         Callback()
         time.sleep(20)
+        pytest.fail("Ctrl-C has not ended the call that waits")
 
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -10,6 +10,11 @@ check could not run. The data set is never written to.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import argparse
 import contextlib
 import json

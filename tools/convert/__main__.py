@@ -8,6 +8,11 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import json
 import os
 import shlex
@@ -192,7 +197,8 @@ def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) ->
         name = path.relative_to(base).as_posix() if base else path.name
         entries.append({"id": number, "file_name": name, "width": width, "height": height})
         for box in picked.boxes:
-            w, h = box.x2 - box.x1, box.y2 - box.y1
+            w = box.x2 - box.x1
+            h = box.y2 - box.y1
             annotation = {
                 "id": len(annotations) + 1,
                 "image_id": number,

@@ -280,7 +280,8 @@ def read_csv(file: Path, into: Annotations) -> None:
 def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
     """Adds the objects of all rows. Raises UserError that names the row."""
     columns = _columns(rows.fieldnames or ())
-    if missing := [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]:
+    missing = [name for name in ("image", "name", "xmin", "ymin", "xmax", "ymax") if name not in columns]
+    if missing:
         raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
     is_relative = columns["image"].lower() == "imageid"
     names = _class_descriptions(file) if is_relative else {}

@@ -20,9 +20,10 @@ from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.files import shards_of
 from data.source.open import open_data
 from engine.evaluation.metrics import METRICS, Fitness
+from tools.continued import continued, folder_of, train_config
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
-from utils.config.search_settings import KfoldConfig, continued, folder_of, train_config
+from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir

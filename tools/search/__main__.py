@@ -9,12 +9,18 @@ folder, divide the trials among themselves.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from utils.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
 import sys
 from collections.abc import Sequence
 from functools import partial
 
+from tools.continued import check_started_once
 from utils.config.parser import parse_config
-from utils.config.search_settings import SearchConfig, check_started_once
+from utils.config.search_settings import SearchConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 from utils.machine.packages import require_package

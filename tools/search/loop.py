@@ -12,13 +12,14 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from engine.evaluation.metrics import Fitness
+from tools.continued import continued, folder_of, train_config
 from tools.kfold.cross_validate import TABLE, CrossValidation, cross_validate, make_folds, prepare, write_results
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, reached, write_report
 from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of
 from tools.training import TrainingFailed, train
 from utils.config.flags import flags_of
-from utils.config.search_settings import SearchConfig, continued, folder_of, train_config
+from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.distributed.launch import read_launch
-from utils.distributed.rendezvous import join
+from utils.distributed.rendezvous import Membership, join
 from utils.distributed.store_barrier import StoreBarrier
+from utils.entrypoint import line_about
 from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.devices import make_current, parse_devices
 from utils.machine.processes import has_died
@@ -29,20 +30,10 @@ _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by p
 
 
 @dataclass(frozen=True)
-class DistributedContext:
-    """One process's position in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
+class DistributedContext(Membership):
+    """One process's position in the run, and the devices that it uses."""
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    device: torch.device
-    backend: str  # "" when there is no process group
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
-    store: dist.Store | None = field(default=None, repr=False, compare=False)
-    launcher: str = ""  # identifies the torchrun process that started this one; "" without torchrun
-    eval_ranks: int = 0  # processes that are not among these, but validate for them
     # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
@@ -215,6 +206,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     | what this process raises | if it is the first of the run | else |
     | --- | --- | --- |
     | UserError | UserError | PeerFailure |
+    | a limit of the machine, as `run_main` explains it | the same | PeerFailure |
     | a bug | the bug | the bug |
     | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
     | PeerFailure | PeerFailure | PeerFailure |
@@ -232,8 +224,9 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
                 raise UserError(message) from None
             raise PeerFailure("another process of this run has ended") from None
         is_first = _is_reporter(ctx.store)  # a bug, too: its traceback is the report
-        if isinstance(error, UserError) and not is_first:
-            raise PeerFailure(str(error)) from None
+        line = line_about(error)
+        if line is not None and not is_first:
+            raise PeerFailure(line) from None
         raise
 
 

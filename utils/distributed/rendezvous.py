@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -147,7 +147,7 @@ def _wait_until(
 
 @dataclass(frozen=True)
 class Membership:
-    """This process in its process group: the fields of a `DistributedContext`."""
+    """One process's position in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
 
     rank: int
     local_rank: int
@@ -155,10 +155,10 @@ class Membership:
     local_world_size: int
     node_rank: int
     device: torch.device
-    backend: str
-    store: dist.Store
-    launcher: str
-    eval_ranks: int
+    backend: str  # "" when there is no process group
+    store: dist.Store | None = field(default=None, repr=False, compare=False, kw_only=True)
+    launcher: str = field(default="", kw_only=True)  # identifies the torchrun process that started this one; "": none
+    eval_ranks: int = field(default=0, kw_only=True)  # processes that are not among these, but validate for them
 
 
 class _Place(NamedTuple):
@@ -206,6 +206,7 @@ def _check_eval_ranks(store: dist.Store, launch: Launch, eval_ranks: int) -> Non
 
 def _init_process_group(membership: Membership, launch: Launch, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
+    assert membership.store is not None
     try:
         membership.store.set_timeout(timeout)
         dist.init_process_group(

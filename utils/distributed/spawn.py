@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 
 from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
+from utils.interrupts import INTERRUPTED
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
@@ -71,13 +72,17 @@ def spawn(
             process.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         failed = _first_failure(group, optional)
+        signals_before = list(signals)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
         _stop(group, STOP_S if signals else FAILED_S)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if failed is not None:
-        _report(failed, group, signals, stop_code if signal.SIGINT not in signals else None)
+        codes = [process.exitcode or 0 for process in group]
+        if signals_before:
+            _report_stop(codes, signals_before, stop_code if signal.SIGINT not in signals_before else None)
+        _report_failure(failed, codes)
 
 
 def _first_failure(group: Sequence[BaseProcess], optional: int) -> int | None:
@@ -117,14 +122,22 @@ def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
         process.join(max(deadline - time.monotonic(), 0))
 
 
-def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], stop_code: int | None) -> NoReturn:
+def _report_stop(codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> None:
+    """Raises Stopped if ``signals``, which came before the first process failed, have stopped any of the processes.
+    ``codes``: their exit statuses. If all that failed have printed why, no signal was the reason."""
+    for code in codes:
+        if code in (REQUEUE, INTERRUPTED):
+            raise Stopped(code)
+    if any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes):
+        raise Stopped(stop_code or 128 + signals[0])
+
+
+def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
     """Raises what `spawn` says about the process ``rank``, which has failed."""
-    code = group[rank].exitcode or 0
+    code = codes[rank]
     if code in (REQUEUE, INTERRUPTED):
         raise Stopped(code)
-    if signals:
-        raise Stopped(stop_code or 128 + signals[0])
-    name = f"process {rank} of {len(group)}"
+    name = f"process {rank} of {len(codes)}"
     if code < 0:  # it could not print anything itself
         raise UserError(f"{name} was {killed_by(-code)}")
     if code not in _WITH_MESSAGE:

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 
 class Origin(NamedTuple):
-    """Where weights come from, as checkpoints and exported files store it; `UNKNOWN` where that is not recorded."""
+    """Origin of weights, as stored in checkpoints and exported files; `UNKNOWN` if it was not recorded."""
 
     weights: str  # that training started from
     license: str  # of the trained weights

@@ -75,7 +75,7 @@ _SETS = [Name(module, kind) for module in ("builtins", "__builtin__") for kind i
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What a pickle makes by calling ``kind`` with ``args``, and the ``state`` that it gives to it."""
+    """An object that a pickle creates by calling ``kind`` with ``args``, and the ``state`` that it is then given."""
 
     kind: Name
     args: tuple

@@ -89,6 +89,16 @@ def _too_many_open_files(error: Exception, _: str) -> str | None:
     return None
 
 
+def _too_many_processes(error: Exception, _: str) -> str | None:
+    """Explains that fork(2) is refused."""
+    if isinstance(error, BlockingIOError) and "Resource temporarily unavailable" in str(error):
+        return (
+            "no more processes can be started; raise the limit (ulimit -u, docker run --pids-limit), or use fewer "
+            "--workers"
+        )
+    return None
+
+
 def _failed_storage(error: Exception, _: str) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _STORAGE_FAILED:
         return None
@@ -138,6 +148,7 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
     _missing_library,
     _missing_package,
     _too_many_open_files,
+    _too_many_processes,
     _failed_storage,
     _killed_worker,
     _out_of_memory,

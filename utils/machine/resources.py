@@ -18,34 +18,66 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yields the CPU quotas, in cores, of this process's control group (version 2) and of its parents."""
-    mount = root / "sys/fs/cgroup"
-    try:
-        path = (root / "proc/self/cgroup").read_text(encoding="utf-8").rpartition("0::")[2].strip()
-    except OSError:
-        return
-    # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
-    own_group = mount / path.lstrip("/")
-    for folder in (own_group, *own_group.parents):
-        if not folder.is_relative_to(mount):
-            break
+    """Yields the CPU quotas, in cores, of this process's control groups and of their parents."""
+    for folder in _control_groups(root):
         with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
             quota, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
             yield quota / period
+    for folder in _control_groups(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+            period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+            if quota > 0:  # -1: none
+                yield quota / period
 
 
-def available_memory() -> int:
-    """Returns the bytes that this process can still allocate, by the system and its control group; ``sys.maxsize`` if
-    unknown."""
-    available = sys.maxsize
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError):  # "max" in a container without a limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current"))
-        available = min(available, limit - used)
-    return available
+def _control_groups(root: Path, controller: str = "") -> Iterator[Path]:
+    """Yields the folders of this process's control group and of its parents: those of version 2, or of a
+    ``controller`` of version 1. They need not exist: a container may see its own group as the root of all, whatever its
+    name in /proc is. Then only that root exists."""
+    mount = root / "sys/fs/cgroup" / controller
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+            if controller in controllers.split(","):
+                own_group = mount / path.lstrip("/")
+                yield from (folder for folder in (own_group, *own_group.parents) if folder.is_relative_to(mount))
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Returns the bytes that this process can still allocate, by the system and its control groups; ``sys.maxsize`` if
+    unknown. ``root`` contains /proc and /sys."""
+    return max(min([sys.maxsize, *_free_in_system(root), *_free_in_groups(root)]), 0)
+
+
+def _free_in_system(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        yield _named_number(root / "proc/meminfo", "MemAvailable:") * 1024
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Yields what the limit of each control group leaves. The kernel counts the cache of files that were read as used
+    memory, but takes back its inactive part before it refuses any."""
+    versions = (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for controller, limit_name, used_name, reclaimable_name in versions:
+        for folder in _control_groups(root, controller):
+            with contextlib.suppress(OSError, LookupError, ValueError):  # no such group, or no limit ("max")
+                limit = int((folder / limit_name).read_text(encoding="utf-8"))
+                used = int((folder / used_name).read_text(encoding="utf-8"))
+                yield limit - used + _named_number(folder / "memory.stat", reclaimable_name)
+
+
+def _named_number(path: Path, name: str) -> int:
+    """Returns the number after the word ``name`` in a file with one of both in each line. Raises OSError, LookupError
+    if there is no such word, or ValueError."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    raise LookupError(name)
 
 
 # Constants of mallopt(3), from glibc's <malloc.h>.

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from utils.errors import INTERRUPTED, REQUEUE, Stopped
+from utils.errors import REQUEUE, Stopped
+from utils.interrupts import INTERRUPTED
 
 IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
 
@@ -60,9 +61,9 @@ class StopSignals:
         yield
         self._deferred = self.stop or self.interrupt
 
-    def has_come(self) -> bool:
-        """Returns whether a signal has come since the last call, even if the main thread is blocked. For one thread
-        only."""
+    def take_arrivals(self) -> bool:
+        """Takes the signals that have come since the last call, also while the main thread is blocked. Returns whether
+        there were any. For one thread only."""
         with suppress(OSError):  # nothing to read, or closed
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
 from pathlib import Path
@@ -44,13 +45,23 @@ def map_ahead(
 ) -> Generator[R, None, None]:
     """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
-    If ``function`` raises an exception, it is raised in place of the result.
+    If ``function`` raises an exception, it is raised in place of the result. If ``items`` raises one, it is raised
+    after the results of the items before it.
     """
     threads = max(threads, 1)
     waiting: deque[Future[R]] = deque()
+    iterator = iter(items)
+    error: Exception | None = None
     pool = ThreadPoolExecutor(threads)
     try:
-        for item in items:
+        while True:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                break
+            except Exception as raised:
+                error = raised
+                break
             waiting.append(pool.submit(function, item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
@@ -58,14 +69,19 @@ def map_ahead(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+    if error is not None:
+        raise error
 
 
-def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
-    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones."""
-    for item in map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead):
-        if item is _End.END:
-            return
-        yield item
+def iterate_ahead(items: Generator[T, None, None], ahead: Callable[[], int]) -> Generator[T, None, None]:
+    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones. Closes them at the
+    end."""
+    computed = map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead)
+    with contextlib.closing(items), contextlib.closing(computed):
+        for item in computed:
+            if item is _End.END:
+                return
+            yield item
 
 
 class BackgroundWriter:

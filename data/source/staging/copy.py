@@ -27,7 +27,7 @@ import yaml
 
 from data.image_io.decode import image_suffixes
 from data.labels.findings import REPEATED_IMAGE, Finding
-from data.labels.label_format import FileStamp, ImageFile
+from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -52,7 +52,7 @@ class StagePlan:
     splits: tuple[str, ...]
     names: list[str]  # sorted
     sizes: np.ndarray  # int64 (F,), bytes
-    mtimes_ns: np.ndarray  # int64 (F,)
+    mtimes_ns: list[int]  # Python integers: a time after the year 2262 has more than 64 bits
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
     originals: dict[str, Original]  # by split
     folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
@@ -94,7 +94,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     for split in splits:
         listing = list_split(spec, split)
         findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
-        originals[split] = Original(tuple(findings), listing.taken, tuple(listing.others))
+        originals[split] = Original(tuple(findings), listing.taken, listing.others)
         if findings:
             first = findings[0]
             count = counted(len(findings), "file")
@@ -116,7 +116,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         splits=tuple(splits),
         names=names,
         sizes=np.array([stamps[n].size for n in names], np.int64),
-        mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
+        mtimes_ns=[stamps[n].mtime_ns for n in names],
         lists=lists,
         originals=originals,
         folders=tuple(dict.fromkeys(folders)),
@@ -132,7 +132,7 @@ class StageCopy:
         self.plan = plan
         self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
         self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
-        self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
+        self._stamps = [FileStamp(int(size), mtime_ns) for size, mtime_ns in zip(plan.sizes, plan.mtimes_ns)]
         self._written: set[int] = set()  # whole files in ``incoming``
         self._synced_at = time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -275,11 +275,18 @@ class StageCopy:
 def open_copy(path: Path, source: str) -> DatasetSpec:
     """Opens the copy of the data set ``source`` that the YAML ``path`` describes."""
     content = json.loads(read_text(_originals_file(path)))
-    originals = {
-        split: Original(tuple(Finding(*each) for each in findings), taken, tuple(ImageFile(*each) for each in others))
-        for split, (findings, taken, others) in content.items()
-    }
+    originals = {split: _original_of(*values) for split, values in content.items()}
     return replace(load_dataset_spec(path), source=source, originals=originals)
+
+
+def _original_of(findings: list[list], taken: dict[str, str], others: list) -> Original:
+    """Restores an `Original` from JSON."""
+    images, *rest = others
+    return Original(
+        findings=tuple(Finding(*each) for each in findings),
+        taken=taken,
+        others=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
+    )
 
 
 def _originals_file(path: Path) -> Path:

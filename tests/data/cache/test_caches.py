@@ -115,16 +115,18 @@ def test_the_ranks_of_a_node_map_one_file(index):
     assert not any(os.path.exists(path) for path, _ in results)
 
 
-@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
+@pytest.mark.parametrize(
+    ("kind", "imgsz", "message"), [("disk", 64, "not a file"), ("full", 0, "is a folder, not a file")]
+)
 @pytest.mark.parametrize("taken", TAKEN)
-def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, taken, index, cached):
+def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, message, taken, index, cached):
     """Nothing of it is used, and nothing is waited for."""
     path = cached(kind, index, imgsz).path
     size = path.stat().st_size
     path.unlink()
     take_name(path, taken, size - 1)
     if taken == "folder":
-        with refused():
+        with refused(f"...: cannot be used ({message}), nor removed (Is a directory)"):
             cached(kind, index, imgsz)
         return
     cache = cached(kind, index, imgsz)
@@ -189,7 +191,7 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
     os.utime(cache.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     damaged = cached("disk", index)
     assert damaged[2].any()
-    with refused():
+    with refused("disk/lockstep-...--synthetic-64-v4.lmdb: damaged at image 3; remove it and start again"):
         damaged[3]
 
 
@@ -228,12 +230,17 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
     good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
     for kind in ("ram", "disk"):
-        with refused():
+        with refused(
+            "images/002.png: cannot be decoded (damaged, or not an image); restore or remove it, and start again"
+        ):
             cached(kind, index)
     Path(index.path(2)).write_bytes(good)
     assert same_as_the_files(cached("disk", index), index)
     Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # of another size
-    with refused():
+    with refused(
+        "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during "
+        "the run, start again"
+    ):
         cached("disk", replace(index, fingerprint="changed"))
 
 
@@ -271,6 +278,38 @@ def test_nodes_with_the_same_data_fill_their_caches_together(index, tmp_path):
         assert f"/{rank // 2}/" in path
 
 
+def _fill_beside_others(ctx, index, folder):
+    """Node 1 has a complete file whose lock cannot be taken. Then another run is filling the file of node 0."""
+    leaders = one_per_node_group(ctx)
+    place = f"{folder}/{ctx.node_rank}"
+    path = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders).path
+    lock = path.with_suffix(".lock")
+    if ctx.rank == 1:
+        lock.unlink()
+        lock.mkdir()
+    else:
+        path.unlink()
+    cache = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders)
+    is_same = same_as_the_files(cache, index)
+    if ctx.rank == 0:
+        path.write_bytes(b"the pages that another run is writing")
+    writer = disk_cache._Writer(path, index, cache.source_hw, decoding.Decoding())
+    with FileLock(lock) as held:
+        assert ctx.rank == 1 or not held.acquire()
+        return is_same, writer.fill_with_other_nodes(ctx, leaders), path.read_bytes()[:9]
+
+
+def test_a_complete_file_is_not_locked_and_one_without_its_lock_not_removed(index, tmp_path):
+    (same, together, pages), (other_same, other_together, _) = run_ranks(
+        2, _fill_beside_others, index, str(tmp_path), local_world=1
+    )
+    assert same
+    assert other_same
+    assert not together
+    assert not other_together
+    assert pages == b"the pages"
+
+
 def _fill_apart(ctx, index, folder):
     """The nodes' data sets differ, so each node decodes its own."""
     index, leaders = replace(index, fingerprint=f"of node {ctx.node_rank}"), one_per_node_group(ctx)
@@ -282,10 +321,19 @@ def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path)
     assert run_ranks(2, _fill_apart, index, str(tmp_path), local_world=1) == [True, True]
 
 
-@KINDS
-def test_too_little_space_is_one_line(kind, index, cached, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ram", "--cache ram: needs 36 kB in memory, but only 1 kB is free; use --cache disk or none"),
+        (
+            "disk",
+            "--cache disk: needs 4.2 MB in .../disk, but only 1 kB is free; choose another --cache-dir or --cache none",
+        ),
+    ],
+)
+def test_too_little_space_is_one_line(kind, message, index, cached, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr("data.cache.ram.available_memory", lambda: 1000)
-    with refused():
+    with refused(message):
         cached(kind, index)
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]

@@ -73,7 +73,7 @@ def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
     assert len(set(fold[:3])) == 3
     counts = np.array([[9], [9], [0], [0]])
     assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
-    with refused():
+    with refused("--folds 3: the images form only 2 groups, each of one fold"):
         assign_folds(np.array([0, 1, 1]), counts[:3], 3, 0)
 
 
@@ -154,7 +154,7 @@ def test_whole_groups_are_held_out(config):
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
     one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
-    with refused():
+    with refused("--val-fraction: the 3 training images are near-duplicates of each other"):
         validation_images(one, 0.2)
     assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
 
@@ -176,9 +176,16 @@ def label_of(image: str) -> str:
     return image.replace("images", "labels").replace(".png", ".txt")
 
 
-@pytest.mark.parametrize("groups", ["(", "patient", "no.csv"])
-def test_groups_that_cannot_be_used(config, groups):
-    with refused():
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("(", "--groups (: not a regular expression (missing ), unterminated subpattern at position 0)"),
+        ("patient", "--groups patient: does not match 18 of 18 images, such as images/train/000.png"),
+        ("no.csv", "no.csv: no such file"),
+    ],
+)
+def test_groups_that_cannot_be_used(config, groups, message):
+    with refused(message):
         groups_of(pool_of(config), groups, False)
 
 

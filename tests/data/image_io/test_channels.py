@@ -107,7 +107,7 @@ def test_values_of_12_bits_are_stretched_without_loss(tmp_path):
     np.testing.assert_allclose(read / 65535, image / 4095, atol=0.5 / 65535)
     assert np.unique(read).size == 4096
     write_png(tmp_path / "a.png", image + np.uint16(9))
-    with refused():
+    with refused("a.png: has the value 4104, above 12 bits; correct 'bits' in the YAML"):
         read_image(tmp_path / "a.png", pixels=PixelFormat(1, 12))
 
 
@@ -117,7 +117,10 @@ def test_channels_that_opencv_would_drop_are_read_by_tifffile_or_refused(tmp_pat
     path.write_bytes(chunky_tiff(image, photometric))
     np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(channels, 16)), image)
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with refused():
+    with refused(
+        "a.tif: reading a TIFF that is not 8-bit RGB: the package tifffile is not installed; pip install "
+        "tifffile, or save it as PNG or .npy"
+    ):
         read_image(path, pixels=PixelFormat(channels, 16))
 
 
@@ -128,26 +131,86 @@ def test_a_tiff_of_red_green_blue_and_alpha_is_read_in_this_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "pixels"),
+    ("name", "write", "pixels", "message"),
     [
-        ("a.png", lambda p: write_png(p, samples(3)), PixelFormat(4)),
-        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(4)),
-        ("a.npy", lambda p: np.save(p, samples(5)), PixelFormat(1)),
-        ("a.npy", lambda p: np.save(p, samples(5).transpose(2, 0, 1)), PixelFormat(5)),
-        ("a.npy", lambda p: np.save(p, samples(5) / 255), PixelFormat(5)),
-        ("a.npy", lambda p: np.save(p, np.array([{}], object)), PixelFormat(5)),
-        ("a.npy", lambda p: np.save(p, np.full((2, 2, 5), None)), PixelFormat(5)),
-        ("a.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"), PixelFormat(5)),
-        ("a.npy", lambda p: p.write_bytes(b"\xff\xd8 no array"), PixelFormat(5)),
-        ("a.npy", lambda p: np.save(p, samples(5)) or os.truncate(p, p.stat().st_size - 1), PixelFormat(5)),
-        ("a.tif", lambda p: write_pages(p, samples(3)), PixelFormat(5)),
-        ("a.jpg", lambda p: cv2.imwrite(str(p), samples(3)), PixelFormat(4)),
+        (
+            "a.png",
+            lambda p: write_png(p, samples(3)),
+            PixelFormat(4),
+            "a.png: 3 channels, but the data set or model has 4; correct 'channels' in the YAML, or the image",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, samples(5)),
+            PixelFormat(4),
+            "a.npy: 5 channels, but the data set or model has 4; correct 'channels' in the YAML, or the image",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, samples(5)),
+            PixelFormat(1),
+            "a.npy: 5 channels, but the data set or model has 1; correct 'channels' in the YAML, or the image",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, samples(5).transpose(2, 0, 1)),
+            PixelFormat(5),
+            "a.npy: has shape (5, 20, 30), channels first; save it as (H, W, channels)",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, samples(5) / 255),
+            PixelFormat(5),
+            "a.npy: float64 pixels are not supported; convert the image to 8 or 16 bits",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, np.array([{}], object)),
+            PixelFormat(5),
+            "a.npy: damaged .npy file, or not an array of numbers",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, np.full((2, 2, 5), None)),
+            PixelFormat(5),
+            "a.npy: damaged .npy file, or not an array of numbers",
+        ),
+        (
+            "a.npy",
+            lambda p: p.write_bytes(b"\x93NUMPY\x01\0\x10\0nonsense nonsense"),
+            PixelFormat(5),
+            "a.npy: damaged .npy file, or not an array of numbers",
+        ),
+        (
+            "a.npy",
+            lambda p: p.write_bytes(b"\xff\xd8 no array"),
+            PixelFormat(5),
+            "a.npy: damaged image (no marker at byte 2)",
+        ),
+        (
+            "a.npy",
+            lambda p: np.save(p, samples(5)) or os.truncate(p, p.stat().st_size - 1),
+            PixelFormat(5),
+            "a.npy: damaged .npy file, or not an array of numbers",
+        ),
+        (
+            "a.tif",
+            lambda p: write_pages(p, samples(3)),
+            PixelFormat(5),
+            "a.tif: 3 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image",
+        ),
+        (
+            "a.jpg",
+            lambda p: cv2.imwrite(str(p), samples(3)),
+            PixelFormat(4),
+            "a.jpg: a JPEG has 3 channels at most, but the data set or model has 4",
+        ),
     ],
 )
-def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_path, name, write, pixels):
+def test_other_images_are_refused_in_one_line_by_the_scan_and_by_the_reader(tmp_path, name, write, pixels, message):
     write(tmp_path / name)
     for refuse in (check_image, read_image):
-        with refused():
+        with refused(message):
             refuse(tmp_path / name, pixels=pixels)
 
 
@@ -159,13 +222,20 @@ def test_people_see_gray_or_the_first_three_channels_in_8_bits():
     assert as_rgb8(rgb) is rgb
 
 
-@pytest.mark.parametrize("keep", [100, 500, 2000])
-def test_damaged_pages_are_one_line_and_print_nothing(tmp_path, keep, capfd):
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (100, "a.tif: cannot be decoded (corrupted IFD structure)"),
+        (500, "a.tif: 4 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image"),
+        (2000, "a.tif: 3 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image"),
+    ],
+)
+def test_damaged_pages_are_one_line_and_print_nothing(tmp_path, keep, capfd, message):
     path = tmp_path / "a.tif"
     write_pages(path, samples(5, 16))
     whole = path.read_bytes()
     capfd.readouterr()
     path.write_bytes(whole[:-keep])
-    with refused():
+    with refused(message):
         check_image(path, pixels=PixelFormat(5, 16))
     assert capfd.readouterr().err == ""

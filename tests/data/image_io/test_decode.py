@@ -183,14 +183,30 @@ def test_other_files_are_not_opened(tmp_path, monkeypatch):
         unread_image(tmp_path / name)
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp"])
-def test_every_truncated_file_is_detected(tmp_path, suffix):
+UNDECODABLE = "cannot be decoded (damaged, or not an image)"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "messages"),
+    [  # of files of 0, 1, 30, 60, 90 and 99 percent of the bytes
+        (
+            ".jpg",
+            ["damaged image (the file is empty)", "damaged image (truncated in the header)"]
+            + 4 * ["damaged image (truncated: no end marker)"],
+        ),
+        (".png", ["damaged image (the file is empty)", *5 * ["damaged image (truncated in chunk 'IDAT')"]]),
+        (".webp", ["damaged image (the file is empty)", *5 * [UNDECODABLE]]),
+        (".bmp", ["damaged image (the file is empty)", *5 * [UNDECODABLE]]),
+    ],
+    ids=[".jpg", ".png", ".webp", ".bmp"],
+)
+def test_every_truncated_file_is_detected(tmp_path, suffix, messages):
     data = cv2.imencode(suffix, np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))[1].tobytes()
     path = tmp_path / f"t{suffix}"
-    for share in (0, 0.01, 0.3, 0.6, 0.9, 0.99):
+    for share, message in zip((0, 0.01, 0.3, 0.6, 0.9, 0.99), messages, strict=True):
         path.write_bytes(data[: int(len(data) * share)])
         for read in (read_image, check_image):
-            with refused():
+            with refused(f"t{suffix}: {message}"):
                 read(path)
 
 
@@ -204,27 +220,37 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
         assert check_image(path) == (24, 40)
     for data in (plain[:-2], shown[:-40]):
         path.write_bytes(data)
-        with refused():
+        with refused("a.jpg: damaged image (truncated: no end marker)"):
             check_image(path)
 
 
-@pytest.mark.parametrize("at", [-1, -40])
-def test_a_damaged_png_is_detected(tmp_path, at):
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (-1, "d.png: damaged image (wrong checksum of chunk 'IEND')"),
+        (-40, "d.png: cannot be decoded (damaged, or not an image)"),
+    ],
+)
+def test_a_damaged_png_is_detected(tmp_path, at, message):
     """Also by wrong checksums, about which decoders only warn, if at all."""
     data = bytearray(cv2.imencode(".png", gradient())[1].tobytes())
     data[at] ^= 0xFF
     (tmp_path / "d.png").write_bytes(data)
-    with refused():
+    with refused(message):
         check_image(tmp_path / "d.png")
 
 
 def test_a_file_that_is_not_an_image_is_refused(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
     (tmp_path / "f.tif").write_bytes(cv2.imencode(".tiff", np.zeros((4, 4), np.float32))[1].tobytes())
-    for name in ("x.jpg", "absent.jpg", "."):
-        with refused():
+    for name, message in (
+        ("x.jpg", "x.jpg: cannot be decoded (damaged, or not an image)"),
+        ("absent.jpg", "absent.jpg: no such image"),
+        (".", "...: cannot be read (is a folder, not a file)"),
+    ):
+        with refused(message):
             read_image(tmp_path / name)
-    with refused():
+    with refused("f.tif: float32 pixels are not supported; convert the image to 8 or 16 bits"):
         read_image(tmp_path / "f.tif")
 
 

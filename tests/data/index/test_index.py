@@ -201,7 +201,10 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
             np.testing.assert_array_equal(part.labels(i), whole.labels(j))
             assert part.ground_truth().image_ids[i] == truth.image_ids[j]
             assert part.image_hw[i].tolist() == whole.image_hw[j].tolist()
-    with refused():
+    with refused(
+        "set/d.yaml: 'train' has none of the 1 image held out for validation when the run began; name its "
+        "data set with --data"
+    ):
         load(root, cache, "val", lambda spec: spec.hold_out(names[2:]))
 
 
@@ -239,7 +242,10 @@ def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, 
     assert some.fingerprint == whole.fingerprint  # of the images, which caches of decoded images share
     assert_same(load(root, cache), whole)
     write_yaml(root, label, names=(*NAMES, "fly"))
-    with refused():
+    with refused(
+        "set/d.yaml: 'train' has 5 images and no object of the class fly (first label file: .../set/...); there is "
+        "nothing to train on"
+    ):
         load(root, cache, change=lambda spec: spec.use_classes(["fly"]))
 
 
@@ -383,7 +389,13 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     assert message.startswith(start)
     written = Path(message.split("report: ")[1])
     assert written.read_text(encoding="utf-8").splitlines()[1:] == report
-    with refused():
+    with refused(
+        "set/d.yaml: 'train': 4 of 6 images and 9 of 13 labeled objects can't be used (--max-bad is 0.4): "
+        "unusable label file: labels/train/b.txt: not UTF-8 but, as it seems, UTF-16; save it as UTF-8, "
+        "such as with iconv -f UTF-16 -t UTF-8; unreadable image: images/train/d.png: damaged image "
+        "(truncated in chunk 'IDAT'); unusable label file: labels/train/e.txt:1: no row can be used: the "
+        "boxes have no area; and 5 other reasons; report: ..."
+    ):
         load(root, tmp_path / "cache", max_bad=0.4)
 
 
@@ -396,7 +408,10 @@ def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
     (root / "voc/a.xml").write_text((root / "voc/a.xml").read_text().replace("<xmin>8<", f"<xmin>{number}<"))
     (root / "labels/train/a.txt").write_text(f"1 0.5 0.5 0.1 0.1\n0 0.5 {number} 0.5 0.5\n")
     write_yaml(root, label)
-    with refused():
+    with refused(
+        "set/d.yaml: 'train': 1 of 5 images and 2 of 4 labeled objects can't be used (--max-bad is 0.1): unusable "
+        "label file: ...2: a number is not finite; report: ..."
+    ):
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert "images/train/a.jpg" not in list(index.paths)
@@ -404,13 +419,23 @@ def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
 
 
 @pytest.mark.parametrize(
-    "row", ["0 0.5 0.5 0.1 0.1 0.9", "0,0.5,0.5,0.1,0.1", "cat 0.5 0.5 0.1 0.1", "0 320 240 20 20"]
+    ("row", "message"),
+    [
+        ("0 0.5 0.5 0.1 0.1 0.9", "6 fields, expected 5 (class cx cy w h); a confidence column?;"),
+        ("0,0.5,0.5,0.1,0.1", "fields are separated by commas, expected spaces;"),
+        ("cat 0.5 0.5 0.1 0.1", "the class is not a number; expected its position in the names, from 0;"),
+        ("0 320 240 20 20", "the boxes are outside the image; coordinates in pixels?;"),
+    ],
 )
-def test_the_commonest_cause_of_unusable_labels_is_said_once(root, tmp_path, row):
+def test_the_commonest_cause_of_unusable_labels_is_said_once(root, tmp_path, row, message):
     for number, name in enumerate(("a", "b", "sub/c")):
         (root / f"labels/train/{name}.txt").write_text(f"\n{row}{number}\n{row}\n")
     (root / "labels/train/d.txt").write_text("7 0.5 0.5 0.1 0.1\n")
-    with refused():
+    with refused(
+        "set/d.yaml: 'train': 4 of 5 images and 7 of 7 labeled objects can't be used (--max-bad is 0.1): unusable "
+        f"label file: 3 images with 6 objects, first labels/train/a.txt:2: no row can be used: {message} unusable "
+        "label file: labels/train/d.txt:1: no row can be used: class 7 is not among the classes (0 to 2); report: ..."
+    ):
         load(root, tmp_path / "cache")
 
 
@@ -420,7 +445,10 @@ def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, l
     assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
     for name in ("a", "b", "sub/c"):
         (root / f"labels/train/{name}.txt").unlink()
-    with refused():
+    with refused(
+        "set/d.yaml: 'train' has 5 images and no object (first label file: .../set/labels/train/d.txt); "
+        "there is nothing to train on"
+    ):
         load(root, tmp_path / "cache")
     said = told(lines)
     assert "5 backgrounds (3 without a label file)" in said[0]
@@ -454,14 +482,20 @@ def test_differences_between_coco_json_and_folder_are_reported(root, tmp_path):
         assert part in report
     data["images"] = [{"id": 7, "file_name": "gone.jpg"}]
     (root / "instances.json").write_text(json.dumps(data))
-    with refused():
+    with refused(
+        "instances.json: names 1 image (first: gone.jpg), none of which is among the split's 5 (first: "
+        "a.jpg); check 'annotations' against the split's folder"
+    ):
         load(root, tmp_path / "cache")
 
 
 @LABELS
 def test_names_that_do_not_match_the_labels_are_reported(root, tmp_path, label):
     write_yaml(root, label, names=("cat",))
-    with refused():
+    with refused(
+        "set/d.yaml: the names don't match the labels: 3 of 4 objects in 'train' have a class that is not in 'names' "
+        "(first: ...; left out)"
+    ):
         load(root, tmp_path / "cache")
 
 
@@ -482,7 +516,11 @@ def test_txt_lists_of_images_are_read(root, tmp_path, lines):
     first, second = index.report.lines
     assert first.startswith("list.txt:2: missing image: ")
     assert second.startswith("list.txt:3: bad row of a list: 'notes.md' is not the path of an image")
-    with refused():
+    with refused(
+        "set/d.yaml: 'train': 2 of 3 images can't be used (--max-bad is 0.1): missing image: list.txt:2: "
+        "images/train/no...where.jpg not found; bad row of a list: list.txt:3: 'notes.md' is not the path "
+        "of an image; report: ..."
+    ):
         load(root, tmp_path / "cache", max_bad=0.1)
 
 
@@ -509,23 +547,49 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
     assert index.report.lines[0].startswith("list.txt:1: missing image: ")
 
 
-@pytest.mark.parametrize(
-    ("row", "fits"),
-    [  # in the first only the name fits, in another folder than the row says
-        ("data/other/a.jpg", True), ("a", True), ("c:\\val\\b.jpg", True),
-        ("x.jpg", False), ("train/sub", False), ("b", False),
-    ],
-)  # fmt: skip
-def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, fits):
+def test_a_row_with_fewer_folders_than_the_others_is_a_missing_image(root, tmp_path):
+    """The rows are for another folder, whose parts are left out: nothing would be left of this one but the folder."""
+    (root / "list.txt").write_text("far/away/a.jpg\nfar/away/b.png\nd.png\n")
+    write_yaml(root, "train: list.txt\n".replace("train", "test"))
+    index = load(root, tmp_path, "test", max_bad=0.5)
+    assert list(index.paths) == ["images/train/a.jpg", "images/train/b.png"]
+    assert "list.txt:3: missing image: d.png not found" in list(index.report.lines)
+
+
+def listed_row(root: Path, row: str) -> None:
+    """Makes a data set of the images in ``row``, the second one of a list."""
     write_image(root / "images/val/b.jpg", 9, 9)
     (root / "list.txt").write_text(f"\n{row}\n{row}x\n", encoding="utf-8")
     (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
-    if fits:
-        (image,) = list_split(load_dataset_spec(root / "d.yaml"), "train").images
-        assert image.name[-5:] in ("a.jpg", "b.jpg")
-    else:
-        with refused():
-            load(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("row", ["data/other/a.jpg", "a", "c:\\val\\b.jpg"])
+def test_a_row_of_a_list_whose_name_fits_one_image(root, row):
+    """In the first only the name fits, in another folder than the row says."""
+    listed_row(root, row)
+    (image,) = list_split(load_dataset_spec(root / "d.yaml"), "train").images
+    assert image.name[-5:] in ("a.jpg", "b.jpg")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x.jpg", "'x.jpg' is not an image, and neither is any other row; give paths of images relative to .../set"),
+        (
+            "train/sub",
+            "'train/sub' is not an image, and neither is any other row; give paths of images relative to .../set",
+        ),
+        (
+            "b",
+            "2 images fit 'b': .../images/train/b.png, .../images/val/b.jpg; name images by their paths relative to "
+            ".../set",
+        ),
+    ],
+)
+def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, message):
+    listed_row(root, row)
+    with refused(f"set/list.txt:2: {message}"):
+        load(root, tmp_path / "cache")
 
 
 def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
@@ -548,37 +612,114 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
         write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
         write_image(root / "images/train/a.jpg", 8, 8)
 
-    for split, change in (
-        ("test", nothing),
-        ("train", lambda: shutil.rmtree(root / "labels")),
-        ("train", lambda: shutil.rmtree(root / "images/train")),
-        ("train", empty_folder),
-        ("train", no_annotations),
-        ("train", lambda: (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n")),
-        ("train", lambda: write_yaml(root, "annotations: d.yaml\n")),
+    for split, change, message in (
+        ("test", nothing, "set/d.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
+        (
+            "train",
+            lambda: shutil.rmtree(root / "labels"),
+            "set/d.yaml: 'train' has 5 images and no label file; the first was expected at "
+            ".../set/labels/train/a.txt; .../set/instances.json: if it is COCO's, add 'annotations: {train: "
+            "instances.json}' to the YAML",
+        ),
+        (
+            "train",
+            lambda: shutil.rmtree(root / "images/train"),
+            "set/images/train: not found (named by .../set/d.yaml); .../set has 5 label files (first: "
+            "instances.json) and no image: an export without its images; export it with them, or put them there",
+        ),
+        (
+            "train",
+            empty_folder,
+            "set/images/train: no images found for 'train' (looked for .apng .bmp .dib .j2k .jfif .jif .jp2 "
+            ".jpe .jpeg .jpg .mpo .pbm .pgm .pjp .pjpeg .png .pnm .ppm .tif .tiff .webp); 1 file left out, "
+            "first images/train/a: its content is that of a .jpg file, but its suffix is not; rename it to "
+            "end in .jpg",
+        ),
+        (
+            "train",
+            no_annotations,
+            "set/nowhere: not found (named by .../set/d.yaml); .../set has images, voc; its 'download' is "
+            "never run: download and unpack the data yourself",
+        ),
+        (
+            "train",
+            lambda: (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n"),
+            "set/d.yaml: 'train' is /, the whole disk; name the folder of its images",
+        ),
+        (
+            "train",
+            lambda: write_yaml(root, "annotations: d.yaml\n"),
+            "set/d.yaml: neither a COCO .json nor a folder of VOC .xml (named by .../set/d.yaml)",
+        ),
     ):
         change()
-        with refused():
+        with refused(message):
             load(root, tmp_path / "cache", split)
 
 
 @pytest.mark.parametrize(
-    "there",
+    ("there", "message"),
     [
-        "images/train/_annotations.csv", "images/train/_annotations.coco.json", "annotations/instances_train.json",
-        "images/train/a.json images/train/b.json", "Annotations/a.xml Annotations/c.xml",
-        "labels/train/a.xml labels/train/z.txt", "images/train/a.txt images/train/notes.txt", "labels/a.txt",
-        "Labels/train/a.txt", "labels /train/a.txt", "labels/train/1.txt", "README.txt classes.txt",
+        (
+            "images/train/_annotations.csv",
+            ".../set/labels/train/a.txt; .../set/images/train/_annotations.csv: CSV is not supported; export "
+            "the data set as YOLO txt, COCO JSON or Pascal VOC",
+        ),
+        (
+            "images/train/_annotations.coco.json",
+            ".../set/labels/train/a.txt; .../set/images/train/_annotations.coco.json: if it is COCO's, add "
+            "'annotations: {train: images/train/_annotations.coco.json}' to the YAML",
+        ),
+        (
+            "annotations/instances_train.json",
+            ".../set/labels/train/a.txt; .../set/annotations/instances_train.json: if it is COCO's, add "
+            "'annotations: {train: annotations/instances_train.json}' to the YAML",
+        ),
+        (
+            "images/train/a.json images/train/b.json",
+            ".../set/labels/train/a.txt; .../set/images/train has 2 .json files: one JSON per image is not "
+            "supported; convert them to YOLO txt or to one COCO JSON",
+        ),
+        (
+            "Annotations/a.xml Annotations/c.xml",
+            ".../set/labels/train/a.txt; .../set/Annotations has 2 .xml files: if they are Pascal VOC's, add "
+            "'annotations: {train: Annotations}' to the YAML",
+        ),
+        (
+            "labels/train/a.xml labels/train/z.txt",
+            ".../set/labels/train/a.txt; .../set/labels/train has 1 .xml file: if they are Pascal VOC's, add "
+            "'annotations: {train: labels/train}' to the YAML",
+        ),
+        (
+            "images/train/a.txt images/train/notes.txt",
+            ".../set/labels/train/a.txt; .../set/images/train has 1 .txt file: they have no row of YOLO txt "
+            "(first: a.txt)",
+        ),
+        (
+            "labels/a.txt",
+            ".../set/labels/train/a.txt; .../set/labels has 1 .txt file: move them to .../set/labels/train",
+        ),
+        (
+            "Labels/train/a.txt",
+            ".../set/labels/train/a.txt; .../set/Labels/train has 1 .txt file: they have no row of YOLO txt "
+            "(first: a.txt)",
+        ),
+        (
+            "labels /train/a.txt",
+            ".../set/labels/train/a.txt; .../set/labels /train has 1 .txt file: move them to .../set/labels/train",
+        ),
+        ("labels/train/1.txt", ".../set/labels/train/a.txt; .../set/labels/train has 1.txt"),
+        ("README.txt classes.txt", ".../set/labels/train/a.txt"),
     ],
-)  # fmt: skip
-def test_a_split_without_labels_says_what_is_there(root, tmp_path, there):
+)
+def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, message):
     for name in ("labels", "voc"):
         shutil.rmtree(root / name)
     (root / "instances.json").unlink()
     for name in re.split(r" (?!/)", there):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
-    with refused() as caught:
+    with refused(f"set/d.yaml: 'train' has 5 images and no label file; the first was expected at {message}") as caught:
         load(root, tmp_path / "cache")
     assert there.startswith("README") == str(caught.value).endswith("a.txt")
 

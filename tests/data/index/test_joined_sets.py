@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from data.source.files import list_split
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import Hyperparameters
+from utils.errors import UserError
+from utils.logger import get_logger
 
 
 @pytest.fixture
@@ -67,23 +70,65 @@ def test_the_names_may_be_in_another_order_and_classes_chosen(root):
     assert index.names == ("glow", "light")
     truth = index.ground_truth()
     np.testing.assert_array_equal(truth.classes[truth.crowd].reshape(6, 1)[:, 0], [0] * 3 + [1] * 3)
-    with refused():
+    with refused("both.yaml: 'train' has 8 images and no object of the class other; there is nothing to train on"):
         load(spec.use_classes(["other"]))
 
 
 def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     """Every image would be a region to ignore, and nothing background."""
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
-    with refused():
+    with refused(
+        "both.yaml: 'train' has no image in which all objects of 'x' are labeled: of the classes that are "
+        "merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or "
+        "--single-cls)"
+    ):
         load(merged)
-    with refused():
+    with refused(
+        "both.yaml: 'train' has no image in which all objects of 'object' are labeled: of the classes "
+        "that are merged into it, each data set leaves one out; label them, or do not merge them "
+        "('classes:' or --single-cls)"
+    ):
         load(spec_of(root), single_cls=True)
     load(spec_of(root, classes={"light": "x", "dark": "x"}))  # a labels both
     load(spec_of(root).use_classes(["dark"]), single_cls=True)
 
 
+def test_a_part_may_have_backgrounds_only(root, caplog, monkeypatch):
+    """Whether there is something to train on is asked of the whole."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    for label in (root / "b" / "labels").rglob("*.txt"):
+        label.write_text("")
+    for split, images in (("train", 4), ("val", 3)):
+        index = load(spec_of(root), split)
+        assert len(index) == 2 * images
+        assert (index.classes[~index.crowd] >= 0).sum() == index.report.totals["boxes"] > 0
+    assert "no object" not in caplog.text
+    for label in (root / "a" / "labels").rglob("*.txt"):
+        label.write_text("")
+    with pytest.raises(UserError, match=r"both.yaml: 'train' has 8 images and no object; there is nothing to train on"):
+        load(spec_of(root))
+
+
+def test_messages_and_the_report_name_the_part(root, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    texts = {label: label.read_text() for label in (root / "b" / "labels/train").iterdir()}
+    for label, text in texts.items():
+        label.write_text("".join(f"{int(row[0]) + 1}{row[1:]}\n" for row in text.splitlines() if row[0] == "0"))
+    (root / "b" / "labels/train/000.txt").write_text("2 0.5 0.5 0.2 0.2\n" + "1 0.5 0.5 0.2 0.2\n" * 20)
+    index = load(spec_of(root), max_bad=0.5)
+    part = root / "b" / "data.yaml"
+    (advice,) = [line for line in index.report.lines if "probably misread" in line]
+    assert advice.startswith("b/data.yaml: probably misread: the class ids seem to start at 1")
+    named = [line for line in caplog.messages if "the class ids seem to start at 1" in line]
+    assert len(named) == 1
+    assert named[0].startswith(f"train of {part}: ")
+    lost = [line for line in caplog.messages if "can't be used" in line]
+    assert len(lost) == 1
+    assert lost[0].startswith(f"train of {part}: ")
+
+
 def test_the_same_classes_need_no_regions(root):
-    with refused():
+    with refused("both.yaml: 'train' joins other data sets, which are not copied; name one, or leave out --stage"):
         list_split(spec_of(root), "train")
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, light]\n")
     assert not load(spec_of(root)).crowd.any()
@@ -102,20 +147,50 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        {"train": ["a/data.yaml", "images"]},
-        {"train": ["a/data.yaml", "c/data.yaml"]},
-        {"train": ["both.yaml"]},
-        {"test": ["a/data.yaml"]},
-        {"train": ["a/data.yaml", "a/../a/data.yaml"]},
-        {"annotations": "c.json"},
-        {"names": ["light", "dark"]},
+        (
+            {"train": ["a/data.yaml", "images"]},
+            "both.yaml: train: .../images: not a YAML of a data set; name YAMLs only, or folders and lists only",
+        ),
+        (
+            {"train": ["a/data.yaml", "c/data.yaml"]},
+            "both.yaml: train: .../c/data.yaml: not a YAML of a data set; name YAMLs only, or folders and lists only",
+        ),
+        (
+            {"train": ["both.yaml"]},
+            "both.yaml: train: data sets join each other in a cycle: .../both.yaml -> .../both.yaml; remove one of "
+            "these entries",
+        ),
+        ({"test": ["a/data.yaml"]}, "a/data.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
+        ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, "both.yaml: train: joins .../a/data.yaml twice; name it once"),
+        ({"annotations": "c.json"}, "both.yaml: train: joins other data sets; 'annotations' belong in their YAMLs"),
+        ({"names": ["light", "dark"]}, "both.yaml: names: without 'glow', a class of a data set that it joins; add it"),
     ],
 )
-def test_mistakes_are_one_line(root, content):
-    with refused():
+def test_mistakes_are_one_line(root, content, message):
+    with refused(message):
         spec_of(root, **content)
+
+
+@pytest.mark.parametrize(
+    ("of", "cycle"),
+    [
+        ({"x": {"train": ["x.yaml"]}}, "x x"),
+        ({"x": {"train": ["y.yaml"]}, "y": {"train": ["x.yaml"]}}, "x y x"),
+        ({"x": {"train": ["y.yaml"]}, "y": {"train": "a/images/train", "val": ["x.yaml"]}}, "x y x"),
+        (
+            {"x": {"val": ["y.yaml"]}, "y": {"val": "a/images/val", "test": ["z.yaml"]}, "z": {"test": ["y.yaml"]}},
+            "y z y",
+        ),
+    ],
+)
+def test_a_cycle_of_data_sets_is_named(root, of, cycle):
+    for name, splits in of.items():
+        (root / f"{name}.yaml").write_text(yaml.safe_dump({"names": ["light", "dark"], **splits}))
+    chain = " -> ".join(f"{root / name}.yaml" for name in cycle.split())
+    with pytest.raises(UserError, match=re.escape(f"join each other in a cycle: {chain}; remove one")):
+        load_dataset_spec(root / "x.yaml")
 
 
 def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
@@ -144,7 +219,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
     twice = load_dataset_spec(data)
-    with refused():
+    with refused("a/data.yaml: two of its classes are 'x' of old.pt; merge them with 'classes:'"):
         twice.extended(("x",), "old.pt")
 
 

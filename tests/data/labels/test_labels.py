@@ -28,7 +28,7 @@ from data.labels.findings import (
     REVERSED,
     UNKNOWN_CLASS,
 )
-from data.labels.label_format import FileStamp, ImageFile, LabelFile
+from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelRequest
 from data.labels.other_formats import format_of_labels
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
@@ -83,9 +83,8 @@ def labels_on_disk(root, rows):
     for i, text in enumerate(texts):
         (root / f"{i}.txt").write_text(text)
         files.append(LabelFile(f"{i}.txt", FileStamp(len(text), 0)))
-    return YOLO.read(
-        [ImageFile(f"{i}.jpg", f"{i}.jpg", FileStamp(1, 0)) for i in range(len(texts))], files, root, ("a",)
-    )
+    images = [ImageFile(f"{i}.jpg", f"{i}.jpg", FileStamp(1, 0)) for i in range(len(texts))]
+    return YOLO.read(LabelRequest(images, files, root, ("a",)))
 
 
 def boxes_in_image(rng, count, longest):
@@ -94,10 +93,18 @@ def boxes_in_image(rng, count, longest):
 
 
 @pytest.mark.parametrize(
-    ("keypoints", "numbers", "count"),
-    [(17, 3, 30), (4, 3, 30), (4, 3, 1), (1, 3, 2), (4, 2, 30), (1, 2, 30), (21, 2, 30)],
+    ("keypoints", "numbers", "count", "message"),
+    [
+        (17, 3, 30, "56 fields, a box and 17 keypoints of 3"),
+        (4, 3, 30, "17 fields, a box and 4 keypoints of 3"),
+        (4, 3, 1, "17 fields, a box and 4 keypoints of 3"),
+        (1, 3, 2, "8 fields, a box and 1 keypoint of 3"),
+        (4, 2, 30, "13 fields, a box and 4 keypoints of 2"),
+        (1, 2, 30, "7 fields, a box and 1 keypoint of 2"),
+        (21, 2, 30, "47 fields, a box and 21 keypoints of 2"),
+    ],
 )
-def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count):
+def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count, message):
     """With two numbers each, or three and an even number of keypoints, such rows could be polygons."""
     rng = np.random.default_rng(keypoints)
     center, size = boxes_in_image(rng, count, 0.4)
@@ -105,7 +112,9 @@ def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count):
     points[..., :2] = center[:, None] + rng.uniform(-0.5, 0.5, (count, keypoints, 2)) * size[:, None]
     points[1::9] = 0  # objects without labeled keypoints
     rows = np.concatenate([center, size, points.reshape(count, -1)], 1)
-    with refused():
+    with refused(
+        f"1.txt: each row has {message} numbers; only bounding boxes are supported: keep the first 5 fields of each row"
+    ):
         labels_on_disk(tmp_path, rows)
     if count > 1:
         labels_on_disk(tmp_path, [*rows[:-1], center[0]])  # of different lengths
@@ -146,7 +155,9 @@ def test_malformed_yolo_rows_are_reported():
     expected = [BAD_ROW] * 8 + [UNKNOWN_CLASS] * 2 + [NOT_FINITE] * 3
     assert kinds(raw.problems) == list(enumerate(expected, 1))
     assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
-    with refused(LabelFileError):
+    with refused(
+        "not UTF-8 but, as it seems, UTF-16; save it as UTF-8, such as with iconv -f UTF-16 -t UTF-8", LabelFileError
+    ):
         parse_yolo(b"\xff\xfe0\0", 2)
 
 
@@ -206,22 +217,22 @@ def test_malformed_voc_objects_are_reported():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
-        *(b"", b"<annotation>\n<object>", b"<svg></svg>", b"not xml"),
-        *(
-            begin.encode() + voc(("a", 1, 2, 30, 40))
-            for begin in (
-                '<!DOCTYPE annotation [<!ENTITY e "5">]>',
-                '<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>',
-                '<?xml version="1.0" encoding="utf-7"?>',
-                '<?xml version="1.0" encoding="nonsense"?>',
-            )
-        ),
+        ("", "1: malformed XML (no element found)"),
+        ("<annotation>\n<object>", "2: malformed XML (no element found)"),
+        ("<svg></svg>", "1: <svg> where VOC has <annotation>"),
+        ("not xml", "1: malformed XML (syntax error)"),
+        ('<!DOCTYPE annotation [<!ENTITY e "5">]>VOC', "1: declares the entity 'e'"),
+        ('<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>VOC', "1: declares the entity 'e'"),
+        ('<?xml version="1.0" encoding="utf-7"?>VOC', "1: malformed XML (in an encoding that cannot be read)"),
+        ('<?xml version="1.0" encoding="nonsense"?>VOC', "1: malformed XML (in an encoding that cannot be read)"),
     ],
 )
-def test_files_that_are_not_voc_or_have_entities_are_refused(data):
-    with refused(LabelFileError):
+def test_files_that_are_not_voc_or_have_entities_are_refused(data, message):
+    """VOC stands for a valid file."""
+    data = data.encode().replace(b"VOC", voc(("a", 1, 2, 30, 40)))
+    with refused(message, LabelFileError):
         parse_voc(data, {"a": 0})
 
 
@@ -372,24 +383,33 @@ COCO_TEXT = json.dumps(coco([{"id": 1, "image_id": 9, "category_id": 1, "bbox": 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        *("{\n\n,}", "[]", '{"images": []}', '{"images": [{"id": 1}], "annotations": [], "categories": []}'),
-        json.dumps(coco([], images=((1, "a"), (1, "b")))),
-        COCO_TEXT.replace('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":'),
-        COCO_TEXT.replace("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]"),
-        COCO_TEXT.replace('{"id": 5', '{"id": 1'),
-        COCO_TEXT.replace('"id": 9', '"id": true'),
-        COCO_TEXT.replace('"name": "b"', '"name": null'),
-        "\0" * 5000 + COCO_TEXT,
-        None,
+        ("{\n\n,}", "a.json:3: malformed JSON (...)"),
+        ("[]", "a.json: not a COCO JSON: expected images, annotations and categories"),
+        ('{"images": []}', "a.json: has no list of 'annotations'; is it a COCO JSON of detection?"),
+        (
+            '{"images": [{"id": 1}], "annotations": [], "categories": []}',
+            'a.json: images[0]: expected an image with id and file_name, got {"id": 1}',
+        ),
+        (
+            json.dumps(coco([], images=((1, "a"), (1, "b")))),
+            "a.json: images[1]: has the id 1 of images[0]; ids must be unique",
+        ),
+        (COCO_TEXT.replace('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":'), "a.json: malformed JSON (...)"),
+        (COCO_TEXT.replace("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]"), "a.json: malformed JSON (...)"),
+        (COCO_TEXT.replace('{"id": 5', '{"id": 1'), "a.json: categories[1]: has the id 1 of 'a'; ids must be unique"),
+        (COCO_TEXT.replace('"id": 9', '"id": true'), "a.json: images[0]: id true is neither a whole number nor text"),
+        (COCO_TEXT.replace('"name": "b"', '"name": null'), "a.json: categories[1]: name null is no text"),
+        ("\0" * 5000 + COCO_TEXT, "a.json: not a COCO JSON: expected images, annotations and categories"),
+        (None, "a.json: no such file"),
     ],
     ids=range(12),
 )
-def test_ambiguous_files_and_those_that_are_not_coco_are_refused(tmp_path, text):
+def test_ambiguous_files_and_those_that_are_not_coco_are_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "a.json").write_text(text)
-    with refused():
+    with refused(message):
         read_coco(tmp_path / "a.json", ("a", "b"))
 
 
@@ -464,7 +484,12 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     data.describe(["unused", "cat", "dog"])
     assert advice_of(data, tmp_path, caplog) == ""
     data.describe(["cat", "dog"])
-    with refused():  # half of the objects have no name
+    with refused(
+        "set/data.yaml: 'train': 4 of 8 labeled objects can't be used (--max-bad is 0.1): unknown class: "
+        "4 objects, first labels/train/0.txt:2: class 2 is not among the classes (0 to 1); the class ids "
+        "seem to start at 1 (4 rows of class 2, none of class 0); YOLO's start at 0: subtract 1 from the "
+        "first number of each row, or put an unused name before the others in 'names'; report: ..."
+    ):  # half of the objects have no name
         load_index(
             load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
         )
@@ -473,7 +498,12 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
     data.describe(["cat"])
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
-    with refused():  # most objects have no name
+    with refused(
+        "set/data.yaml: the names don't match the labels: 4 of 4 objects in 'train' have a class that is "
+        "not in 'names' (first: labels/train/0.txt:1: class 1 is not among the classes (0 to 0); left "
+        "out); the class ids seem to start at 1 (4 rows of class 1, none of class 0); YOLO's start at 0: "
+        "subtract 1 from the first number of each row, or put an unused name before the others in 'names'"
+    ):  # most objects have no name
         load_index(
             load_dataset_spec(data.yaml), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
         )

@@ -51,7 +51,11 @@ def test_a_damaged_middle_is_detected_from_the_bytes(kind):
 def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
     root = tmp_path / "set"
     write_set(root, damaged=20)
-    with refused():
+    with refused(
+        "set/d.yaml: 'train': 20 of 24 images and 20 of 24 labeled objects can't be used (--max-bad is "
+        "0.1): unreadable image: 20 images with 20 objects, first images/train/000.jpg: damaged image "
+        "(Corrupt JPEG data: 3131 extraneous bytes before marker 0xd9); report: ..."
+    ):
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.9)
     assert [os.path.basename(p) for p in index.paths] == ["020.jpg", "021.jpg", "022.jpg", "023.jpg"]
@@ -111,8 +115,24 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
     assert f"{image}: cannot be decoded (damaged, or not an image); restore or remove it, and start again" in error
 
 
-@pytest.mark.parametrize("by", ["folder", "list"])
-def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by):
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        (
+            "folder",
+            "set/d.yaml: 'train': 3 of 7 images can't be used (--max-bad is 0.1): unreadable image: 2 images, "
+            "first images/train/pipe.jpg: a pipe or device, not a file; unreadable image: "
+            "images/train/extra.jpg: an empty folder, not a file; report: ...",
+        ),
+        (
+            "list",
+            "set/d.yaml: 'train': 2 of 6 images can't be used (--max-bad is 0.1): unreadable image: "
+            "list.txt:5: images/train/pipe.jpg: a pipe or device, not a file; unreadable image: list.txt:6: "
+            "images/train/zero.jpg: a pipe or device, not a file; report: ...",
+        ),
+    ],
+)
+def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by, message):
     root = tmp_path / "set"
     path, images = write_set(root, 4), root / "images/train"
     os.mkfifo(images / "pipe.jpg")
@@ -126,10 +146,10 @@ def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by):
         for path in (images / "003.jpg", root / "labels/train/003.txt"):
             (path.parent / "pages.png").mkdir(exist_ok=True)
             path.rename(path.parent / "pages.png" / path.name)
-    with refused():
+    with refused(message):
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
-    with refused():
+    with refused("set/images/train/pipe.jpg: cannot be read (is a pipe or device, not a file)"):
         read_image(images / "pipe.jpg")
 
 
@@ -161,7 +181,7 @@ def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
     path = tmp_path / "x.jpg"
     path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
     read_image(path, lambda *_: pytest.fail("the decoder complains"))
-    with refused(HiddenDamageError):
+    with refused("x.jpg: damaged image (marker 0xffa9 among the coded data, at byte 46164)", HiddenDamageError):
         check_image(path, decode=True)
     path.write_bytes(data)
     assert check_image(path, decode=True) == (320, 320)

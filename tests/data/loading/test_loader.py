@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +33,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 from tests.helpers.same_content import same_batch
 from utils.config.settings import TrainConfig, ValConfig
+from utils.errors import UserError
 from utils.structures import Sample, SampleKey
 
 
@@ -179,18 +185,63 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"imgsz": 100},
-        {"imgsz": 640_000_000},
-        {"batch_size": 1, "ctx": rank_of(0, 2)},
-        {"quad": True, "batch_size": 6},
-        {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
+        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
+        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
+        (
+            {"batch_size": 1, "ctx": rank_of(0, 2)},
+            "--batch-size 1: is the total over 2 processes, and each needs at least one image; use 2 or more",
+        ),
+        ({"quad": True, "batch_size": 6}, "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
+        (
+            {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
+            "--quad with --batch-size 8 on 4 processes: needs a multiple of 16",
+        ),
     ],
 )
-def test_impossible_loader_settings_are_one_line(open_loader, options):
-    with refused():
+def test_impossible_loader_settings_are_one_line(open_loader, options, message):
+    with refused(message):
         open_loader(**options)
+
+
+def failing_after(successes: int, function: Callable[[], object], error: Exception) -> Callable[..., object]:
+    """Stands for ``function``, without its arguments, and raises ``error`` after some calls."""
+    remaining = iter(range(successes))
+
+    def call(*_: object) -> object:
+        if next(remaining, None) is None:
+            raise error
+        return function()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "message"),
+    [
+        ("multiprocessing.synchronize.SemLock._make_name", errno.ENOSPC, "/dev/shm, which is full; make it larger"),
+        ("multiprocessing.synchronize.SemLock._make_name", errno.EROFS, r"cannot be used \(read-only file system\)"),
+        ("multiprocessing.synchronize.SemLock._make_name", errno.ENOSYS, "or use --workers 0"),
+        ("os.fork", errno.EAGAIN, None),  # explained by `run_main`
+    ],
+)
+def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
+    open_loader, monkeypatch, place, number, message
+):
+    ignored = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    original = os.fork if place == "os.fork" else staticmethod(SemLock._make_name)
+    for successes in (0, 1, 10):  # a worker needs 3 semaphores, all of them 5 more
+        with monkeypatch.context() as patches:
+            patches.setattr(place, failing_after(successes, original, OSError(number, os.strerror(number))))
+            loader = open_loader(workers=12)
+            with pytest.raises(UserError if message else BlockingIOError, match=message):
+                next(iter(loader))
+        del loader
+        gc.collect()
+        assert not multiprocessing.active_children()
+    assert not ignored
 
 
 def test_quad_puts_four_samples_into_one_image():

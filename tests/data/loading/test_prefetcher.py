@@ -74,7 +74,7 @@ def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, is_decided,
     """``is_decided``: by a hook, after the epoch."""
     trainer = SimpleNamespace(
         loader=range(7),
-        plan=SimpleNamespace(accumulate=3),
+        steps=SimpleNamespace(accumulate=3),
         hooks=SimpleNamespace(decide_next_epoch=is_decided),
         epochs=2,
         progress=SimpleNamespace(batch=batch, epoch=epoch),

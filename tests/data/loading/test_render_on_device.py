@@ -86,16 +86,26 @@ def test_with_a_device_cache_workers_send_no_pixels(open_loader, batches_of):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])},
-        {"render_on": "host", "cache": "device"},
-        {"cache": "device"},  # does not fit into the memory
+        (
+            {"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])},
+            "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or "
+            "use --render-on host",
+        ),
+        (
+            {"render_on": "host", "cache": "device"},
+            "--cache device: images on the device can only be rendered there; add --render-on device",
+        ),
+        (
+            {"cache": "device"},
+            "--cache device: needs 313 kB, but may use only 70% of the ... free on cpu; use --cache ram",
+        ),  # does not fit into the memory
     ],
 )
-def test_settings_that_exclude_each_other_are_one_line(batches_of, options, monkeypatch):
+def test_settings_that_exclude_each_other_are_one_line(batches_of, options, monkeypatch, message):
     monkeypatch.setattr("data.cache.device.available_memory", lambda: 1000)
-    with refused():
+    with refused(message):
         batches_of(**options)
 
 

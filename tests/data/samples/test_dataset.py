@@ -171,18 +171,40 @@ def test_spatial_transforms_move_the_boxes():
 
 
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "message"),
     [
-        *([{"name": "Blurr"}], [{"name": "Blur", "blur_limits": 3}], [{"name": "Blur", "p": 2}]),
-        *([{"name": "RandomCrop"}], [{"name": "OneOf"}], ["Blur"], [{"p": 1}]),
-        [{"name": "RandomCrop", "height": "tall", "width": 3}],
-        [{"name": "OneOf", "transforms": [{"name": "Nope"}]}],
-        [{"name": "RandomCrop", "height": 4000, "width": 4000, "p": 1}],  # cannot work on the image
-        [{"name": "ToFloat", "p": 1}],
+        ([{"name": "Blurr"}], "no transform is called 'Blurr' (did you mean 'Blur'?)"),
+        ([{"name": "Blur", "blur_limits": 3}], "Blur: Argument(s) 'blur_limits' are not valid for transform Blur"),
+        (
+            [{"name": "Blur", "p": 2}],
+            "Blur: p: Input should be less than or equal to 1 [type=less_than_equal, input_value=2, input_type=int]",
+        ),
+        (
+            [{"name": "RandomCrop"}],
+            "RandomCrop: height: Field required [type=missing, input_value={'pad_if_needed': False, ...': "
+            "1.0, 'strict': False}, input_type=dict]",
+        ),
+        ([{"name": "OneOf"}], "OneOf needs a list of transforms under 'transforms'"),
+        (["Blur"], "needs mappings such as {name: Blur, p: 0.1}, got 'Blur'"),
+        ([{"p": 1}], "needs mappings such as {name: Blur, p: 0.1}, got {'p': 1}"),
+        (
+            [{"name": "RandomCrop", "height": "tall", "width": 3}],
+            "RandomCrop: height: Input should be a valid integer, unable to parse string as an integer "
+            "[type=int_parsing, input_value='tall', input_type=str]",
+        ),
+        ([{"name": "OneOf", "transforms": [{"name": "Nope"}]}], "no transform is called 'Nope' (did you mean 'NoOp'?)"),
+        (
+            [{"name": "RandomCrop", "height": 4000, "width": 4000, "p": 1}],
+            "Crop size (height, width) exceeds image dimensions (height, width): (4000, 4000) vs (80, 100)",
+        ),  # cannot work on the image
+        (
+            [{"name": "ToFloat", "p": 1}],
+            "the pipeline returns float32 (80, 100, 3); leave out transforms that change the type or the channels",
+        ),
     ],
 )
-def test_mistakes_in_the_list_of_transforms_are_one_line(entries):
-    with refused():
+def test_mistakes_in_the_list_of_transforms_are_one_line(entries, message):
+    with refused(f"hyper-parameter albumentations: {message}"):
         transformed(entries)
 
 

@@ -124,18 +124,29 @@ def test_tiles_without_objects_are_repeated_less_often():
 
 def test_tiles_that_show_no_object_are_refused(caplog):
     index = replace(boxed_index(), crowd=np.ones(160, bool))
-    with refused():
+    with refused("tile 128: no tile shows 30% of an object; use larger tiles"):
         TiledIndex(index, SIDE, hyp=Hyperparameters()).repeats(1.0)
     tiled(visibility=0.9).repeats(1.0)
     assert "of 1" in caplog.text
     assert "objects are so large that no tile shows 90 % of them" in caplog.text
 
 
-@pytest.mark.parametrize("value", ["large", 1.5, True, 0, 31, 70_000, [640]])
-def test_a_wrong_tile_is_one_line(tmp_path, value):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("large", "a whole number or null, got 'large'"),
+        (1.5, "a whole number or null, got 1.5"),
+        (True, "a whole number or null, got True"),
+        (0, "at least 32, got 0"),
+        (31, "at least 32, got 31"),
+        (70_000, "at most 65536, got 70000"),
+        ([640], "a whole number or null, got [640]"),
+    ],
+)
+def test_a_wrong_tile_is_one_line(tmp_path, value, message):
     path = tmp_path / "data.yaml"
     path.write_text(yaml.safe_dump({"train": "images", "names": ["a"], "tile": value}))
-    with refused():
+    with refused(f"data.yaml: tile: must be {message}"):
         load_dataset_spec(path)
 
 
@@ -143,7 +154,7 @@ def test_a_joined_set_has_the_tiles_of_its_parts(tmp_path):
     (tmp_path / "part.yaml").write_text("train: images\nnames: [a]\ntile: 640\n")
     joined = tmp_path / "joined.yaml"
     joined.write_text("train: [part.yaml]\n")
-    with refused():
+    with refused("joined.yaml: joins .../part.yaml, which has 'tile: 640'; add 'tile: 640' here"):
         load_dataset_spec(joined)
     joined.write_text("train: [part.yaml]\ntile: 640\n")
     assert load_dataset_spec(joined).tile == 640
@@ -224,5 +235,5 @@ def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
 
 
 def test_tiles_are_not_cached_on_the_device(data):
-    with refused():
+    with refused("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none"):
         train_loader(data, cache="device", render_on="device")

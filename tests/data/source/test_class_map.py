@@ -73,21 +73,25 @@ def test_a_map_and_chosen_classes(root):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        {"classes": {"vam": "car"}},
-        {"classes": ["car"]},
-        {"classes": {"car": None}},
-        {"classes": {"car": "a\nb"}},
-        {"classes": {"car": ""}},
-        {"classes": {"car": "x"}, "ignore": ["car"]},
-        {"ignore": "van"},
-        {"names": [*NAMES, "bus"], "ignore": NAMES},
-        {"ignore": NAMES},
+        ({"classes": {"vam": "car"}}, "classes: 'vam' is not one of the names (did you mean 'van'?)"),
+        ({"classes": ["car"]}, "classes: must be 'key: value' lines, got ['car']"),
+        ({"classes": {"car": None}}, "classes: car: expected the name of a class, got None"),
+        ({"classes": {"car": "a\nb"}}, "classes: car: expected the name of a class, got 'a\\nb'"),
+        ({"classes": {"car": ""}}, "classes: car: expected the name of a class, got ''"),
+        ({"classes": {"car": "x"}, "ignore": ["car"]}, "'car' is in 'classes' and in 'ignore'; remove one of the two"),
+        ({"ignore": "van"}, "ignore: must be a list, got 'van'"),
+        (
+            {"names": [*NAMES, "bus"], "ignore": NAMES},
+            "'train' has 4 images and no object of the class bus (first label file: "
+            ".../set/labels/train/000.txt); there is nothing to train on",
+        ),
+        ({"ignore": NAMES}, "classes: all classes are ignored; there is nothing to learn"),
     ],
 )
-def test_mistakes_are_one_line(root, content):
-    with refused():
+def test_mistakes_are_one_line(root, content, message):
+    with refused(f"set/mapped.yaml: {message}"):
         index_of(root, content=content)
 
 

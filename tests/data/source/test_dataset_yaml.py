@@ -45,15 +45,25 @@ def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path,
     assert load_dataset_spec(os.path.relpath(home / "d.yaml", here)).root == home
 
 
-@pytest.mark.parametrize("broken", ["a\nb", "a\r", "\x1b[31mred", "a\x85b", "a\u2028b", "a\tb"])
-def test_class_names_are_one_line(tmp_path, broken):
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("a\nb", "'ba\\nbb'"),
+        ("a\r", "'ba\\rb'"),
+        ("\x1b[31mred", "'b\\x1b[31mredb'"),
+        ("a\x85b", "'ba\\x85bb'"),
+        ("a\u2028b", "'ba\\u2028bb'"),
+        ("a\tb", "'ba\\tbb'"),
+    ],
+)
+def test_class_names_are_one_line(tmp_path, broken, message):
     """Of the YAML, and of a COCO JSON where the YAML has none."""
     text = "train: images\nnames: [fine, {}]\n".format(json.dumps(f"b{broken}b"))
-    with refused():
+    with refused(f"d.yaml: names: {message} contains a line break or another control character"):
         load_dataset_spec(write(tmp_path, text))
     categories = [{"id": 1, "name": f"b{broken}b"}]
     (tmp_path / "a.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
-    with refused():
+    with refused(f"d.yaml: names: {message} contains a line break or another control character"):
         load_dataset_spec(write(tmp_path, "train: images\nannotations: a.json\n"))
     good = "train: images\nnames: ['two  spaces', 'é 犬 👩\u200d🚒', '\u3000wide x']\n"
     assert load_dataset_spec(write(tmp_path, good)).names[:2] == ("two  spaces", "é 犬 👩\u200d🚒")
@@ -74,7 +84,7 @@ def test_splits_names_and_nc_are_read(tmp_path):
     assert spec.split("val").images == (tmp_path / "val.txt",)
     assert not (tmp_path / "ran").exists()
     assert "never run" in str(spec.missing_error(tmp_path / "images"))
-    with refused():
+    with refused("d.yaml: has no 'test' split, only train, val; add 'test: <folder>'"):
         spec.split("test")
     numbers = load_dataset_spec(write(tmp_path, "train: t\nnames: [0, 1.5, person]\n"))
     assert numbers.names == ("0", "1.5", "person")
@@ -83,17 +93,25 @@ def test_splits_names_and_nc_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("classes", "used"),
-    [(["cow", 0], (0, 2)), ([1, "dog", "dog"], (1,)), ([2, 1, 0], ()), ([], ()), (["dig"], None), ([3], None)],
+    ("classes", "used"), [(["cow", 0], (0, 2)), ([1, "dog", "dog"], (1,)), ([2, 1, 0], ()), ([], ())]
 )
 def test_classes_are_chosen_by_number_or_name(tmp_path, classes, used):
     """All of them, which are none that are chosen: ()."""
     spec = load_dataset_spec(write(tmp_path, "train: a\nnames: [cat, dog, cow]\n"))
-    if used is not None:
-        assert spec.use_classes(classes).classes == used
-    else:
-        with refused():
-            spec.use_classes(classes)
+    assert spec.use_classes(classes).classes == used
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["dig"], "--classes dig: .../d.yaml has no class of this name (did you mean 'dog'?)"),
+        ([3], "--classes 3: .../d.yaml has classes 0 to 2"),
+    ],
+)
+def test_unknown_classes_are_refused(tmp_path, classes, message):
+    spec = load_dataset_spec(write(tmp_path, "train: a\nnames: [cat, dog, cow]\n"))
+    with refused(message):
+        spec.use_classes(classes)
 
 
 def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
@@ -106,18 +124,21 @@ def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("there", "entry"),
+    ("there", "entry", "message"),
     [
-        *((there, "images/val") for there in ("images/validate", "Images/val", "images/a images/b", "valid")),
-        ("a b c d e f", "val"),
-        ("lists/vall.txt", "lists/val.txt"),
-        ("images", "images/*.jpg"),
+        ("images/validate", "images/val", "; '.../images/validate' exists"),
+        ("Images/val", "images/val", "; '.../Images' exists"),
+        ("images/a images/b", "images/val", "; .../images has a, b"),
+        ("valid", "images/val", ""),
+        ("a b c d e f", "val", "; ... has a, b, c, d, e, ..."),
+        ("lists/vall.txt", "lists/val.txt", "; '.../lists/vall.txt' exists"),
+        ("images", "images/*.jpg", "; patterns are not expanded: name the folder, .../images"),
     ],
 )
-def test_a_missing_path_says_what_is_there(tmp_path, there, entry):
+def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
     for path in there.split():
         (tmp_path / path).mkdir(parents=True)
-    with refused():
+    with refused(f"{entry}: not found (named by .../d.yaml){message}; correct its paths"):
         list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
 
 
@@ -140,7 +161,7 @@ def test_names_come_from_coco_categories_in_the_order_of_ids(tmp_path):
     spec = load_dataset_spec(write(tmp_path, "train: t\nannotations: {train: a.json}\n"))
     assert spec.names == ("ä", "b")
     (tmp_path / "a.json").write_text("{}")
-    with refused():
+    with refused("a.json: has no categories to take the names from; is it a COCO JSON?"):
         load_dataset_spec(tmp_path / "d.yaml")
 
 
@@ -184,18 +205,68 @@ def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, trai
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["trian: t\nnames: [a]\n", "names: [a]\n", "train: 5\nnames: [a]\n", "train: t\ntrain: u\nnames: [a]\n",
-     *(f"train: t\nnames: [a]\n{more}\n" for more in (
-         "kpt_shape: [17, 3]", "channels: many", "nc: many", "annotations: {tran: x}", "annotations: {val: x}",
-         "annotations: 5")),
-     *(f"train: t\nnames: {names}\n" for names in (
-         "[]", "person", "{0: a, 2: b}", "{a: 0}", "[yes, no]", "[a, b, a]", "[a, b]\nnc: 3")),
-     "train: t\nnames: {0: a, 1: a}\nannotations: x\n", "train: t\n", "- a\n", "", "train: [\n"],
-)  # fmt: skip
-def test_mistakes_are_one_line_that_names_the_file(tmp_path, text):
-    with refused():
+    ("text", "message"),
+    [
+        ("trian: t\nnames: [a]\n", "unknown key 'trian' (did you mean 'train'?)"),
+        ("names: [a]\n", "names no images; add 'train: <folder>' and 'val: <folder>'"),
+        ("train: 5\nnames: [a]\n", "train: must be text, got 5"),
+        ("train: t\n", "has no 'names'; list the classes in the order of their ids"),
+        ("- a\n", "expected keys (path, train, val, names), got list"),
+        ("", "expected keys (path, train, val, names), got NoneType"),
+        (
+            "train: t\nnames: {0: a, 1: a}\nannotations: x\n",
+            "names: several classes are called 'a'; class names must be unique",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_file(tmp_path, text, message):
+    with refused(f"d.yaml: {message}"):
         load_dataset_spec(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: t\ntrain: u\nnames: [a]\n", "key 'train' appears twice (first in line 1); remove one"),
+        ("train: [\n", "expected the node content, but found '<stream end>'"),
+    ],
+)
+def test_mistakes_in_yaml_are_one_line_that_names_the_line(tmp_path, text, message):
+    with refused(f"d.yaml:2: {message}"):
+        load_dataset_spec(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("kpt_shape: [17, 3]", "'kpt_shape' declares a data set of keypoints; only bounding boxes are supported"),
+        ("channels: many", "channels: must be a whole number, got 'many'"),
+        ("nc: many", "nc: must be a whole number or null, got 'many'"),
+        ("annotations: {tran: x}", "annotations: unknown split 'tran' (did you mean 'train'?)"),
+        ("annotations: {val: x}", "annotations for 'val', but no 'val: <folder of its images>'"),
+        ("annotations: 5", "annotations: must be 'key: value' lines, got 5"),
+    ],
+)
+def test_wrong_values_are_one_line(tmp_path, line, message):
+    with refused(f"d.yaml: {message}"):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: [a]\n{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("[]", "names: expected a list or 'number: name' lines, got []"),
+        ("person", "names: expected a list or 'number: name' lines, got 'person'"),
+        ("{0: a, 2: b}", "names: must be numbered 0 to 1; 1 is missing"),
+        ("{a: 0}", "names: 'a' is not the number of a class; write 'number: name' lines"),
+        ("[yes, no]", "names: True is not text in YAML; put it in quotes"),
+        ("[a, b, a]", "names: several classes are called 'a'; class names must be unique"),
+        ("[a, b]\nnc: 3", "nc is 3, but 'names' has 2; make them agree"),
+    ],
+)
+def test_wrong_names_are_one_line(tmp_path, names, message):
+    with refused(f"d.yaml: {message}"):
+        load_dataset_spec(write(tmp_path, f"train: t\nnames: {names}\n"))
 
 
 BODY = "train: t\nnames: [a, b]\n"
@@ -407,16 +478,53 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     (tmp_path / "datasets" / "coco128" / "images" / "train2017").mkdir(parents=True)
     for data in ("coco128", "coco128.yaml"):
         assert opened(data).source == str(CONFIGS / "coco128.yaml")
-    for data in ("bccd", str(CONFIGS / "template.yaml")):
-        with refused():
+    for data, message in (
+        (
+            "bccd",
+            "datasets/bccd/images/train: not found (named by .../configs/data/bccd.yaml); download "
+            "https://github.com/Shenggan/BCCD_Dataset (license: MIT) and unpack it as the first lines of that "
+            "file describe",
+        ),
+        (
+            str(CONFIGS / "template.yaml"),
+            "configs/data/images/train: not found (named by .../configs/data/template.yaml); correct its paths",
+        ),
+    ):
+        with refused(message):
             list_split(opened(data), "train")
-    for data in ("data/bccd.yaml", "bcd", ""):
-        with refused():
+    for data, message in (
+        (
+            "data/bccd.yaml",
+            "--data data/bccd.yaml: no such file (did you mean 'bccd' of configs/data?); known by name: demo, "
+            "bccd, coco, coco128, coco8",
+        ),
+        ("bcd", "--data bcd: no such file (did you mean 'bccd'?); known by name: demo, bccd, coco, coco128, coco8"),
+        ("", "--data '': no such file; known by name: demo, bccd, coco, coco128, coco8"),
+    ):
+        with refused(message):
             opened(data)
     for name in ("datasets/raccoon/data.yaml", "cones.yaml"):
         write((tmp_path / name).parent, "train: images\nnames: [a]\n", Path(name).name)
-    for data in ("racoon.yaml", "cone", "coc", "datasets/racoons/set.yaml", ".", "nowhere/d.yaml"):
-        with refused():
+    for data, message in (
+        (
+            "racoon.yaml",
+            "--data racoon.yaml: no such file (did you mean 'datasets/raccoon/data.yaml'?); known by name: "
+            "demo, bccd, coco, coco128, coco8",
+        ),
+        (
+            "cone",
+            "--data cone: no such file (did you mean 'cones.yaml'?); known by name: demo, bccd, coco, coco128, coco8",
+        ),
+        ("coc", "--data coc: no such file (did you mean 'coco'?); known by name: demo, bccd, coco, coco128, coco8"),
+        (
+            "datasets/racoons/set.yaml",
+            "--data datasets/racoons/set.yaml: no such file; 'datasets/raccoon' exists; known by name: demo, "
+            "bccd, coco, coco128, coco8",
+        ),
+        (".", "images: not found (named by .../cones.yaml); ... has datasets; correct its paths"),
+        ("nowhere/d.yaml", "--data nowhere/d.yaml: no such file; known by name: demo, bccd, coco, coco128, coco8"),
+    ):
+        with refused(message):
             opened(data)
     with pytest.raises(UserError, match=r"--data /: \d+ images, "):
         opened("/")
@@ -425,9 +533,11 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     assert opened("coco128.yaml").names == ("a",)
 
 
-@pytest.mark.parametrize("name", ["x" * 256, "a/" * 2100, "../" + "x" * 256])
-def test_a_path_that_is_too_long_is_one_line(tmp_path, name):
-    with refused() as caught:
+@pytest.mark.parametrize(
+    ("name", "message"), [("x" * 256, "x..."), ("a/" * 2100, "a/..."), ("../" + "x" * 256, "../x...")]
+)
+def test_a_path_that_is_too_long_is_one_line(tmp_path, name, message):
+    with refused(f"d.yaml: train: a path or a name in it is longer than file systems allow: {message}") as caught:
         load_dataset_spec(write(tmp_path, f"train: {name}\nval: {name}\nnames: [a]\n"))
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 

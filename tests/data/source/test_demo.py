@@ -59,10 +59,10 @@ def test_a_folder_of_the_user_is_not_overwritten_and_interrupted_rendering_leave
         raise OSError(28, "No space left on device")
 
     (tmp_path / "thesis.txt").write_text("mine")
-    with refused():
+    with refused("...: exists and is not a demo data set; choose an empty or new folder"):
         ensure_demo(tmp_path, **SMALL)
     monkeypatch.setattr(demo, "_write_image", full_disk)
-    with refused():
+    with refused("set: cannot write the demo data set (No space left on device)"):
         ensure_demo(tmp_path / "set", **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -339,20 +340,40 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         (folder / "annotations" / f"instances_val2017_{part}.json").write_text(json.dumps(half))
 
 
-REFUSED = [
-    two_jsons_of_a_split,
-    two_folders_of_a_split,
-    two_lists_of_names,
-    notes_against_classes,
-    two_formats,
-    half_a_json,
-]
-
-
-@pytest.mark.parametrize("export", REFUSED)
-def test_what_could_mean_two_things_or_is_cut_is_refused(export, source, tmp_path):
+@pytest.mark.parametrize(
+    ("export", "message"),
+    [
+        (
+            two_jsons_of_a_split,
+            "annotations/instances_val2017_1.json: names images that .../instances_val2017_0.json does not, and both "
+            "seem to be of 'val'; join them, or write a YAML",
+        ),
+        (
+            two_folders_of_a_split,
+            "--data .../export: .../export/Val and .../export/valid are both 'val'; rename one, or write a YAML with "
+            "'train:' and 'val:'",
+        ),
+        (
+            two_lists_of_names,
+            "valid/_darknet.labels: its classes differ from those of .../train/_darknet.labels; make them agree",
+        ),
+        (notes_against_classes, "notes.json: its classes differ from those of .../classes.txt; make them agree"),
+        (
+            two_formats,
+            "--data .../export: .../export/valid has YOLO txt, other splits COCO JSON; write a YAML, with the names by "
+            "number",
+        ),
+        (
+            half_a_json,
+            "export: 'val' has 3 images and no label file; the first was expected at .../export/valid/v000.txt; "
+            ".../export/valid/_annotations.coco.json: if it is COCO's, add 'annotations: {val: "
+            "valid/_annotations.coco.json}' to the YAML",
+        ),
+    ],
+)
+def test_what_could_mean_two_things_or_is_cut_is_refused(export, message, source, tmp_path):
     export(source, tmp_path / "export")
-    with refused():
+    with refused(message):
         load_index(load_dataset_spec(tmp_path / "export"), "val", IndexSettings(progress=False))
 
 
@@ -386,17 +407,23 @@ def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
     assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
     for path in (tmp_path / "export").rglob("*.xml"):
         path.write_text("<annotation></annotation>")
-    with refused():
+    with refused("--data .../export: .../export/train, .../export/valid: no object in any XML"):
         load_dataset_spec(tmp_path / "export")
 
 
 def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(source, tmp_path):
     copy_set(source, tmp_path / "export", tmp_path / "export", called={"train": ""})
     (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
-    with refused():
+    with refused(
+        "--data .../export: 4 images, files of .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
+        "for the export of another tool: python -m tools.convert .../export export.json"
+    ):
         load_dataset_spec(tmp_path / "export")
     (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
-    with refused():
+    with refused(
+        "--data .../export: 4 images, files of .txt, .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO "
+        "txt; for the export of another tool: python -m tools.convert .../export export.json"
+    ):
         load_dataset_spec(tmp_path / "export")
 
 
@@ -429,7 +456,10 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     assert "7 images, files of .csv, folders images; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt" in line
     assert f"python -m tools.convert {tmp_path / 'export'} export.json" in line
     (tmp_path / "empty").mkdir()
-    with refused():
+    with refused(
+        "--data .../empty: 0 images, no other files; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
+        "for the export of another tool: python -m tools.convert .../empty empty.json"
+    ):
         load_dataset_spec(tmp_path / "empty")
 
 
@@ -440,6 +470,21 @@ def test_a_voc_file_that_cannot_be_read_is_left_to_the_scan(source, tmp_path):
     assert {*NAMES} <= set(load_dataset_spec(tmp_path / "export").names) <= {*NAMES, "glow"}
 
 
+def test_the_json_files_of_a_folder_are_not_all_in_memory(source, tmp_path):
+    """The annotations of COCO 2017 are 2 GB."""
+    coco_2017(source, tmp_path / "export")
+    expected = load_dataset_spec(tmp_path / "export")
+    size = 4_000_000
+    for i in range(12):
+        (tmp_path / f"export/annotations/captions_val2017_{i}.json").write_text(f'{{"info": "{"x" * size}"}}')
+    tracemalloc.start()
+    try:
+        assert load_dataset_spec(tmp_path / "export").splits == expected.splits
+        assert tracemalloc.get_traced_memory()[1] < 5 * size
+    finally:
+        tracemalloc.stop()
+
+
 def test_names_of_splits():
     names = {"Train": "train", "trainval": "train", "val2017": "val", "validation": "val", "test_2": "test"}
     assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
@@ -448,7 +493,7 @@ def test_names_of_splits():
 def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "val.txt").symlink_to(tmp_path / "gone.txt")
     (tmp_path / "classes.txt").write_text("a\n")
-    with refused():
+    with refused("val.txt: a link to nothing; restore the list of images, or remove the link"):
         load_dataset_spec(tmp_path)
 
 
@@ -459,6 +504,6 @@ def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
     assert len(load_dataset_spec(tmp_path).names) == 300_000
     with open(tmp_path / "classes.txt", "a") as file:
         file.write("a7\n")
-    with refused():
+    with refused("...: names: several classes are called 'a7'; class names must be unique"):
         load_dataset_spec(tmp_path)
     assert time.process_time() - start < 3

@@ -715,3 +715,14 @@ def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_p
     yaml.write_text("train: [a/images/train, b/images/train]\nval: a/images/val\nannotations: all.json\n")
     with pytest.raises(UserError, match=r"fits \d of the split's images"):
         load_index(load_dataset_spec(yaml), "train", IndexSettings(progress=False))
+
+
+def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder):
+    """Each of the two may have the labels."""
+    folder.write(but=3)
+    for name in ("03.TXT", "03.Txt"):
+        os.mkfifo(folder.root / "labels/train" / name)
+    index = folder.index()
+    (loss,) = index.report.ledger.losses
+    assert loss.images == 1
+    assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example

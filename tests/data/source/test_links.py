@@ -204,6 +204,31 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     assert len(index) == len(index.classes) == 2
 
 
+def test_a_json_names_the_folder_itself_and_not_a_link_to_it(tmp_path):
+    """Images of one name are in two folders, and a link shows one of them under a name that is sorted before it."""
+    root = tmp_path / "set"
+    objects = {f"{folder}/{name}.png": [(0, 2, 2, 10, 10)] for folder in ("one", "two") for name in "xy"}
+    write_three_formats(root, ("a",), dict.fromkeys(objects, (20, 40)), objects)
+    (root / "images/train/alias").symlink_to("two")
+    (root / "data.yaml").write_text("train: images\nnames: [a]\nannotations: instances.json\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert list(index.paths) == [f"images/train/{name}" for name in objects]
+    assert index.report.problems == 0
+
+
+@pytest.mark.parametrize("broken", ["left", "right"])
+def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_read(tmp_path, broken):
+    root = tmp_path / "set"
+    write_views(root, "left", "right")
+    other = {"left": "right", "right": "left"}[broken]
+    (root / broken / "labels/x.txt").unlink()
+    (root / broken / "labels/x.txt").symlink_to("nowhere")
+    (root / other / "labels/x.txt").unlink()
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
+    assert list(index.paths) == ["left/images/y.png", "right/images/y.png"]
+    assert index.report.ledger.lost_images == 1
+
+
 def test_links_that_all_lead_to_each_other_end(tmp_path):
     root = tmp_path / "set"
     write_views(root, "v")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint, PendingEpoch, Progress, RunDescription, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
@@ -67,7 +67,7 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     content = read_checkpoint(tmp_path / "last.pt")
     assert not any(key.startswith("module.") for key in content["model"])
     assert "optimizer" not in read_checkpoint(tmp_path / "best.pt")
-    with refused():
+    with refused("best.pt: holds weights only (a best.pt?); resume from last.pt, or start with --weights .../best.pt"):
         Checkpoint.read(tmp_path / "best.pt")
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
@@ -116,17 +116,65 @@ def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, mess
         Checkpoint.read(tmp_path / "last.pt")
 
 
-def test_a_hook_state_under_the_former_name_is_found(tmp_path):
-    states = {"RemoteValidation": {"row": {}}, "other": {"a": 1}}
-    save(tmp_path, parts(), hooks=states)
-    assert Checkpoint.read(tmp_path / "last.pt").hooks == {"remote_validation": {"row": {}}, "other": {"a": 1}}
+PENDING = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"row": {"time": "x"}}, "pending: row: time: must be a number, got 'x'"),
+        ({"is_closing": 1}, "pending: is_closing: must be true or false"),
+        ({"ema": None}, "pending: ema: "),
+        ({"progress": {"epoch": -1}}, "pending: progress: epoch: must be at least 0"),
+    ],
+)
+def test_a_pending_epoch_is_read_or_refused(tmp_path, changes, message):
+    save(tmp_path, parts())
+    content = read_checkpoint(tmp_path / "last.pt")
+    assert Checkpoint.read(tmp_path / "last.pt").pending is None
+    write_checkpoint(content | {"pending": PENDING | changes}, tmp_path / "last.pt")
+    if message:
+        with pytest.raises(UserError, match=f"last.pt: damaged checkpoint: {message}"):
+            Checkpoint.read(tmp_path / "last.pt")
+    else:
+        pending = Checkpoint.read(tmp_path / "last.pt").pending
+        assert (pending.row, pending.progress.epoch, pending.ema["w"].tolist()) == ({"time": 1.0}, 3, [1, 1])
+
+
+def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
+    """The states of hooks stay, and nothing fails if the user has removed the file."""
+    progress = Progress(epoch=2, step=9, updates=9)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
+    checkpointer = save(tmp_path, parts(), is_best=False, metrics={}, hooks={"a": {"b": 1}}, pending=pending)
+    newest = Progress(epoch=2, batch=3, step=12, updates=12, best_epoch=2, best_fitness=0.5)
+    for is_there in (True, False):
+        if not is_there:
+            (tmp_path / "epoch2.pt").unlink()
+        checkpointer.save_scored(pending, newest, is_best=True, metrics={"AP": 0.5})
+        checkpointer.finish()
+        assert (tmp_path / "epoch2.pt").exists() == is_there
+        if is_there:
+            periodic = Checkpoint.read(tmp_path / "epoch2.pt")
+            assert (periodic.hooks, periodic.pending, periodic.metrics) == ({"a": {"b": 1}}, None, {"AP": 0.5})
+            assert periodic.progress == Progress(epoch=2, step=9, updates=9, best_epoch=2, best_fitness=0.5)
+        best = read_checkpoint(tmp_path / "best.pt")
+        assert (best["ema"]["w"].tolist(), best["progress"]["epoch"], best["metrics"]) == ([1, 1], 2, {"AP": 0.5})
+    assert Checkpoint.read(tmp_path / "last.pt").pending.progress == progress
+
+
+@pytest.mark.parametrize("key", ["RemoteValidation", "remote_validation"])
+def test_a_pending_epoch_of_an_earlier_version_is_found(tmp_path, key):
+    save(tmp_path, parts(), hooks={key: PENDING, "other": {"a": 1}})
+    checkpoint = Checkpoint.read(tmp_path / "last.pt")
+    assert (checkpoint.hooks, checkpoint.pending.progress.epoch) == ({"other": {"a": 1}}, 3)
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
     other.optimizer = build_optimizer(other.model, "SGD", OptimizerSettings(lr=0.1, momentum=0.9, weight_decay=0))
-    with refused():
+    with refused("last.pt: does not fit this run: the checkpoint was written with another optimizer"):
         Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, other)
 
 
@@ -144,7 +192,7 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
     kept = (tmp_path / "last.pt").read_bytes()
     with torch.no_grad():
         state.ema.module[0].weight.fill_(float("nan"))
-    with refused():
+    with refused("the averaged weights are not finite; not saved, .../last.pt holds the last good ones"):
         save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept
 
@@ -172,14 +220,20 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
 
     with monkeypatch.context() as patch:
         patch.setattr(whole_file, "open", full, raising=False)
-        with refused() as caught:
+        with refused(
+            "best.pt: could not be written (the disk is full); there is no earlier checkpoint to resume from: "
+            "free some space and start again"
+        ) as caught:
             save(tmp_path, state)
     assert "--resume" not in str(caught.value)  # there is nothing to resume from
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(whole_file, "open", full, raising=False)
-        with refused():
+        with refused(
+            "best.pt: could not be written (the disk is full); the checkpoints already there are intact: free "
+            "some space and continue with --resume .../last.pt"
+        ):
             save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
@@ -192,7 +246,10 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
     save(tmp_path, parts())
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with refused():
+        with refused(
+            "best.pt: could not be written (input/output error); the checkpoints already there are intact: "
+            "check the disk and continue with --resume .../last.pt"
+        ):
             save(tmp_path, parts())
     read_checkpoint(tmp_path / "last.pt")
     monkeypatch.setattr("zipfile._EndRecData", fail)
@@ -200,8 +257,19 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
         read_checkpoint(tmp_path / "last.pt")
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "text", "pickle", "foreign zip", "newer"])
-def test_bad_checkpoints_are_one_line(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "x.pt: no such checkpoint"),
+        ("empty", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
+        ("truncated", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
+        ("text", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
+        ("pickle", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
+        ("foreign zip", "x.pt: not a checkpoint of this program"),
+        ("newer", "x.pt: written by a newer version (format 99); update this program"),
+    ],
+)
+def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
     path, contents = tmp_path / "x.pt", {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
     if kind == "truncated":
         write_checkpoint({"x": torch.zeros(1000)}, path)
@@ -210,7 +278,7 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind):
         path.write_bytes(contents[kind])
     elif kind != "missing":
         torch.save({"a": Path("x")} if kind == "foreign zip" else {"format": "lockstep", "version": 99}, path)
-    with refused():
+    with refused(message):
         read_checkpoint(path)
 
 
@@ -240,14 +308,14 @@ def test_an_entry_that_is_marked_as_a_folder_or_follows_other_bytes_is_refused(t
     write_checkpoint({"x": torch.arange(50)}, path)
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole * 2)
-    with refused():
+    with refused("last.pt: refused: there is data before the archive"):
         read_checkpoint(path)
     header = whole.rindex(b"PK\1\2", 0, whole.index(b"/data/0", whole.index(b"PK\1\2")))
     for offset, value in ((38, 0x10), (46, 0)):  # external attributes; the first letter of the name
         damaged = whole.copy()
         damaged[header + offset] = value
         path.write_bytes(damaged)
-        with refused():
+        with refused("last.pt: refused: it holds folders or entries without a name"):
             read_checkpoint(path)
 
 
@@ -258,20 +326,40 @@ def test_a_flipped_bit_is_refused(tmp_path):
     data, weight = bytearray(path.read_bytes()), read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
     data[bytes(data).index(weight)] ^= 1
     path.write_bytes(data)
-    with refused():
+    with refused("last.pt: damaged checkpoint (the checksum of its entry archive/data/0 is wrong)"):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("value", [{"epoch": -1}, {"epoch": True}, {"steps": 1}, {"loss_sums": ["x"]}, {5: 5}])
-def test_an_impossible_progress_is_refused(value):
-    with refused():
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"epoch": -1}, "epoch: must be at least 0, got -1"),
+        ({"epoch": True}, "epoch: must be a whole number, got True"),
+        ({"steps": 1}, "unknown key 'steps' (did you mean 'step'?)"),
+        ({"loss_sums": ["x"]}, "loss_sums (0): must be a number, got 'x'"),
+        ({5: 5}, "unknown key '5'"),
+    ],
+)
+def test_an_impossible_progress_is_refused(value, message):
+    with refused(f"last.pt: damaged checkpoint: progress: {message}"):
         build(Progress, value, "last.pt: damaged checkpoint: progress")
 
 
-@pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])
-def test_weights_that_are_not_tensors_are_refused(tmp_path, weight):
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("x", "x.pt: damaged checkpoint: model: w: must be Tensor, got 'x'"),
+        (None, "x.pt: damaged checkpoint: model: w: must be Tensor, got None"),
+        ({}, "x.pt: damaged checkpoint: model: w: must be Tensor, got {}"),
+        (
+            torch.zeros(2, 2).to_sparse(),
+            "x.pt: refused: a tensor is of a kind that no detector has (torch._utils._rebuild_sparse_tensor)",
+        ),
+    ],
+)
+def test_weights_that_are_not_tensors_are_refused(tmp_path, weight, message):
     write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
-    with refused():
+    with refused(message):
         read_checkpoint(tmp_path / "x.pt")
 
 
@@ -284,5 +372,8 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
     run = {"config": asdict(DESCRIPTION.config), "run": asdict(STATUS)}
     write_checkpoint(content | state | run, tmp_path / "last.pt")
-    with refused():
+    with refused(
+        "last.pt: does not fit this run: size mismatch for model.0.bn.num_batches_tracked: copying a "
+        "param with shape torch.Size([8]) from checkpoint, the shape in current model is torch.Size([])."
+    ):
         Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, SimpleNamespace(model=model))

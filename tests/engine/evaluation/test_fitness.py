@@ -38,9 +38,31 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
     assert Fitness.parse(text, NAMES) == Fitness(*expected)
 
 
-@pytest.mark.parametrize("text", ["AP:RBD", "AP:9", "AP5", "AP:", "", "mAP:RBC"])
-def test_an_unknown_metric_or_class_is_refused(text):
-    with refused():
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("AP:RBD", "--fitness RBD: the data set has no class of this name (did you mean 'RBC'?)"),
+        ("AP:9", "--fitness 9: the data set has classes 0 to 3"),
+        (
+            "AP5",
+            "--fitness AP5: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data "
+            "set (did you mean 'AP75'?)",
+        ),
+        (
+            "AP:",
+            "--fitness AP:: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data "
+            "set (did you mean 'AP'?)",
+        ),
+        ("", "--fitness : neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data set"),
+        (
+            "mAP:RBC",
+            "--fitness mAP:RBC: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the "
+            "data set (did you mean 'RBC'?)",
+        ),
+    ],
+)
+def test_an_unknown_metric_or_class_is_refused(text, message):
+    with refused(message):
         Fitness.parse(text, NAMES)
 
 
@@ -54,7 +76,7 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
         assert Fitness.parse(f"AP75:c{number}", names).of(result) == pytest.approx(precision[5, :, number, 0].mean())
     assert Fitness.parse("AP", names).of(result) == result.ap
     assert np.isnan(Fitness.parse(names[-1], names).of(result))
-    with refused():
+    with refused("--fitness AP:c3: the validation images have no object of this class to score"):
         Fitness.parse(names[-1], names).check_objects(gt)
 
 

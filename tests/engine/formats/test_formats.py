@@ -98,7 +98,7 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
         torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5)
         assert expected_scores.amax() - expected_scores.amin() > 0.2  # there is something to compare
     if not metadata.dynamic:
-        with refused():
+        with refused(f"{name}: takes inputs of 64x96 pixels (height x width), not 96x64"):
             model(images(1, 96, 64))
 
 
@@ -325,7 +325,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tin
     for domain in ("com.microsoft", "my.domain"):
         node.domain = proto.graph.node[0].domain = proto.opset_import[-1].domain = domain
         (folder / "a.onnx").write_bytes(proto.SerializeToString())
-        with refused():
+        with refused("models/a.onnx: cannot be opened (...)"):
             opening.open_model(folder / "a.onnx", device=CPU, trust=True)
 
 
@@ -368,7 +368,7 @@ def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path
         assert torch.equal(found[0], expected[0])
     assert not is_exported(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
-    with refused():
+    with refused("folder.onnx: is a folder without an exported model"):
         open_model(tmp_path / "folder.onnx", device=CPU, trust=True)
 
 
@@ -406,7 +406,7 @@ def test_the_table_of_runtimes_knows_the_installed_one(packages: None, tmp_path:
 
 
 def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
-    with refused():
+    with refused("--opset 99: torch wrote opset ... instead; use that"):
         build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99))
 
 

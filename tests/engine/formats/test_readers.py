@@ -49,15 +49,7 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"),
-    [
-        ("raw", {}),
-        ("raw", {"dynamic": True}),
-        ("raw", {"batch": 3}),
-        ("end2end", {}),
-        ("end2end", {"dynamic": True}),
-        ("end2end", {"batch": 3}),
-    ],
+    ("layout", "changes"), [("raw", {}), ("raw", {"dynamic": True}), ("end2end", {}), ("end2end", {"batch": 3})]
 )
 def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):

@@ -139,14 +139,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "message"),
     [
-        "user_hooks", ":Watch", "user_hook:Watch", "user_broken:x", "user_lacks:x", "user_raises:x", "utils:Needs",
-        *(f"user_hooks:{name}" for name in ("Wach", "Typo", "Refuses", "Needs", "Computed", "nothing")),
+        ("user_hooks", "must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py"),
+        (":Watch", "must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py"),
+        ("user_hook:Watch", "ModuleNotFoundError: No module named 'user_hook'"),
+        ("user_broken:x", ".../user_broken.py:2: SyntaxError: invalid syntax"),
+        ("user_lacks:x", ".../user_lacks.py:2: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("user_raises:x", ".../user_raises.py:2: SystemExit: 3"),
+        ("utils:Needs", "AttributeError: module 'utils' has no attribute 'Needs'"),
+        ("user_hooks:Wach", "AttributeError: module 'user_hooks' has no attribute 'Wach'"),
+        (
+            "user_hooks:Typo",
+            "'on_epoch_end' is not a callback (did you mean 'on_epoch'?); callbacks are on_start, on_step, on_epoch, "
+            "on_end",
+        ),
+        ("user_hooks:Refuses", ".../user_hooks.py:72: ValueError: no"),
+        ("user_hooks:Needs", "TypeError: Needs.__init__() missing 1 required positional argument: 'argument'"),
+        ("user_hooks:Computed", ".../user_hooks.py:84: LookupError: too early"),
+        ("user_hooks:nothing", "has no callback; callbacks are on_start, on_step, on_epoch, on_end"),
     ],
-)  # fmt: skip
-def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, source):
-    with refused() as caught:
+)
+def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, source, message):
+    with refused(f"--callbacks {source}: {message}") as caught:
         load_callbacks(source)
     unread = ["--data", str(write_dataset(folder / "set", train=0, val=0))]
     assert error_of(capsys, train.main, *SMALL, *unread, "--callbacks", source) == f"error: {caught.value}"

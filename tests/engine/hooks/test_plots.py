@@ -1,15 +1,18 @@
 """Sheets of images, and what TensorBoard shows."""
 
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from engine.checkpoint.checkpoint import Progress
 from engine.hooks.plots import TimeBudget, add_image, add_pr_curves, draw_batch
 from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
+from engine.run.run import NewRun
 from utils.structures import Batch, Detections, EvalResult, Targets
 
 NAMES = ("Katze", "größer", "снег", "猫")
@@ -108,6 +111,8 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = TensorBoard(tmp_path)
+    settings = SimpleNamespace(by_name=dict)
+    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(start=NewRun(), settings=settings)))
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.finish(None)

@@ -28,8 +28,8 @@ OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.de
 def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> SimpleNamespace:
     shown = dict(losses)
     progress = SimpleNamespace(epoch=epoch, batch=0, mean_losses=lambda names: shown)
-    step, plan = SimpleNamespace(criterion=SimpleNamespace(names=())), SimpleNamespace(steps=steps, accumulate=1)
-    parts = {"progress": progress, "step": step, "plan": plan, "ctx": DistributedContext.single(), "losses": shown}
+    step, plan = SimpleNamespace(criterion=SimpleNamespace(names=())), SimpleNamespace(per_epoch=steps, accumulate=1)
+    parts = {"progress": progress, "step": step, "steps": plan, "ctx": DistributedContext.single(), "losses": shown}
     return SimpleNamespace(**parts, epochs=epochs, images=16, data_wait_s=0.0)
 
 

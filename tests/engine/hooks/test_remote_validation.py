@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,14 +12,12 @@ import torch.distributed as dist
 
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DataSource
 from data.source.open import open_data
-from engine.commands.eval_rank import _Scorer
 from engine.eval_ranks.evaluators import common_facts
-from engine.eval_ranks.messages import discard_message, post_message, read_message
-from engine.hooks.remote_validation import pending_epoch
+from engine.eval_ranks.messages import Setup, Weights, discard_message, post_message, read_message
+from engine.eval_ranks.process import _Scorer
+from engine.run.run import NewRun, RunSettings, training_source
 from models.detector import build_detector
-from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
@@ -106,7 +103,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
-        assert read_checkpoint(tmp_path / "exp" / "last.pt")["hooks"]["remote_validation"]["ema"]
+        assert read_checkpoint(tmp_path / "exp" / "last.pt")["pending"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
@@ -157,25 +154,24 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
     config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
     model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
-    spec = open_data(DataSource.of_training(config, known_root="", stored_in=""), ctx)
+    source = training_source(config, NewRun())
+    spec = open_data(source, ctx)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
-    setup = {
-        "config": config,
-        "hyp": Hyperparameters(),
-        "device": "cuda",
-        "threads": torch.get_num_threads(),
-        "data_root": "",
-        "stored_in": "",
-        "val_images": [],
-        "names": ["light", "dark"],
-        "model_spec": model.spec,
-        "facts": facts,
-        "ema": model.state_dict(),
-        "class_weights": None,
-    }
-    scores = _Scorer(ctx, config, (), setup)({"ema": model.state_dict(), "closing": False})
-    assert scores["result"].num_images == 5
+    setup = Setup(
+        settings=RunSettings(config, Hyperparameters()),
+        device="cuda",
+        threads=torch.get_num_threads(),
+        source=source,
+        val_images=[],
+        names=["light", "dark"],
+        model_spec=model.spec,
+        facts=facts,
+        ema=model.state_dict(),
+        class_weights=None,
+    )
+    scores = _Scorer(ctx, config, (), setup)(Weights(model.state_dict(), is_closing=False))
+    assert scores.result.num_images == 5
 
 
 @pytest.mark.parametrize(
@@ -205,18 +201,3 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
     discard_message(store, "m")
     assert store.num_keys() == 0
     assert read_message(store, "m") is None
-
-
-@pytest.mark.parametrize(
-    "change", [{"row": {"time": "x"}}, {"is_closing": 1}, {"ema": None}, {"progress": {"epoch": -1}}]
-)
-def test_an_impossible_pending_epoch_is_refused(change):
-    good = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}
-
-    def read(**hooks: dict) -> int | None:
-        pending = pending_epoch(SimpleNamespace(path=Path("last.pt"), hooks=hooks))
-        return pending and pending.epoch.number
-
-    assert [read(), read(remote_validation=good)] == [None, 3]
-    with refused():
-        read(remote_validation=good | change)

@@ -13,6 +13,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.results import ClassScores, EpochResults, ResultsCsv, TensorBoard
+from engine.run.run import ContinuedRun, NewRun
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
@@ -25,7 +26,9 @@ def settings_of(**values: object) -> SimpleNamespace:
 
 
 def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    return SimpleNamespace(progress=Progress(epoch=epoch), run=SimpleNamespace(settings=settings_of(**settings)))
+    start = ContinuedRun(SimpleNamespace()) if epoch else NewRun()
+    run = SimpleNamespace(settings=settings_of(**settings), start=start)
+    return SimpleNamespace(progress=Progress(epoch=epoch), run=run)
 
 
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
@@ -71,14 +74,22 @@ def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "title", "scores"),
+    ("epochs", "progress", "title", "scores"),
     [
-        ([(2, True), (1, False)], "best.pt, after epoch 1:", ["1.0000", "1.0000"]),
-        ([(1, True), (2, True), (0, False)], "best.pt, after epoch 2:", ["1.0000", "1.0000"]),
-        ([(1, False), (1, False)], "last.pt, after epoch 2:", ["1.0000", "0.0000"]),  # resumed after the best epoch
+        ([(2, True), (1, False)], Progress(epoch=2, best_epoch=1), "best.pt, after epoch 1:", ["1.0000", "1.0000"]),
+        (
+            [(1, True), (2, True), (0, False)],
+            Progress(epoch=4, best_epoch=2),
+            "best.pt, after epoch 2:",
+            ["1.0000"] * 2,
+        ),
+        # resumed after the best epoch, or with the best one validated again
+        ([(1, False), (1, False)], Progress(epoch=2), "last.pt, after epoch 2:", ["1.0000", "0.0000"]),
+        ([(1, False), (1, False)], Progress(epoch=3), "newest validation, after epoch 2:", ["1.0000", "0.0000"]),
+        ([(1, False), (1, False)], Progress(epoch=2, best_epoch=2), "best.pt, after epoch 2:", ["1.0000", "0.0000"]),
     ],
 )
-def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, scores):
+def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, progress, title, scores):
     configure_logging(True)
     hook = ClassScores(TRUTH, NAMES)
     hook.finish(trainer_at())
@@ -86,7 +97,9 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, title, s
     for number, (finds, is_best) in enumerate(epochs, 1):
         hook.record(trainer_at(), scored(number, finds=finds, is_best=is_best))
     hook.record(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
-    hook.finish(trainer_at())
+    trainer = trainer_at()
+    trainer.progress = progress
+    hook.finish(trainer)
     first, *table = capsys.readouterr().out.splitlines()
     assert first == title
     assert [line.split()[0] for line in table] == ["class", "all", "dog", "cat"]  # no score without objects
@@ -129,6 +142,20 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     assert text == "    epochs: 3\n    data: coco.yaml"
 
 
+@pytest.mark.parametrize(("first", "values"), [(3, [1.0, 2.0, 30.0]), (1, [30.0])], ids=["resumed", "new, --exist-ok"])
+def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, values):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for epochs in (range(1, 6), [first]):
+        board = TensorBoard(tmp_path)
+        board.start(trainer_at(epochs[0] - 1))
+        add(board, [(epoch, {"AP": epoch * (1.0 if len(epochs) > 1 else 30.0 / first)}) for epoch in epochs])
+        board.finish(trainer_at())
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [e.value for e in events.Scalars("AP")] == values
+
+
 def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     configure_logging(True)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -149,6 +176,7 @@ def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    board.start(trainer_at())
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", fail)
     for number in (1, 2):
         add(board, [(number, {"loss": 1.0})])
@@ -157,10 +185,18 @@ def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
-@pytest.mark.parametrize("text", ["a\n0\n", "folder", "pipe", "device"])
-def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n0\n", "results.csv: not a results file of this program; move it away"),
+        ("folder", "results.csv: cannot be read (is a folder, not a file); move it away"),
+        ("pipe", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
+        ("device", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
+    ],
+)
+def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text, message):
     path = tmp_path / "results.csv"
     special = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
     special.get(text, lambda: path.write_text(text))()
-    with refused():
+    with refused(message):
         ResultsCsv(path)

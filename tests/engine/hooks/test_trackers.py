@@ -21,6 +21,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
 from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
+from engine.run.run import ContinuedRun, NewRun
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -79,14 +80,23 @@ class Process:
     """A process of a run, which starts or resumes at epoch ``first``."""
 
     def __init__(
-        self, folder: Path, service: Service, first: int = 1, settings: Mapping[str, Any] = SETTINGS, **limits: float
+        self,
+        folder: Path,
+        service: Service,
+        first: int = 1,
+        settings: Mapping[str, Any] = SETTINGS,
+        trains_like: bool = True,
+        **limits: float,
     ) -> None:
         self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
+        start = ContinuedRun(SimpleNamespace()) if first > 1 else NewRun()
         run = SimpleNamespace(
-            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), checkpoint=None, config=TrainConfig()
+            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), start=start, config=TrainConfig()
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
-        self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress)
+        description = SimpleNamespace(trains_like=lambda _: trains_like)
+        checkpointer = SimpleNamespace(description=description)
+        self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress, checkpointer=checkpointer)
         hooks.call("start", self.trainer)
 
     def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
@@ -135,6 +145,23 @@ def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
     process(tmp_path, service, range(3, 7))
     assert service.epochs == [1, 2, 3, 4, 5, 6]
     assert (service.keys, service.ends) == (["", "k"], [False, True])
+
+
+@pytest.mark.parametrize(
+    ("first", "trains_like", "key", "epochs"),
+    [
+        (3, True, "k", [1, 2, 3, 4]),  # a repeated epoch has the results of before
+        (3, False, "", [1, 2, 3]),  # other settings: a second tracked run, of the epochs that results.csv has
+        (5, False, "k", [1, 2, 3, 4, 5]),  # nothing is repeated
+    ],
+)
+def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_path, first, trains_like, key, epochs):
+    service = MemoryService()
+    process(tmp_path, service, range(1, 5))
+    resumed = MemoryService()
+    resumed.epochs = list(service.epochs) if key else []
+    process(tmp_path, resumed, [first], trains_like=trains_like)
+    assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):

@@ -88,13 +88,17 @@ def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkey
         assert [frame.path for frame in open_source(str(source))] == [str(tmp_path / "a.JFIF")]
         assert caplog.messages == [f"{source}: 2 files left out, first {why}"]
         caplog.clear()
-    with refused():
+    with refused("photo: its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg"):
         open_source(str(tmp_path / "photo"))
     (tmp_path / "list.txt").write_text("scan.heic\n")
-    with refused():
+    with refused("list.txt:1: scan.heic: .heic files are not supported; convert them to JPEG or PNG"):
         open_source(str(tmp_path / "list.txt"))
     (tmp_path / "a.JFIF").unlink()
-    with refused():
+    with refused(
+        "...: no image or video in this folder (use a glob for its subfolders: .../**/*); 2 files left "
+        "out, first .../photo: its content is that of a .jpg file, but its suffix is not; rename it to "
+        "end in .jpg"
+    ):
         open_source(str(tmp_path))
 
 
@@ -194,38 +198,66 @@ def test_an_address_without_a_server_is_one_line():
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "message"),
     [
-        "nowhere.jpg", "empty", "notes.md", "*.png", "empty.txt", "list.txt", "bad.txt", "/~nobody-here/a.jpg", "/²",
-        "/12345678901234567890", "///[a", "/http://[a", "/rtsp://me:secret@[a",
+        (
+            "nowhere.jpg",
+            "nowhere.jpg: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL",
+        ),
+        ("empty", "empty: no image or video in this folder (use a glob for its subfolders: .../empty/**/*)"),
+        ("notes.md", "notes.md: '.md' is not the suffix of an image or a video"),
+        ("*.png", "*.png: the pattern matches no image or video"),
+        ("empty.txt", "empty.txt: the list names no file"),
+        ("list.txt", "list.txt:2: gone.png: no such file"),
+        ("bad.txt", "bad.txt:1: notes.md: '.md' is not the suffix of an image or a video"),
+        (
+            "/~nobody-here/a.jpg",
+            "~nobody-here/a.jpg: no such file or folder; a source is an image, folder, glob, video, list, "
+            "webcam or URL",
+        ),
+        ("/²", "²: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL"),
+        (
+            "/12345678901234567890",
+            "12345678901234567890: no such file or folder; a source is an image, folder, glob, video, list, "
+            "webcam or URL",
+        ),
+        ("///[a", "//[a: the pattern matches no image or video"),
+        ("/http://[a", "http://[a: cannot be opened"),
+        ("/rtsp://me:secret@[a", "rtsp://[a: cannot be opened"),
     ],
-)  # fmt: skip
-def test_mistakes_are_reported_before_anything_is_read(tmp_path, source):
+)
+def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message):
     (tmp_path / "empty").mkdir()
     save_image(tmp_path / "here.jpg", 3)
     texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\ngone.png\n", "bad.txt": "notes.md\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    with refused():
+    with refused(message):
         open_source(source[1:] if source.startswith("/") else str(tmp_path / source))
 
 
 def test_a_missing_webcam_and_a_url_without_frames_are_one_line(capfd, monkeypatch):
-    with refused():
+    with refused("webcam 97: not found, or in use"):
         open_source("97")
     assert capfd.readouterr().err == ""  # the script prints one line; OpenCV prints none
     unreadable = SimpleNamespace(get=lambda _: 48.0, grab=lambda: False, release=lambda: None)
     monkeypatch.setattr(frame_reading, "_open_stream", lambda _: unreadable)
-    with refused():
+    with refused("http://127.0.0.1/clip.mp4: no frame can be read; download the video and give its path"):
         list(open_source("http://127.0.0.1/clip.mp4"))
 
 
-@pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
-def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken.jpg", "broken.jpg: cannot be decoded (damaged, or not an image)"),
+        ("broken.mp4", "broken.mp4: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)"),
+    ],
+)
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name, message):
     (tmp_path / name).write_bytes(b"not what the suffix says")
-    with refused():
+    with refused(message):
         list(open_source(str(tmp_path / name)))
-    with refused():
+    with refused(message):
         list(open_source(str(tmp_path)))
     save_image(tmp_path / "good.png", 5)
     problem, frame = open_source(str(tmp_path))
@@ -369,5 +401,21 @@ def test_a_silent_stream_is_one_line_and_max_frames_limits_a_stream(monkeypatch)
     camera = Camera(5)
     frames = open_source("rtsp://camera/1")
     threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
-    with refused():
+    with refused("rtsp://camera/1: no frame for 0 s"):
         next(frames)
+
+
+def test_a_stream_that_cannot_be_read_says_why():
+    """An error in the thread that reads is raised at once, not after the time without a frame."""
+
+    class Camera:
+        def read(self):
+            raise cv2.error("unplugged")
+
+        def release(self):
+            released.append(True)
+
+    released = []
+    with pytest.raises(UserError, match=r"camera: its frames cannot be read \(unplugged\)"):
+        next(newest_frames(Camera(), "camera"))
+    assert released == [True]

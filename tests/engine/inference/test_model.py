@@ -71,9 +71,14 @@ def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
     rows = torch.cat((BOXES[:4], torch.tensor([[0.9, 1.9998], [0.8, 0.0], [0.0, -1.0], [0.0, torch.nan]])), 1)
     _, scores = decoded(opened(rows, replace(OURS, layout="end2end")), batch=1)
     assert scores[0].tolist() == [[0, 0, pytest.approx(0.9)], [pytest.approx(0.8), 0, 0], [0, 0, 0], [0, 0, 0]]
-    for number in (3.0, -1.0, 77.0, torch.nan):
+    for number, message in (
+        (3.0, "model.onnx: predicts class 3, but its classes are 0 to 2"),
+        (-1.0, "model.onnx: predicts class -1, but its classes are 0 to 2"),
+        (77.0, "model.onnx: predicts class 77, but its classes are 0 to 2"),
+        (torch.nan, "model.onnx: predicts class nan, but its classes are 0 to 2"),
+    ):
         rows[1, 5] = number
-        with refused():
+        with refused(message):
             decoded(opened(rows, replace(OURS, layout="end2end")))
 
 
@@ -83,7 +88,7 @@ def test_an_output_for_another_number_of_images_is_refused():
     session = Session(lambda images: output, {}, (None, 3, 64, 96))
     model = ExportedModel(session, OURS, Path("a.onnx"), CPU, reopen=lambda: model)
     assert decoded(model, batch=1)[0].shape == (1, 5, 4)
-    with refused():
+    with refused("a.onnx: returns results of 1 for a batch of 2 images"):
         decoded(model, batch=2)
 
 
@@ -108,15 +113,20 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     pixels = torch.rand(images, 3, 64, 96)
     (output,) = model(pixels)
     torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
-    with refused():
+    with refused("model.onnx: takes inputs of 64x96 pixels (height x width), not 96x64"):
         model(torch.zeros(1, 3, 96, 64))
 
 
 @pytest.mark.parametrize(
-    ("shape", "metadata"), [((7, 5), replace(OURS, names=("a",))), ((300, 6), ExportMetadata()), ((5,), OURS)]
+    ("shape", "metadata", "message"),
+    [
+        ((7, 5), replace(OURS, names=("a",)), "model.onnx: its output [1, 7, 5] does not fit 1 class"),
+        ((300, 6), ExportMetadata(), "model.onnx: holds no class names, nor their number; export it with its metadata"),
+        ((5,), OURS, "model.onnx: its output [1, 5] is not one of a detector"),
+    ],
 )
-def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata):
-    with refused():
+def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata, message: str):
+    with refused(message):
         opened(torch.zeros(shape), metadata)
 
 
@@ -144,22 +154,34 @@ def test_foreign_metadata_is_read_without_running_it():
     plain = {"names": {0: "cat"}, "stride": 32, "imgsz": [64, 64], "batch": 1}  # a YAML's
     assert parse_metadata(plain).names == ("cat",)
     assert parse_metadata({"stride": "[8, 16, 32]"}).stride == 32
-    names = ("__import__('os').getcwd()", "{0: open('x')}", "{1: 'cat'}", "((((", "{0: 1")
-    data = ("7", '{"source": 7}', '["a"]')
-    for key, broken in (
-        *(("names", value) for value in names),
-        *(
-            ("stride", "[1, 'a']"),
-            ("imgsz", "['x', 640]"),
-            ("batch", "-1"),
-            ("imgsz", "[1, 2, 3]"),
-            ("task", "segment"),
-        ),
-        *(("lockstep", f'{{"version": 1, "layout": "raw", "data": {value}}}') for value in data),
-        ("lockstep", '{"version": 99}'),
-    ):
-        with refused():
-            parse_metadata({key: broken})
+
+
+def lockstep_metadata(data: str) -> str:
+    return f'{{"version": 1, "layout": "raw", "data": {data}}}'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("names", "__import__('os').getcwd()", """damaged metadata ('names' is "__import__('os').getcwd()")"""),
+        ("names", "{0: open('x')}", """damaged metadata ('names' is "{0: open('x')}")"""),
+        ("names", "{1: 'cat'}", "damaged metadata ('names' does not number the classes from 0)"),
+        ("names", "((((", "damaged metadata ('names' is '((((')"),
+        ("names", "{0: 1", "damaged metadata ('names' is '{0: 1')"),
+        ("stride", "[1, 'a']", "damaged metadata: stride: must be a whole number, got 'a'"),
+        ("imgsz", "['x', 640]", "damaged metadata: imgsz_hw (0): must be a whole number, got 'x'"),
+        ("batch", "-1", "damaged metadata: batch: must be at least 1, got -1"),
+        ("imgsz", "[1, 2, 3]", "damaged metadata: imgsz_hw: must be 2 values, got (1, 2, 3)"),
+        ("task", "segment", "the model's task is 'segment', not detection"),
+        ("lockstep", lockstep_metadata("7"), "damaged metadata: data: must be 'key: value' lines, got 7"),
+        ("lockstep", lockstep_metadata('{"source": 7}'), "damaged metadata: data: source: must be text, got 7"),
+        ("lockstep", lockstep_metadata('["a"]'), "damaged metadata: data: must be 'key: value' lines, got ['a']"),
+        ("lockstep", '{"version": 99}', "exported by a newer version (format 99); update this program"),
+    ],
+)
+def test_damaged_metadata_is_one_line_and_never_run(key: str, value: str, message: str):
+    with refused(message):
+        parse_metadata({key: value})
 
 
 def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
@@ -191,9 +213,9 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         pytest.importorskip("onnxruntime")
     if name == "a.xml":
         pytest.importorskip("openvino")
-    with refused():
+    with refused(f"{name}: no such file"):
         open_model(tmp_path / name, device=CPU)
     (tmp_path / name).write_bytes(b"not a model")
     (tmp_path / "a.bin").write_bytes(b"")
-    with refused():
+    with refused(f"{name}: cannot be opened (...)"):
         open_model(tmp_path / name, device=CPU, trust=True)

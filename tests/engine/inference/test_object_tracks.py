@@ -3,8 +3,10 @@ evaluator (motmetrics). Without these packages the tests are skipped."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +37,11 @@ from utils.config.settings import OBJECT_TRACKERS
 from utils.drawing.draw import class_colors
 from utils.errors import UserError
 
-supervision = pytest.importorskip("supervision")
-trackers = pytest.importorskip("trackers")
+# Imported where they are used: they take seconds, and every process of pytest-xdist reads this file.
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("supervision", "trackers")),
+    reason="needs supervision and trackers",
+)
 
 THRESHOLD = 0.5
 
@@ -91,6 +96,9 @@ def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Pre
 
 def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
     """Ids and boxes of ByteTrack without this program."""
+    import supervision
+    import trackers
+
     tracker = trackers.ByteTrackTracker(
         frame_rate=FPS, track_activation_threshold=THRESHOLD, high_conf_det_threshold=THRESHOLD
     )
@@ -143,6 +151,8 @@ def test_every_tracker_follows_most_objects(name, predictor, frames, video):
 
 def test_sources_of_frames_give_the_same(predictor, frames, video, tmp_path):
     """A folder of images, its glob and an iterable of arrays have the rate of 30 frames per second."""
+    import trackers
+
     expected = [result.boxes.data.tolist() for result in predictor.track(frames[i].image for i in range(60))]
     folder = write_images(tmp_path / "images", frames[:60])
     for source in (folder, f"{folder}/*.png", sorted(folder.iterdir())):
@@ -180,6 +190,52 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
     assert {1.0, 2.0} <= set(results[19].boxes.id.tolist())
 
 
+def test_the_tracker_of_a_finished_sequence_is_dropped(predictor, frames, video, tmp_path):
+    """Whether it is a video or a folder."""
+    import trackers
+
+    for name in ("a", "b", "c"):
+        write_images(tmp_path / name, frames[:6])
+        (tmp_path / name / "clip.mp4").write_bytes(video.read_bytes())
+    made = []
+
+    def new_tracker():
+        assert sum(tracker() is not None for tracker in made) <= 1
+        tracker = trackers.ByteTrackTracker()
+        made.append(weakref.ref(tracker))
+        return tracker
+
+    for _ in predictor.track(f"{tmp_path}/*/*", tracker=new_tracker, vid_stride=20):
+        pass
+    assert len(made) == 6
+
+
+def test_a_list_may_mix_sequences_and_spell_a_folder_in_two_ways(frames, scene_weights, tmp_path, monkeypatch):
+    """Each image has its number in the folder, and the tracks are those of one folder after the other."""
+    for name in ("a", "b"):
+        write_images(tmp_path / name, frames[:20])
+    flags = ["--weights", scene_weights, "--project", tmp_path / "runs", "--track", "--save-txt", "--nosave"]
+    run(frames, monkeypatch, *flags, "--source", tmp_path / "a")
+    names = [f"{i:06d}.png" for i in range(20)]
+    other_spelling = [f"b/../a/{name}" if i % 3 else f"a/{name}" for i, name in enumerate(names)]
+    mixed = [line for name, of_a in zip(names, other_spelling) for line in (f"b/{name}", of_a)]
+    (tmp_path / "list.txt").write_text("\n".join(mixed))
+    run(frames, monkeypatch, *flags, "--source", tmp_path / "list.txt")
+    expected = (tmp_path / "runs" / "exp" / "tracks" / "a.txt").read_text()
+    assert expected
+    for name in ("a", "b"):
+        assert (tmp_path / "runs" / "exp2" / "tracks" / f"{name}.txt").read_text() == expected
+
+
+def test_images_of_a_program_are_one_sequence(predictor, frames, tmp_path):
+    """Whatever folders their files are in."""
+    for name in ("a", "b"):
+        write_images(tmp_path / name, frames[:24])
+    paths = [tmp_path / "ab"[i % 2] / f"{i:06d}.png" for i in range(24)]
+    expected = [result.boxes.data.tolist() for result in predictor.track(tmp_path / "a")]
+    assert [result.boxes.data.tolist() for result in predictor.track(paths)] == expected
+
+
 def test_skipped_frames_of_live_streams_are_told(frames):
     """A tracker that knows the time follows objects over gaps in which they have moved far."""
     tracks = ObjectTracks("bytetrack", THRESHOLD)
@@ -188,12 +244,13 @@ def test_skipped_frames_of_live_streams_are_told(frames):
         given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
         table, found = tracks.update(given, detections_in(frame))
         ids.append(dict(zip(table.classes.tolist(), found.tolist())))
-    (tracker,) = tracks._trackers.values()
-    assert tracker._last_timestamp == 36 / FPS
+    assert tracks._tracker._last_timestamp == 36 / FPS
     assert ids[-1] == ids[2]
 
 
 def test_tracked_results(predictor, video, tmp_path):
+    import supervision
+
     result = list(predictor.track(video))[20]
     boxes = result.boxes
     assert boxes.is_track
@@ -207,8 +264,11 @@ def test_tracked_results(predictor, video, tmp_path):
     assert found.tracker_id.tolist() == boxes.id.tolist()
     assert len(result.numpy().boxes.id) == 6
     result.save_txt(tmp_path / "a.txt", save_conf=True)
-    scores = [float(line.split()[-1]) for line in (tmp_path / "a.txt").read_text().splitlines()]
-    assert scores == pytest.approx(boxes.conf.tolist(), abs=1e-6)
+    rows = np.loadtxt(tmp_path / "a.txt")
+    assert rows[:, 5].tolist() == pytest.approx(boxes.conf.tolist(), abs=1e-6)
+    assert rows[:, 6].tolist() == boxes.id.tolist()
+    result.save_txt(tmp_path / "a.txt")
+    assert np.loadtxt(tmp_path / "a.txt").tolist() == rows[:, [0, 1, 2, 3, 4, 6]].tolist()
 
 
 def test_a_track_keeps_its_color(predictor, video):
@@ -298,19 +358,19 @@ def test_mistakes_are_one_line(predictor, frames, video, tmp_path, scene_weights
     (image,) = write_images(tmp_path / "one", frames[:1]).iterdir()
     for source in (image, image.parent):
         with pytest.raises(UserError, match="is one image; objects are tracked in videos"):
-            next(predictor.track(source))
+            predictor.track(source)
     for source in (frames[0].image, 3.5):
         with pytest.raises(UserError, match=r"track\(\) needs a video, a stream, a folder or an iterable of images"):
-            next(predictor.track(source))
+            predictor.track(source)
     with pytest.raises(UserError, match=r"tracker .bytetrak.: unknown .did you mean .bytetrack."):
-        next(predictor.track(video, tracker="bytetrak"))
+        predictor.track(video, tracker="bytetrak")
     with pytest.raises(UserError, match="persist=True: unknown; a track lasts as long as its source"):
-        next(predictor.track(video, persist=True))
+        predictor.track(video, persist=True)
     with pytest.raises(UserError, match="vid_stride: must be at least 1"):
-        next(predictor.track(video, vid_stride=0))
+        predictor.track(video, vid_stride=0)
     monkeypatch.setitem(sys.modules, "trackers", None)
     with pytest.raises(UserError, match=r"tracking objects: the package trackers .*pip install trackers, or leave"):
-        next(predictor.track(video))
+        predictor.track(video)
 
 
 def test_settings_of_a_call(predictor, video):

@@ -21,9 +21,10 @@ import pytest
 import torch
 
 import export
-from engine.inference.frames import Frame
+from engine.inference.detection_stream import DetectionStream
+from engine.inference.frames import FileProblem, Frame
 from engine.inference.images import as_images
-from engine.inference.predictor import Predictor, SourceFrames, load
+from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
 from engine.inference.settings import Pipeline
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -148,21 +149,26 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
     stored = {"progress": {"confidence": 0.5, "plain_confidence": 0.25}}
     write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
     predictor = load(tmp_path / "a.pt", device="cpu", color="rgb")
-    assert predictor.settings.conf == 0.5
-    assert load(tmp_path / "a.pt", device="cpu", box_voting=False).settings.conf == 0.25
+    assert threshold(predictor) == 0.5
+    assert threshold(load(tmp_path / "a.pt", device="cpu", box_voting=False)) == 0.25
     used = []
     predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or []
     for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
         predictor(picture(), **keywords)
-    predictor.settings = replace(predictor.settings, conf=0.125)
-    predictor(picture(), box_voting=False)
-    assert used == [0.5, 0.25, 0.75, 0.5, 0.125]
+    for chosen in (0.125, 0.5):  # also if it happens to be the default
+        predictor.settings = replace(predictor.settings, conf=chosen)
+        predictor(picture(), box_voting=False)
+    assert used == [0.5, 0.25, 0.75, 0.5, 0.125, 0.5]
+
+
+def threshold(predictor):
+    return predictor.settings.resolve(predictor.model).conf
 
 
 def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_path, capsys, monkeypatch):
     image = picture()
     write_checkpoint(read_checkpoint(weights) | {"progress": {"confidence": 0.125}}, tmp_path / "a.pt")
-    assert [load(tmp_path / "a.pt", device="cpu", conf=conf).settings.conf for conf in (None, 0.5)] == [0.125, 0.5]
+    assert [threshold(load(tmp_path / "a.pt", device="cpu", conf=conf)) for conf in (None, 0.5)] == [0.125, 0.5]
     everything = predictor(image, color="rgb", max_det=300)[0].boxes
     middle = float(everything.conf.sort().values[len(everything) // 2])
     above = [row for row in everything.data.tolist() if row[4] > middle]
@@ -266,7 +272,7 @@ def test_frames_of_a_live_stream_are_not_collected(predictor):
             asked.append(number)
             yield Frame("rtsp://camera", picture(), number, 25.0, True, None, is_live=True)
 
-    for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
+    for number, detected in enumerate(stream_of(predictor, frames())):
         assert (detected.frame.index, asked) == (number, list(range(number + 1)))
 
 
@@ -285,7 +291,7 @@ def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it
     threads = set(threading.enumerate())
     stream = predictor.stream(tmp_path)
     assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
-    with refused():
+    with refused("does not fit"):
         next(stream)
     assert set(threading.enumerate()) <= threads
     stream = predictor.stream(tmp_path)
@@ -358,7 +364,7 @@ def test_a_fixed_canvas(weights, predictor):
     np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
     corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
     np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)
-    with refused():
+    with refused("--imgsz 64: .../best.pt takes 32x96 pixels (height x width) only"):
         Predictor(fixed, imgsz=64)
 
 
@@ -419,16 +425,49 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "message"),
     [
-        *(np.zeros(shape, np.uint8) for shape in ((4, 4, 3), (2, 4, 4, 3), (0, 4), (4, 4, 2))), np.zeros((4, 4)),
-        *(torch.full((3, 4, 4), value) for value in (255.0, float("nan"), 0)), torch.zeros(4, 4),
-        "nowhere.jpg", "https://example.com/a.jpg", ".", "clip.mp4", "", ["", "a.jpg"], 7, ["nowhere.jpg", None],
-        [np.zeros((4, 4), np.uint8), None],
+        (
+            np.zeros((4, 4, 3), np.uint8),
+            "image0.jpg: the order of an array's colors is unknown; give color='bgr' (images from cv2) or color='rgb'",
+        ),
+        (np.zeros((2, 4, 4, 3), np.uint8), "image0.jpg: has shape (2, 4, 4, 3); expected (H, W) or (H, W, channels)"),
+        (np.zeros((0, 4), np.uint8), "image0.jpg: an empty array of shape (0, 4)"),
+        (
+            np.zeros((4, 4, 2), np.uint8),
+            "image0.jpg: 2 channels; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in "
+            "the YAML",
+        ),
+        (np.zeros((4, 4)), "image0.jpg: an array of float64; give uint8, from 0 to 255"),
+        (
+            torch.full((3, 4, 4), 255.0),
+            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
+        ),
+        (
+            torch.full((3, 4, 4), float("nan")),
+            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
+        ),
+        (torch.full((3, 4, 4), 0), "image0.jpg: a tensor of torch.int64; give uint8, or float in [0, 1]"),
+        (torch.zeros(4, 4), "image0.jpg: a tensor of shape (4, 4); expected (3, H, W) or (B, 3, H, W)"),
+        ("nowhere.jpg", "nowhere.jpg: no such image"),
+        (
+            "https://example.com/a.jpg",
+            "https://example.com/a.jpg: images are not downloaded; save it and give the path of the file",
+        ),
+        (".", ".: is a folder; give a list of files, or use stream() or detect.py"),
+        ("clip.mp4", "clip.mp4: is a video; use stream(), which yields a result for each frame, or detect.py"),
+        ("", ": is a folder; give a list of files, or use stream() or detect.py"),
+        (["", "a.jpg"], ": is a folder; give a list of files, or use stream() or detect.py"),
+        (7, "image0.jpg: int is not an image; give a path, numpy array, PIL image, torch tensor or a list"),
+        (["nowhere.jpg", None], "nowhere.jpg: no such image"),
+        (
+            [np.zeros((4, 4), np.uint8), None],
+            "image1.jpg: NoneType is not an image; give a path, numpy array, PIL image, torch tensor or a list",
+        ),
     ],
-)  # fmt: skip
-def test_unusable_images_are_one_line(predictor, source):
-    with refused():
+)
+def test_unusable_images_are_one_line(predictor, source, message):
+    with refused(message):
         predictor(source)
 
 
@@ -443,29 +482,66 @@ def test_odd_shapes(predictor, shape):
     assert result.plot().shape == (*shape[:2], 3)
 
 
+WRONG_TYPE = "classes, imgsz, max_det: must be a list of class numbers or names, and whole numbers, got "
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "message"),
     [
-        *({"imgsz": value} for value in (70, (64, 64), 64.0)), *({"max_det": value} for value in (0, 2.5)),
-        *({"classes": value} for value in ([2], ["disk"], ["x"], 0, "0", [0.5])), {"save": True}, {"stream": True},
-        {"agnostic_nms": True}, {"cnf": 0.1}, {"batch_size": -1}, {"device": 7}, {"color": "BGR"}, {"conf": 25},
-        {"iou": -0.1}, {"conf": "high"},
+        ({"imgsz": 70}, "--imgsz 70: not a multiple of the model's stride 32; use 64 or 96"),
+        ({"imgsz": (64, 64)}, f"{WRONG_TYPE}None, (64, 64) and ..."),
+        ({"imgsz": 64.0}, f"{WRONG_TYPE}None, 64.0 and ..."),
+        ({"max_det": 0}, "max_det: must be at least 1, got 0"),
+        ({"max_det": 2.5}, f"{WRONG_TYPE}None, ... and 2.5"),
+        ({"classes": [2]}, "--classes 2: the model has classes 0 to 1"),
+        ({"classes": ["disk"]}, "--classes disk: the model has no class of this name (did you mean 'disc'?)"),
+        ({"classes": ["x"]}, "--classes x: the model has no class of this name; its classes: disc, ring"),
+        ({"classes": 0}, f"{WRONG_TYPE}0, ..."),
+        ({"classes": "0"}, f"{WRONG_TYPE}'0', ..."),
+        ({"classes": [0.5]}, f"{WRONG_TYPE}[0.5], ..."),
+        ({"save": True}, "save=True: unknown; results have save()"),
+        ({"stream": True}, "stream=True: unknown; model.stream(source) yields the results one by one"),
+        ({"agnostic_nms": True}, "agnostic_nms=True: unknown (did you mean 'agnostic'?)"),
+        ({"cnf": 0.1}, "cnf=0.1: unknown (did you mean 'conf'?)"),
+        ({"batch_size": -1}, "batch_size: must be at least 0, got -1"),
+        ({"device": 7}, "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
+        ({"color": "BGR"}, "color: must be 'rgb' or 'bgr', got 'BGR'"),
+        ({"conf": 25}, "conf: must be between 0 and 1, got 25"),
+        ({"iou": -0.1}, "iou: must be between 0 and 1, got -0.1"),
+        ({"conf": "high"}, "conf: must be between 0 and 1, got 'high'"),
     ],
-)  # fmt: skip
-def test_unfit_settings_are_one_line(weights, predictor, settings, monkeypatch):
+)
+def test_unfit_settings_are_one_line(weights, predictor, settings, message, monkeypatch):
+    """They are those of a call, and but for two also of `load`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused():
+    with refused(message):
         predictor(picture(), **{"color": "rgb"} | settings)
     if not {"batch_size", "color"} & set(settings):
-        with refused():
+        with refused(message):
             load(weights, **{"device": "cpu"} | settings)
 
 
-@pytest.mark.parametrize("arguments", [("nowhere.pt",), ("",), (None,), ("yolov8nn",), ("best.pt", "0,1")])
-def test_models_that_cannot_be_opened(arguments, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("nowhere.pt",),
+            "nowhere.pt: neither a file nor the name of public weights; public weights: yolox_nano, "
+            "yolox_tiny, yolox_s, yolox_m, yolox_l, yolox_x, yolov9t, yolov9s, yolov9m, yolov9c, yolov5n, "
+            "yolov5s, yolov5m, yolov5l, yolov5x, yolov5n6, yolov5s6, yolov5m6, yolov5l6, yolov5x6, yolov8n, "
+            "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
+            "yolo26s, yolo26m, yolo26l, yolo26x",
+        ),
+        (("",), "'': is not a path; give a checkpoint, an exported file, or the name of public weights"),
+        ((None,), "None: is not a path; give a checkpoint, an exported file, or the name of public weights"),
+        (("yolov8nn",), "yolov8nn: neither a file nor the name of public weights (did you mean 'yolov8n'?)"),
+        (("best.pt", "0,1"), "--device 0,1: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
+    ],
+)
+def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path, device = (*arguments, "cpu")[:2]
-    with refused():
+    with refused(message):
         load(path, device=device)
 
 
@@ -488,20 +564,83 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
     pillow = pytest.importorskip("PIL.Image")
     cv2.imwrite(str(tmp_path / "a.png"), picture())
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:400])
-    for source in (pillow.new("RGB", (0, 10)), pillow.new("F", (8, 8)), pillow.open(tmp_path / "a.png")):
-        with refused():
+    for source, message in (
+        (pillow.new("RGB", (0, 10)), "image0.jpg: an empty image of 0x10 pixels"),
+        (pillow.new("F", (8, 8)), "image0.jpg: PIL mode F has no defined range; convert it to L or RGB"),
+        (pillow.open(tmp_path / "a.png"), "a.png: cannot be decoded (image file is truncated)"),
+    ):
+        with refused(message):
             predictor(source)
-    with refused():
-        next(predictor.stream("clip.mp4", vid_stride=0))
-    with refused():
+    with refused("vid_stride: must be at least 1, got 0"):
+        predictor.stream("clip.mp4", vid_stride=0)
+    with refused("amp: must be one of auto, off, bf16, fp16, got 'bfloat16'"):
         load(weights, device="cpu", amp="bfloat16")
 
 
-def test_a_live_stream_ends_when_a_frame_of_it_has_failed():
+def stream_of(predictor, items):
+    return DetectionStream(items, predictor.pipeline, predictor.settings.resolve(predictor.model), ahead=Ahead(4))
+
+
+def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):
     """Its later frames are not used, and it would not end by itself."""
     endless = (Frame("0", picture(), index=i, is_video=True, total=None, is_live=True) for i in itertools.count())
-    source = SourceFrames(endless)
-    read = iter(source)
-    assert next(read).index == 0
-    source.failed["0"] = "cannot be drawn"
-    assert list(read) == []
+    with stream_of(predictor, endless) as stream:
+        assert next(stream).frame.index == 0
+        stream.skip("0")
+        assert list(stream) == []
+
+
+def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
+    """In batches of several frames, one of which has no pixels; and the source is closed."""
+    closed = []
+
+    def items():
+        try:
+            for number in range(7):
+                if number == 3:
+                    yield FileProblem("3.png", "3.png: is damaged", is_skipped=True)
+                shape = (0, 0, 3) if number == 5 else (32, 32, 3)
+                yield Frame(f"{number}.png", np.zeros(shape, np.uint8))
+            raise UserError("unplugged")
+        finally:
+            closed.append(True)
+
+    threads = set(threading.enumerate())
+    with stream_of(predictor, items()) as stream:
+        seen = [next(stream) for _ in range(8)]
+        with pytest.raises(UserError, match="unplugged"):
+            next(stream)
+    paths = [item.path if isinstance(item, FileProblem) else item.frame.path for item in seen]
+    assert paths == ["0.png", "1.png", "2.png", "3.png", "3.png", "4.png", "5.png", "6.png"]
+    assert isinstance(seen[3], FileProblem)
+    failed = [not isinstance(item, FileProblem) and isinstance(item.outcome, Exception) for item in seen]
+    assert failed == [False] * 6 + [True, False]
+    assert closed == [True]
+    assert set(threading.enumerate()) <= threads
+
+
+def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for source, mistake in (("no.mp4", "no such file"), (tmp_path / "empty", "no image or video"), (7, "not found")):
+        with pytest.raises(UserError, match=mistake):
+            predictor.stream(source)
+    for source in (picture(), None, 3.5):
+        with pytest.raises(UserError, match=r"stream\(\) needs a video, a stream, a folder or an iterable of images"):
+            predictor.stream(source)
+    with pytest.raises(UserError, match=r"a{300}: file name too long$"):
+        predictor.stream("a" * 300)
+    for stride in (0, "2"):
+        with pytest.raises(UserError, match="vid_stride: must be at least 1"):
+            predictor.stream(tmp_path, vid_stride=stride)
+    with pytest.raises(UserError, match=r"half=True: unknown; lockstep.load\(FILE, amp=.fp16.\)"):
+        predictor.stream(tmp_path, half=True)
+
+
+def test_a_stream_takes_settings_and_iterables(predictor, tmp_path):
+    images = [picture(seed=i) for i in range(3)]
+    for number, image in enumerate(images):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), image[..., ::-1])
+    expected = rows(predictor(images, color="rgb", max_det=2))
+    for source in (tmp_path, iter(images), [tmp_path / "0.png", images[1], tmp_path / "2.png"]):
+        assert rows(predictor.stream(source, color="rgb", max_det=2)) == expected
+    assert list(predictor.stream([])) == []

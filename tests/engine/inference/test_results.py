@@ -121,13 +121,13 @@ def test_images_are_bgr(result, tmp_path, monkeypatch):
     assert cv2.imread("results_a.jpg").shape == drawn.shape
     result.save(filename=tmp_path / "b.png")
     assert np.array_equal(cv2.imread(str(tmp_path / "b.png")), drawn)
-    with refused():
+    with refused("c.xyz: images are written as .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp"):
         result.save("c.xyz")
     assert np.array_equal(cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn)
     monkeypatch.setattr(detection_writer.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    with refused():
+    with refused("no window can be opened: there is no display; leave out --view-img, or use save()"):
         result.show()
 
 

@@ -50,7 +50,10 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
     ncnn_folder.mkdir()
     (ncnn_folder / "model.ncnn.param").write_text("7767517\n1 1\nInput in0 0 1 in0\n")
     out = ["--project", tmp_path / "out"]
-    with refused():
+    with refused(
+        "disguised.onnx: opening OpenVINO, TorchScript, .pt2, ncnn and TFLite files may run code in them; if you "
+        "trust its source, use --trust (in Python: trust=True)"
+    ):
         load(tmp_path / "disguised.onnx")
     for path in [*programs.values(), foreign, foreign / "a.xml", ncnn_folder, ncnn_folder / "model.ncnn.param"]:
         for call in (load, hubconf.custom, partial(open_model, device=CPU)):
@@ -67,7 +70,7 @@ def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
     path.write_bytes(b"not TorchScript")
     (tmp_path / "a.png").touch()
     for call in (load, hubconf.custom):
-        with refused():
+        with refused("a.torchscript: cannot be opened (...)"):
             call(path, trust=True)
     for command in commands(path, tmp_path):
         assert "cannot be opened" in error_of(capsys, *command, "--trust")
@@ -75,5 +78,5 @@ def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 def test_a_pipe_is_not_opened(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.pt2")
-    with refused():
+    with refused("pipe.pt2: is a pipe or device, not a file"):
         open_model(tmp_path / "pipe.pt2", device=CPU, trust=True)

@@ -177,8 +177,12 @@ def test_crops(results, tmp_path, monkeypatch):
     first, row = crops[0], results.xyxy[0][0]
     assert [float(side) for side in first["box"]] == row[:4].tolist()
     assert first["label"] == f"{results.names[int(row[5])]} {row[4]:.2f}"
-    x0, y0, x1, y1 = (*np.floor(row[:2].numpy()).astype(int), *np.ceil(row[2:4].numpy()).astype(int))
-    assert np.array_equal(first["im"], picture()[y0:y1, x0:x1, ::-1])
+    for crop, (left, top, right, bottom) in zip(crops, results.xyxy[0][:, :4].double().tolist()):
+        x_margin = (0.02 * (right - left) + 10) / 2  # YOLOv5's save_one_box: gain=1.02, pad=10
+        y_margin = (0.02 * (bottom - top) + 10) / 2
+        x0, y0 = max(int(left - x_margin), 0), max(int(top - y_margin), 0)
+        expected = picture()[y0 : int(bottom + y_margin), x0 : int(right + x_margin), ::-1]
+        assert np.array_equal(crop["im"], expected)
     assert len(results.crop()) == len(list(tmp_path.glob("runs/detect/exp/crops/*/*.jpg"))) == len(crops)
 
 

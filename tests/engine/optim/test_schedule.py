@@ -68,7 +68,7 @@ def test_a_run_of_one_step_has_a_schedule():
 
 @pytest.mark.parametrize(("warmup_epochs", "steps"), [(0.26, 3), (2.5, 25), (2.51, 25), (1e308, 25)])
 def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
-    plan = StepPlan(accumulate=1, steps=10, epochs=10)
+    plan = StepPlan(accumulate=1, per_epoch=10, epochs=10)
     assert build_schedule(Hyperparameters(warmup_epochs=warmup_epochs), plan, cosine=False).warmup_steps == steps
 
 

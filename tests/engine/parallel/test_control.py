@@ -11,14 +11,15 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped
+from utils.errors import REQUEUE, PeerFailure, Stopped
+from utils.interrupts import INTERRUPTED
 from utils.machine.stop_signals import StopSignals
 
 LAST = Path("last.pt")
 
 
-def build() -> RunControl:
-    return RunControl(DistributedContext.single(), Watchdog(StopSignals()))
+def build(signals: StopSignals | None = None) -> RunControl:
+    return RunControl(DistributedContext.single(), Watchdog(signals or StopSignals()))
 
 
 def after_step(
@@ -44,8 +45,10 @@ def test_a_save_is_requested_once_and_a_stop_until_it_is_agreed():
 )
 def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, code):
     """Ctrl-C counts before a batch system's signal."""
-    control = build()
-    control._signals.stop, control._signals.interrupt = stop, interrupt
+    signals = StopSignals()
+    control = build(signals)
+    signals.stop = stop
+    signals.interrupt = interrupt
     assert after_step(control, control.flags()) is Action.STOP
     assert control.is_stopped
     with pytest.raises(Stopped) as stopped:
@@ -60,10 +63,11 @@ def test_a_signal_that_arrives_with_the_newest_step_counts_at_a_save_only():
 
 
 def test_validation_stops_at_a_signal():
-    control = build()
+    signals = StopSignals()
+    control = build(signals)
     assert not control.stops_validation()
     assert control.after_validation() is Action.CONTINUE
-    control._signals.stop = True
+    signals.stop = True
     assert control.after_validation() is Action.CONTINUE  # it came after the last batch: the next step reads it
     assert control.stops_validation()
     assert control.after_validation() is Action.STOP
@@ -85,7 +89,7 @@ def test_a_failure_stops_the_run_and_is_its_error():
     control = build()
     control.fail("on_step failed")
     assert after_step(control, control.flags()) is Action.STOP
-    with refused():
+    with refused("on_step failed"):
         control.finish("1 epoch", LAST)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.train.starting_model import freeze_layers
+from engine.run.starting_model import freeze_layers
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
@@ -70,23 +70,23 @@ def _share(ctx, model, bounds, settings):
     return train(ctx, model, bounds, pipeline=True, **settings)
 
 
-@pytest.mark.parametrize("bounds", [WHOLE, UNEQUAL], ids=["one micro-batch", "four, one smaller, one empty"])
 @pytest.mark.parametrize(
-    ("model", "settings"),
+    ("model", "bounds", "settings"),
     [
-        (TINY_MODEL, {}),
-        (TINY_ANCHOR_MODEL, {"dtype": torch.float32}),
-        (SKIPPING, {}),
-        (SKIPPING, {"freeze": [0, 1, 2]}),
-        ("yolov5n", {"dtype": torch.float32}),
-        pytest.param("yolo26n", {"freeze": [0, 2]}, marks=pytest.mark.slow),
-        (TINY_MODEL, {"dtype": torch.float32, "amp_dtype": torch.bfloat16}),
-        (TINY_MODEL, {"dtype": torch.float32, "amp_dtype": torch.float16}),
+        pytest.param(TINY_MODEL, WHOLE, {}, id="one micro-batch"),
+        pytest.param(TINY_MODEL, UNEQUAL, {}, id="float64"),
+        pytest.param(TINY_ANCHOR_MODEL, UNEQUAL, {"dtype": torch.float32}, id="anchors"),
+        pytest.param(SKIPPING, WHOLE, {}, id="skips"),
+        pytest.param(SKIPPING, UNEQUAL, {"freeze": [0, 1, 2]}, id="frozen"),
+        pytest.param("yolov5n", UNEQUAL, {"dtype": torch.float32}, id="yolov5n"),
+        pytest.param("yolo26n", UNEQUAL, {"freeze": [0, 2]}, id="yolo26n", marks=pytest.mark.slow),
+        pytest.param(TINY_MODEL, UNEQUAL, {"dtype": torch.float32, "amp_dtype": torch.bfloat16}, id="bf16"),
+        pytest.param(TINY_MODEL, WHOLE, {"dtype": torch.float32, "amp_dtype": torch.float16}, id="fp16"),
     ],
-    ids=["float64", "anchors", "skips", "frozen", "yolov5n", "yolo26n", "bf16", "fp16"],
 )
-def test_two_processes_end_with_the_bits_of_one(model, settings, bounds):
-    """Losses, gradients, weights and statistics: a sum with zeros does not round."""
+def test_two_processes_end_with_the_bits_of_one(model, bounds, settings):
+    """Losses, gradients, weights and statistics, of one micro-batch or of four, one smaller and one empty: a sum with
+    zeros does not round."""
     expected, values = train(SINGLE, model, bounds, **settings)
     assert any(finite for *_, finite in values)
     assert not all(torch.equal(expected[name], expected[f"ema.{name}"]) for name in expected if name[:4] != "ema.")

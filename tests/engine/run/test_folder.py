@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -11,11 +13,12 @@ import pytest
 import torch
 import yaml
 
-from engine.run.folder import LOCK_NAME, claim_folder
+from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
 from engine.run.process import prepare_process
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.locks import FileLock
 
 CPU = DistributedContext.single("cpu")
@@ -30,7 +33,7 @@ def _restored_kernels() -> Iterator[None]:
 
 def claim(stack: ExitStack, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
-    return claim_folder(CPU, RunPlan(settings=run_settings), run_settings, stack)
+    return claim_folder(CPU, RunPlan(settings=run_settings, start=NewRun()), run_settings, stack)
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:
@@ -60,6 +63,19 @@ def test_a_failed_run_does_not_remove_a_folder_that_was_there(tmp_path):
     (tmp_path / "exp").mkdir()
     fail_after(claim, project=str(tmp_path), exist_ok=True)
     assert (tmp_path / "exp").is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_run_in_a_read_only_folder_is_to_be_copied(tmp_path, monkeypatch, number):
+    """--project, which other commands are advised to change, has no effect on a run that continues."""
+
+    def refuse(*_: object) -> str:
+        raise OSError(number, os.strerror(number), str(tmp_path / LOCK_NAME))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    copied = re.escape(f"copy it, and continue the copy: cp -r {tmp_path} COPY, then --resume COPY/last.pt")
+    with ExitStack() as stack, pytest.raises(UserError, match=copied):
+        lock_folder(CPU, tmp_path, stack)
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):

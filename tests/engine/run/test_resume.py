@@ -1,27 +1,33 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
-from engine.run.plan import plan_run
+from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,
+    keep_best_epoch,
     resumed_config,
     resumed_epochs,
     resumed_hyperparameters,
     resumed_position,
+    stored_new_lr_mult,
 )
+from engine.run.run import ContinuedRun, TrainingRun
 from tests.helpers.messages import refused
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": Hyperparameters(), "data": {"fingerprint": "x"},
@@ -29,6 +35,8 @@ STORED = {
     "run": RunStatus(epoch_batches=10, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
 }  # fmt: skip
+
+RUN_FIELDS = [field.name for field in fields(RunDescription)]
 
 
 def inside() -> Progress:
@@ -64,6 +72,14 @@ def test_another_batch_size_keeps_the_position_among_the_images():
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
 
 
+@pytest.mark.parametrize(("nominal_batch", "batch", "updates"), [(32, 4, 2 * 3 + 1), (16, 6, 2 * 5 + 3)])
+def test_other_steps_repeat_no_batch_whose_losses_are_counted(nominal_batch, batch, updates):
+    where, lines = resumed(inside(), nominal_batch=nominal_batch)
+    assert (where.epoch, where.batch, where.updates) == (2, batch, updates)
+    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    assert f"continues at batch {batch} of the 10 of epoch 3" in lines[0]
+
+
 @pytest.mark.parametrize(("batch_size", "epoch_batches"), [(16, 5), (4, 20), (3, 27), (80, 1), (100, 1)])
 def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(batch_size, epoch_batches):
     """Only its validation is missing: no step follows from which its losses could come."""
@@ -89,7 +105,10 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
         checkpoint = Checkpoint(**STORED | {"progress": Progress(epoch=epoch)})
         write_checkpoint(checkpoint.content(), tmp_path / name)
     check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
-    with refused():
+    with refused(
+        "epoch1.pt: the run has gone on to epoch 3 (.../last.pt), and resuming here would overwrite it; "
+        "to go back anyway, move last.pt elsewhere first"
+    ):
         check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
     (tmp_path / "last.pt").write_bytes(b"damaged")
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
@@ -148,11 +167,37 @@ def test_epochs_replace_a_time():
     assert (config.epochs, config.time) == (20, 3)
 
 
-@pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
-def test_what_a_run_cannot_change_is_refused(name, old, new):
+def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
+    """torchrun gives the flags of the first start again."""
+    command = TrainConfig(epochs=100, time=2.0)
+    stored = TrainConfig(batch_size=8, epochs=37, time=2.0)
+    assert resumed_config(stored, command, {"epochs", "time"}) == (stored, [])
+    config, _ = resumed_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
+    assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
+
+
+def test_a_run_has_the_device_of_the_process_that_resumes_it():
+    stored = TrainConfig(batch_size=8, device="cuda:1")
+    assert resumed_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
+    assert resumed_config(stored, TrainConfig(), ())[0].device == TrainConfig().device
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("freeze", [1], [2], "--freeze [2]: the run being resumed has [1]; start a new run with --weights"),
+        (
+            "classes",
+            ["car"],
+            ["bus"],
+            "--classes ['bus']: the run being resumed has ['car']; start a new run with --weights",
+        ),
+    ],
+)
+def test_what_a_run_cannot_change_is_refused(name, old, new, message):
     before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
     assert resumed_config(before, before, {name}) == (before, [])
-    with refused():
+    with refused(message):
         resumed_config(before, now, {name})
 
 
@@ -189,6 +234,24 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
     _, lines = resumed_hyperparameters(Hyperparameters(mosaic=1.0), config, ("hyp",), pretrained=False)
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("times", "newest"),
+    [
+        ({"exp/last.pt": 1, "a/b/last.pt": 2, "a/b/settings.yaml": 2}, "a/b/last.pt"),  # --name a/b
+        ({"exp/last.pt": 2, "a/b/last.pt": 1, "a/b/settings.yaml": 1}, "exp/last.pt"),
+        ({"exp/last.pt": 1, "exp/settings.yaml": 1, "exp/moved/last.pt": 2}, "exp/last.pt"),
+        ({"exp/best.pt": 1}, None),
+    ],
+)
+def test_the_newest_run_is_found_whatever_folders_its_name_has(tmp_path: Path, times, newest):
+    for name, seconds in times.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    assert newest_checkpoint(tmp_path) == (tmp_path / newest if newest else None)
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):
@@ -235,3 +298,54 @@ def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Pa
     config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
     with ExitStack() as stack, pytest.raises(UserError, match=r"epoch2\.pt"):
         plan_run(ctx, config, ("resume",), stack)
+
+
+BEFORE = Progress(epoch=4, best_epoch=3, best_fitness=0.3)
+LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)
+
+
+def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
+    checkpoint = Checkpoint(**STORED | {"progress": progress, "path": path} | changes)
+    write_checkpoint(checkpoint.content(), path)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "best", "aside"),
+    [
+        ({"best": replace(BEFORE, epoch=3)}, {}, 3, []),  # nothing to do
+        ({"best": replace(BEFORE, epoch=3)}, {"config": TrainConfig(epochs=20)}, 3, []),
+        ({"best": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
+        ({"best": LATER, "epoch3": replace(BEFORE, epoch=3)}, {"config": TrainConfig(epochs=20)}, 3, ["best9.pt"]),
+        ({"best": LATER, "epoch3": replace(LATER, epoch=3)}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
+        ({"best": LATER}, {}, -1, []),  # the run repeats epoch 9, and writes the file again
+        ({}, {}, -1, []),
+        ({"best": replace(BEFORE, epoch=3)}, {"imgsz": 96, "config": TrainConfig(imgsz=96)}, -1, ["best3.pt"]),
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"val_labels": "other"}}, -1, ["best3.pt"]),
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other", "val_labels": "y"}}, 3, []),  # a copy
+        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other"}}, 3, []),  # an earlier version
+    ],
+)
+def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, files, changes, best, aside):
+    stored = {"imgsz": 64, "data": {"fingerprint": "x", "val_labels": "y"}}
+    for name, progress in files.items():
+        saved(tmp_path / f"{name}.pt", progress, **stored)
+    checkpoint = saved(tmp_path / "epoch4.pt", BEFORE, **stored)
+    description = RunDescription(**{name: getattr(checkpoint, name) for name in RUN_FIELDS} | changes)
+    single = DistributedContext.single()
+    checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
+    run = TrainingRun(folder=tmp_path, settings=None, start=ContinuedRun(checkpoint))
+    progress = replace(BEFORE)
+    keep_best_epoch(single, run, checkpointer, progress)
+    checkpointer.finish()
+    assert (progress.best_epoch, progress.best_fitness) == (best, 0.3 if best == 3 else -1.0)
+    assert sorted(path.name for path in tmp_path.glob("best?.pt")) == aside
+    if best == 3:
+        assert read_checkpoint(tmp_path / "best.pt")["progress"]["epoch"] == 3
+
+
+@pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
+def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
+    """A run of 40 steps has raised it. Checkpoints of earlier versions do not say how much."""
+    run = RunStatus(epoch_batches=4, seconds=1.0)
+    assert stored_new_lr_mult(Checkpoint(**STORED | {"run": run, "new_lr_mult": stored})) == factor

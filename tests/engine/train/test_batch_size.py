@@ -20,6 +20,7 @@ import engine.train.batch_size
 import engine.train.build
 import train
 from engine.run.run import RunSettings
+from engine.run.starting_model import freeze_layers
 from engine.train.batch_size import (
     BOXES,
     MAX_IMAGES,
@@ -29,7 +30,6 @@ from engine.train.batch_size import (
     largest_that_fits,
     prepare_step,
 )
-from engine.train.starting_model import freeze_layers
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
@@ -206,7 +206,10 @@ def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():
-    with refused():
+    with refused(
+        "--batch-size -1: not even one image of 64 px fits in the 0.0 GiB of memory that cpu has left; "
+        "use a smaller --imgsz or model"
+    ):
         search(CPU, {}, 1000)
 
 
@@ -224,10 +227,17 @@ GPU = replace(CPU, device=torch.device("cuda", 0), devices=(torch.device("cuda",
 MPS = replace(CPU, device=torch.device("mps"))
 
 
-@pytest.mark.parametrize(("ctx", "settings"), [(CPU, {}), (MPS, {}), (GPU, {"render_on": "device"})])
-def test_refused(ctx, settings):
+@pytest.mark.parametrize(
+    ("ctx", "settings", "message"),
+    [
+        (CPU, {}, "finds what fits on a GPU, and this run is on cpu; use a number"),
+        (MPS, {}, "finds what fits on a GPU, and this run is on mps; use a number"),
+        (GPU, {"render_on": "device"}, "the GPU memory that --render-on device takes is not known; use a number"),
+    ],
+)
+def test_refused(ctx, settings, message):
     check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=0.5, virtual_ranks=4))
-    with refused():
+    with refused(f"--batch-size -1: {message}"):
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
 
 

@@ -80,7 +80,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
             assert (trainer.run.folder, settings["config"]["batch_size"]) == (Path("runs/exp"), 4)
             raise UserError("stop here")
 
-    with refused():
+    with refused("stop here"):
         break_in_a_run()
     assert closed == ["EpochResults"]
     assert not (folder / "runs" / "exp").exists()
@@ -93,7 +93,7 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
         val = trainer.hooks.get(Validation)
         assert sorted(i for batch in val.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
-        assert (trainer.plan.accumulate, trainer.plan.steps, trainer.plan.total) == (2, 2, 6)
+        assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
         assert trainer.progress.updates == trainer.progress.epoch == 0
         assert trainer.step.model.names == ("light", "dark")
@@ -133,9 +133,17 @@ def test_a_resumed_run_stands_where_it_was_saved():
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
+        assert not resumed.run.start.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
+
+
+def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
+    monkeypatch.setattr(build, "check_batch_search", lambda *_: None)
+    monkeypatch.setattr(build, "batch_that_fits", lambda *_, **__: 4)
+    message = "--batch-size 4 with --imgsz 64 is too much here: try --batch-size 2"
+    with pytest.raises(UserError, match=message), built("--batch-size", "-1"):
+        raise MemoryError
 
 
 def fail(*_, **__):
@@ -143,25 +151,60 @@ def fail(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("flags", "not_called"),
+    ("flags", "not_called", "message"),
     [
-        (["--virtual-ranks", "3"], "open_data"),
-        (["--batch-size", "-1"], "open_data"),
-        (["--cache", "device"], "open_data"),
-        (["--callbacks", "user_absent:x"], "open_data"),
-        (["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"], "open_data"),
-        (["--fitness", "AP:lihgt"], "build_starting_model"),
-        (["--data", "set/empty.yaml"], "build_starting_model"),
-        (["--freeze", "6"], "build_train_loader"),
-        (["--fitness", "AP:other", "--data", "set/three.yaml"], "build_step"),
+        (
+            ["--virtual-ranks", "3"],
+            "open_data",
+            "--virtual-ranks 3: must be a power of two and a multiple of the number of processes (1)",
+        ),
+        (
+            ["--batch-size", "-1"],
+            "open_data",
+            "--batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number",
+        ),
+        (
+            ["--cache", "device"],
+            "open_data",
+            "--cache device: images on the device can only be rendered there; add --render-on device",
+        ),
+        (
+            ["--callbacks", "user_absent:x"],
+            "open_data",
+            "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",
+        ),
+        (
+            ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
+            "open_data",
+            "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
+            "torchrun or --spawn, or use --pipeline 1",
+        ),
+        (
+            ["--fitness", "AP:lihgt"],
+            "build_starting_model",
+            "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
+        ),
+        (
+            ["--data", "set/empty.yaml"],
+            "build_starting_model",
+            "set/nothing: not found (named by set/empty.yaml); .../set has images, labels; correct its paths",
+        ),
+        (["--freeze", "6"], "build_train_loader", "--freeze 6: leaves no layer to train"),
+        (
+            ["--fitness", "AP:other", "--data", "set/three.yaml"],
+            "build_step",
+            "--fitness AP:other: the validation images have no object of this class to score",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(folder, monkeypatch, flags, not_called):
+)
+def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
+    folder, monkeypatch, flags, not_called, message
+):
     splits = {"train": "images/train", "val": "images/val"}
     (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
     monkeypatch.setattr(build, not_called, fail)
-    with refused(), built(*flags):
+    with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()

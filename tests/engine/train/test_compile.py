@@ -159,9 +159,15 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
         return model.forward(batch.images.float() / 255)
 
 
-@pytest.mark.parametrize("flag", ["multi_scale", "rect"])
-def test_refused(flag):
-    with refused():
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("multi_scale", "--compile --sync-bn: the images must be of one size; leave out --multi-scale or --compile"),
+        ("rect", "--compile --sync-bn: the images must be of one size; leave out --rect or --compile"),
+    ],
+)
+def test_refused(flag, message):
+    with refused(message):
         check_compilation(
             TrainConfig(compile=True, sync_bn=-1, **{flag: True}), replace(CPU, world_size=2, local_rank=0)
         )
@@ -169,21 +175,21 @@ def test_refused(flag):
 
 def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
-    with refused():
+    with refused("--compile: needs Triton; install that, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compilation.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    with refused():
+    with refused("--compile: needs .../Python.h (python3-dev); install that, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
     (tmp_path / "Python.h").touch()
     check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
-    with refused():
+    with refused("--compile: needs a C compiler (gcc, or CC set); install that, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
-    with refused():
+    with refused("--compile: needs a C++ compiler (g++, or CXX set); install that, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), CPU)
-    with refused():
+    with refused("--compile: a batch of 3 images leaves some of its 4 shards empty"):
         plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
 
 
@@ -251,8 +257,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     """See pytorch#109261."""
     options = {}
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
-    model, plan = build_detector(TINY_MODEL, 2), StepPlan(accumulate, steps=4, epochs=1)
-    step_setup.build_strategy(CPU, TrainConfig(**flags), model=model, optimizer=None, plan=plan, autocast=nullcontext)
+    model, steps = build_detector(TINY_MODEL, 2), StepPlan(accumulate, per_epoch=4, epochs=1)
+    step_setup.build_strategy(CPU, TrainConfig(**flags), model=model, optimizer=None, steps=steps, autocast=nullcontext)
     assert options["static"] is static
 
 

@@ -14,8 +14,8 @@ import torch
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
-from engine.train.starting_model import freeze_layers
-from engine.train.step import build_step, check_step_settings
+from engine.run.starting_model import freeze_layers
+from engine.train.step import FullBatch, build_step, check_step_settings
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -176,15 +176,12 @@ def test_the_step_has_no_host_sync(kind, optimizer):
         step([global_batch(), make_batch(3)], [6, 3], 2)
 
 
-def test_norms_count_their_batches_in_one_kernel():
+def test_norms_count_their_batches_in_one_kernel(monkeypatch):
     """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
     counters, kernels = [], []
     for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
+        monkeypatch.setattr("models.layers.conv.BatchNorm2d", kind)
         step, model = make_step(DistributedContext.single(), "anchor_free")
-        for module in model.modules():
-            if isinstance(module, BatchNorm2d):
-                module.__class__ = kind
-        step._norms = [norm for norm in step._norms if isinstance(norm, BatchNorm2d)]
         freeze_layers(model, {1})
         with KernelCount() as count:
             step([global_batch(), make_batch(3)], [6, 3], 1)
@@ -215,7 +212,7 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
         DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
-        pretrained={}, plan=StepPlan(1, steps=1, epochs=batches), images=4,
+        steps=StepPlan(1, per_epoch=1, epochs=batches), batch=FullBatch(4),
     )  # fmt: skip
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)
@@ -231,23 +228,64 @@ def ranks(count: int) -> DistributedContext:
 
 
 @pytest.mark.parametrize(
-    ("processes", "settings"),
+    ("processes", "settings", "message"),
     [
-        (3, {"sync_bn": 2}),
-        (3, {"deterministic": True}),
-        (4, {"virtual_ranks": 2}),
-        (2, {"sync_bn": 2, "deterministic": True}),
-        (1, {"pipeline": 2}),
-        (3, {"pipeline": 2}),
-        (2, {"pipeline": 2, "batch_size": -1}),
-        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}),
-        (4, {"pipeline": 2, "sync_bn": 2, "compile": True}),
-        (2, {"pipeline": 2, "keep_old": True}),
-        *((0, settings) for settings in ({"sync_bn": -1}, {"virtual_ranks": 2}, {"compile": True}, {"batch_size": -1})),
+        (3, {"sync_bn": 2}, "groups of 2 processes do not divide the 3 of this run (--sync-bn); use 1, 3"),
+        (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8, ..."),
+        (
+            4,
+            {"virtual_ranks": 2},
+            "--virtual-ranks 2: must be a power of two and a multiple of the number of processes (4)",
+        ),
+        (
+            2,
+            {"sync_bn": 2, "deterministic": True},
+            "--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one",
+        ),
+        (
+            1,
+            {"pipeline": 2},
+            "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
+            "torchrun or --spawn, or use --pipeline 1",
+        ),
+        (
+            3,
+            {"pipeline": 2},
+            "--pipeline 2: needs an even number of training processes, this run has 3; start 2, 4, ... with "
+            "torchrun or --spawn, or use --pipeline 1",
+        ),
+        (
+            2,
+            {"pipeline": 2, "batch_size": -1},
+            "--pipeline 2 does not work with --batch-size -1; leave out one or the other",
+        ),
+        (
+            2,
+            {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1},
+            "--pipeline 2 does not work with --virtual-ranks, --sync-bn; leave out one or the other",
+        ),
+        (
+            4,
+            {"pipeline": 2, "sync_bn": 2, "compile": True},
+            "--pipeline 2 does not work with --sync-bn, --compile; leave out one or the other",
+        ),
+        (
+            2,
+            {"pipeline": 2, "keep_old": True},
+            "--pipeline 2 does not work with --keep-old; leave out one or the other",
+        ),
+        (0, {"sync_bn": -1}, "--sync-bn: one device per process; start with torchrun instead of --device 0,1"),
+        (
+            0,
+            {"virtual_ranks": 2},
+            "--virtual-ranks: one device per process; start with torchrun instead of --device 0,1",
+        ),
+        (0, {"compile": True}, "--compile: one device per process; start with torchrun instead of --device 0,1"),
+        (0, {"batch_size": -1}, "--batch-size -1: one device per process; start with torchrun instead of --device 0,1"),
     ],
 )
-def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings):
-    with refused():
+def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings, message):
+    with refused(message):
         check_step_settings(ranks(processes), TrainConfig(**settings))
 
 

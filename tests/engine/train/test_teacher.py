@@ -176,7 +176,7 @@ def test_a_teacher_of_other_strides_is_refused(world):
 
 def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):
     ctx = replace(DistributedContext.single(), eval_ranks=1)
-    with refused():
+    with refused("--keep-old: the teacher runs in the training processes only; leave out --eval-ranks"):
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
     given = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
     assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *given)

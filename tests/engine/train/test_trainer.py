@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.checkpoint import PendingEpoch, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import NewRun, RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer
 from models.detector import build_detector
@@ -62,9 +63,13 @@ class Saves:
 
     def __init__(self) -> None:
         self.saved: list[tuple[int, int, dict]] = []
+        self.scored: list[tuple[int, bool]] = []
 
     def save(self, step, progress, **parts) -> None:
         self.saved.append((progress.epoch, progress.batch, parts))
+
+    def save_scored(self, pending, progress, *, is_best, metrics) -> None:
+        self.scored.append((pending.progress.epoch, is_best))
 
     def wait(self) -> None: ...
     def finish(self) -> None: ...
@@ -95,23 +100,31 @@ class Watch(Hook):
 
 
 def build(
-    *hooks: Hook, progress: Progress | None = None, hyp: Hyperparameters | None = None, epochs: int = 2, **settings
+    *hooks: Hook,
+    progress: Progress | None = None,
+    hyp: Hyperparameters | None = None,
+    signals: StopSignals | None = None,
+    epochs: int = 2,
+    **settings,
 ) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    return trainer_of(TrainingRun(folder=Path(), settings=settings), step, progress or Progress(), *hooks)
+    run = TrainingRun(folder=Path(), settings=settings, start=NewRun())
+    return trainer_of(run, step, progress or Progress(), *hooks, signals=signals)
 
 
-def trainer_of(run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Hook) -> Trainer:
+def trainer_of(
+    run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Hook, signals: StopSignals | None = None
+) -> Trainer:
     loader = Loader()
     return Trainer(
         run=run,
         step=step,
         loader=loader,
-        plan=step_plan(run.config, len(loader)),
+        steps=step_plan(run.config, len(loader)),
         progress=progress,
-        control=RunControl(step.ctx, Watchdog(StopSignals())),
+        control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
         checkpointer=Saves(),
         hooks=hooks,
     )
@@ -145,14 +158,15 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
     Without a signal, the same error is a bug."""
     configure_logging(True)
     watch = Watch()
-    trainer = build(watch)
+    signals = StopSignals()
+    trainer = build(watch, signals=signals)
     trainer.checkpointer.last = tmp_path / "last.pt"
     take = TrainStep.__call__
 
     def step(self, batches, counts, updates, **options) -> None:
         if updates == 3:
             if signal_name:
-                setattr(trainer.control._signals, signal_name, True)
+                setattr(signals, signal_name, True)
             raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
         take(self, batches, counts, updates, **options)
 
@@ -190,16 +204,59 @@ def test_each_epoch_is_saved_with_its_scores():
     assert saved[0][2]["run"].epoch_batches == BATCHES
 
 
-def test_a_pending_epoch_is_saved_without_scores():
-    class Pending(Hook):
-        def validate(self, trainer: Training, epoch: Epoch) -> Action:
-            epoch.is_pending = True
+class Elsewhere(Hook):
+    """Validates the first epoch elsewhere. ``stops``: a signal ends the wait for its result."""
 
+    def __init__(self, *, stops: bool = False) -> None:
+        self._stops = stops
+
+    def validate(self, trainer: Training, epoch: Epoch) -> None:
+        if epoch.number == 1:
+            progress = replace(trainer.progress, epoch=1, batch=0)
+            epoch.pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=progress, ema={})
+
+    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
+        assert (epoch.number, epoch.row) == (1, {"time": 1.5})
+        epoch.is_best = True
+        return Action.STOP if self._stops else None
+
+
+def test_a_pending_epoch_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    trainer = build(Pending(), watch, epochs=1)
+    trainer = build(Elsewhere(), watch, epochs=2)
     trainer.fit()
-    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0)]
-    assert watch.of("score", "record", "report", "after_epoch") == [("after_epoch", 1, 0)]
+    end = ["validate", "validate_pending", "score", "record", "report", "after_epoch"]
+    assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
+        ("validate", 0), ("after_epoch", 1),
+        ("validate_pending", 1), ("score", 1), ("record", 1), ("report", 1),
+        ("validate", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
+    ]  # fmt: skip
+    saves = trainer.checkpointer
+    assert [(epoch, parts["pending"] is not None) for epoch, _, parts in saves.saved] == [(1, True), (2, False)]
+    assert saves.scored == [(1, True)]
+
+
+def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
+    trainer = build(Elsewhere(stops=True), epochs=3)
+    trainer.fit()
+    epoch, batch, parts = trainer.checkpointer.saved[-1]
+    assert (epoch, batch, parts["pending"].row) == (1, 3, {"time": 1.5})
+    assert trainer.checkpointer.scored == []
+
+
+@pytest.mark.parametrize("moment", ["start", "end"])
+def test_a_pending_epoch_that_no_other_follows_is_completed_and_saved(moment):
+    """That of an earlier start, and that of a run which a callback has ended."""
+    answers = {"after_epoch": (1, 0, Action.END)} if moment == "end" else {}
+    watch = Watch(**answers)
+    trainer = build(Elsewhere(), watch, epochs=3, progress=Progress(epoch=3) if moment == "start" else None)
+    if moment == "start":
+        progress = Progress(epoch=1)
+        trainer._pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=progress, ema={})
+    trainer.fit()
+    assert len(watch.of("score", "record", "report")) == 3
+    assert [parts["pending"] is None for *_, parts in trainer.checkpointer.saved][-1]
+    assert trainer.checkpointer.scored == [(1, True)]
 
 
 @pytest.mark.parametrize(
@@ -242,12 +299,14 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
 
 
 def test_a_signal_saves_and_ends_without_the_last_calls():
+    signals = StopSignals()
+
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
-            trainer.control._signals.stop |= trainer.progress.updates == 1
+            signals.stop |= trainer.progress.updates == 1
 
     watch = Watch()
-    trainer = build(Signals(), watch, epochs=9)
+    trainer = build(Signals(), watch, signals=signals, epochs=9)
     with pytest.raises(Stopped) as stopped:
         trainer.fit()
     assert stopped.value.code == REQUEUE

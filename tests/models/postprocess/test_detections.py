@@ -122,7 +122,7 @@ def test_the_class_filter_keeps_only_its_classes():
         )
         assert set(torch.cat([c[:n] for c, n in zip(found.classes, found.counts)]).tolist()) == {0, 3}
     assert not select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
-    with refused():
+    with refused("class 4: the model has classes 0 to 3"):
         select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
 
 

@@ -116,33 +116,58 @@ def test_a_file_is_downloaded_once_and_then_read_from_disk(fetch, server, tmp_pa
     assert kept(tmp_path) == ["tiny.pt"]
 
 
-@pytest.mark.parametrize("fault", ["cut", "claim more", "stall", "404"])
-def test_a_transfer_that_fails_is_one_line_and_leaves_no_file(fetch, server, tmp_path, fault):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("cut", "(cut off after 153600 bytes);"),
+        ("claim more", "(cut off after 307200 bytes);"),
+        ("stall", "(timed out);"),
+        ("404", "(HTTP Error 404: Not Found);"),
+    ],
+)
+def test_a_transfer_that_fails_is_one_line_and_leaves_no_file(fetch, server, tmp_path, fault, message):
     server.faults = [fault]
-    with refused():
+    with refused(
+        f"http://127.0.0.1:.../files/tiny.pt: cannot be downloaded {message} put the file at .../cache/tiny.pt"
+    ):
         fetch(sha256=None)
     assert kept(tmp_path) == []
     assert fetch(sha256=None).read_bytes() == BODY
 
 
 @pytest.mark.parametrize(
-    ("body", "sha256"), [(BODY[:-1] + b"!", SHA), (b"", None), (b"\n <!DOCTYPE html><title>Log in</title>", None)]
+    ("body", "sha256", "message"),
+    [
+        (BODY[:-1] + b"!", SHA, "has sha256 ..., expected ..."),
+        (b"", None, "cannot be downloaded (cut off after 0 bytes); put the file at .../cache/tiny.pt"),
+        (b"\n <!DOCTYPE html><title>Log in</title>", None, "the server sent a web page, not weights"),
+    ],
 )
-def test_wrong_content_is_refused(fetch, server, tmp_path, body, sha256):
+def test_wrong_content_is_refused(fetch, server, tmp_path, body, sha256, message):
     server.body = body
-    with refused():
+    with refused(f"http://127.0.0.1:.../files/tiny.pt: {message}"):
         fetch(sha256=sha256)
     assert kept(tmp_path) == []
 
 
 def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
-    with refused():
+    with refused(
+        "tiny: not on this machine, and --offline is set; put http://127.0.0.1:.../files/tiny.pt at .../cache/tiny.pt"
+    ):
         fetch(offline=True)
     assert server.requests == 0
-    with refused():
+    with refused(
+        "http://127.0.0.1:.../x.pt: cannot be downloaded ([Errno 111] Connection refused); put the file "
+        "at .../cache/tiny.pt"
+    ):
         fetch(url="http://127.0.0.1:9/x.pt")
-    for name in ("tinny.pt", "runs/exp/best.pt", str(tmp_path), "file:///etc/hostname"):
-        with refused():
+    for name, message in (
+        ("tinny.pt", "tinny.pt: neither a file nor the name of public weights (did you mean 'tiny'?)"),
+        ("runs/exp/best.pt", "runs/exp/best.pt: no such file"),
+        (str(tmp_path), "...: is a folder; name a file in it, such as best.pt"),
+        ("file:///etc/hostname", "file:///etc/hostname: no such file"),
+    ):
+        with refused(message):
             fetch(name)
 
 

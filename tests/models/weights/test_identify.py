@@ -42,12 +42,25 @@ def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
     assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
     unknown = {**graph, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
     path = save_module(tmp_path / "ghost.pt", original.model, yaml=unknown)
-    with refused():
+    with refused(
+        "ghost.pt: its tensors match no known model (yolo11, yolo26, yolov5, yolov8, yolov9, yolox; "
+        "unfused); its stored graph: small: backbone layer 0 (module): unknown module 'GhostConv' (did "
+        "you mean 'Conv'?); known: Conv, DWConv, Bottleneck, SPP, SPPF, C3, C3k, C2f, C3k2, C2PSA, "
+        "RepNCSPELAN4, ELAN1, SPPELAN, AConv, ADown, SeparableConv, SeparableC3, Upsample, MaxPool2d, "
+        "Identity, Concat, Add, Detect, YOLOXDetect"
+    ):
         load_detector(path)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Hardswish()])
-def test_the_activation_is_read_from_the_module(tmp_path, activation):
+@pytest.mark.parametrize(
+    ("activation", "message"),
+    [
+        (nn.ReLU(), "(nn.ReLU(), nn.SiLU())"),
+        (nn.LeakyReLU(0.1), "(nn.LeakyReLU(0.1), nn.SiLU())"),
+        (nn.Hardswish(), "(nn.Hardswish(), nn.SiLU())"),
+    ],
+)
+def test_the_activation_is_read_from_the_module(tmp_path, activation, message):
     """Shapes do not determine it: a model with the default activation would fit but give wrong detections."""
     original = build_detector({**TINY_MODEL, "activation": repr(activation)}, 2, seed=3)
     detector, _ = load_detector(save_module(tmp_path / "act.pt", original.model, yaml=TINY_MODEL))
@@ -57,14 +70,16 @@ def test_the_activation_is_read_from_the_module(tmp_path, activation):
     )
     assert not same_outputs(original, usual, 1e-6)
     original.model[0].act = nn.SiLU()
-    with refused():
+    with refused(f"mixed.pt: its convolutions have different activations {message}"):
         load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))
 
 
 def test_strides_that_do_not_match_the_model_are_refused(tmp_path):
     layers = build_detector(TINY_MODEL, 2).model
     path = save_module(tmp_path / "strides.pt", layers, yaml=TINY_MODEL, stride=torch.tensor([4.0, 8.0, 16.0]))
-    with refused():
+    with refused(
+        "strides.pt: its weights do not match its model (strides: the model has [8, 16, 32], the file [4, 8, 16])"
+    ):
         load_detector(path)
 
 
@@ -101,21 +116,26 @@ def test_safetensors_of_other_programs_are_recognized(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "message"),
     [
-        {"names": []}, {"names": [1]}, {"names": None}, {"imgsz": "64"}, {"model_spec": []}, {"version": "x"},
-        {"version": 99},
+        ({"names": []}, "damaged checkpoint: lockstep: has no model_spec, names"),
+        ({"names": [1]}, "damaged checkpoint: lockstep: names (0): must be text, got 1"),
+        ({"names": None}, "damaged checkpoint: lockstep: names: must be a list, got None"),
+        ({"imgsz": "64"}, "damaged checkpoint: lockstep: imgsz: must be a whole number, got '64'"),
+        ({"model_spec": []}, "damaged checkpoint: lockstep: model_spec: must be 'key: value' lines, got []"),
+        ({"version": "x"}, "damaged checkpoint: lockstep: version: must be a whole number, got 'x'"),
+        ({"version": 99}, "written by a newer version (format 99); update this program"),
     ],
-)  # fmt: skip
-def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage):
+)
+def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage, message):
     content = {"version": 1, "model_spec": {}, "names": ["a"], "imgsz": 64, **damage}
     write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: json.dumps(content)})
-    with refused():
+    with refused(f"x.safetensors: {message}"):
         load_detector(tmp_path / "x.safetensors")
 
 
 def test_object_graphs_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_file, "MAX_OPCODES", 1000)
     path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
-    with refused():
+    with refused("many.pt: refused: its object graph has more than 1,000 parts"):
         load_detector(path)

@@ -112,7 +112,9 @@ def test_the_default_device_of_the_program_does_not_matter(tmp_path: Path) -> No
 def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None:
     detector = build_detector("yolov5n", 2, seed=1)
     wrong = detector.state_dict() | {"model.0.conv.weight": torch.zeros(1)}
-    with refused():
+    with refused(
+        "own.pt: its weights do not match its model (model.0.conv.weight: the model has [16, 3, 6, 6], the file [1])"
+    ):
         load_detector(write_detector(tmp_path / "own.pt", detector, ema=wrong))
 
 
@@ -156,7 +158,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
         line.startswith("left as initialized: ") and line.endswith(": not in the file") for line in report.lines()
     )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    with refused():
+    with refused("other.pt: no tensor matches this model; wrong family or size?"):
         transfer_weights(target, tmp_path / "other.pt")
 
 
@@ -171,7 +173,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
     marker.unlink()
     path = zip_around(evil, tmp_path / "evil.pt")
     for read in (load_detector, lambda p: transfer_weights(build_detector("yolov8n", 1), p)):
-        with refused():
+        with refused("evil.pt: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)"):
             read(path)
     assert not marker.exists()
 
@@ -185,7 +187,7 @@ def test_code_becomes_inert_records(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = zip_around(opcode_call(module, name, f"touch '{marker}'"), tmp_path / "evil.pt")
     with ForeignFile(path) as file:
         assert (file.content.kind, file.content.args) == (Name(module, name), (f"touch '{marker}'",))
-    with refused():
+    with refused("evil.pt: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)"):
         load_detector(path)
     assert not marker.exists()
     assert "trap" not in sys.modules
@@ -199,67 +201,87 @@ def test_a_valid_tensor_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie",
+    ("lie", "message"),
     [
-        {"size": (2**40,), "stride": (1,), "count": 2**40},
-        {"size": (2**40,), "stride": (0,), "count": 6},
-        {"size": (6,), "stride": (1,), "count": 6, "offset": 1},
-        {"size": (2,), "stride": (-1,), "count": 6},
-        {"size": (2, 2), "stride": (1,), "count": 6},
-        {"size": (2,), "stride": (1,), "count": 6, "key": "../0"},
-        {"size": ("a",), "stride": (1,), "count": 6},
-        {"size": (2,), "stride": (1,), "count": 6, "offset": -1},
+        ({"size": (2**40,), "stride": (1,), "count": 2**40}, "a tensor does not match the data that is there"),
+        ({"size": (2**40,), "stride": (0,), "count": 6}, "its tensors declare far more data than the file has"),
+        ({"size": (6,), "stride": (1,), "count": 6, "offset": 1}, "a tensor does not match the data that is there"),
+        ({"size": (2,), "stride": (-1,), "count": 6}, "a tensor does not match the data that is there"),
+        ({"size": (2, 2), "stride": (1,), "count": 6}, "a tensor does not match the data that is there"),
+        ({"size": (2,), "stride": (1,), "count": 6, "key": "../0"}, "a tensor does not match the data that is there"),
+        ({"size": ("a",), "stride": (1,), "count": 6}, "a tensor does not match the data that is there"),
+        ({"size": (2,), "stride": (1,), "count": 6, "offset": -1}, "a tensor does not match the data that is there"),
     ],
 )
-def test_a_tensor_with_a_false_size_is_refused(tmp_path: Path, lie: dict) -> None:
+def test_a_tensor_with_a_false_size_is_refused(tmp_path: Path, lie: dict, message: str) -> None:
     path = zip_around(tensor_program(**lie), tmp_path / "lie.pt", **{"0": bytes(24)})
-    with refused():
+    with refused(f"lie.pt: refused: {message}"):
         load_detector(path)
 
 
-def other_files(folder: Path) -> Iterator[Path]:
-    yield folder / "gone.pt"
+def other_files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Writes files and yields each with the message that refuses it."""
+    no_checkpoint = "truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"
+    yield folder / "gone.pt", "no such checkpoint"
     torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
     contents = (folder / "whole.pt").read_bytes()[:-200], b"", b"not a model\n" * 50, pickle.dumps({"model": 1})
     for number, content in enumerate(contents):
         (folder / f"{number}.pt").write_bytes(content)
-        yield folder / f"{number}.pt"
+        yield folder / f"{number}.pt", no_checkpoint
     (folder / "broken.safetensors").write_bytes(b"not a model")
-    yield folder / "broken.safetensors"
+    yield folder / "broken.safetensors", "truncated, damaged, or not a safetensors file (header too large)"
     with zipfile.ZipFile(folder / "zip.pt", "w") as file:
         file.writestr("readme.txt", "hello")
-    yield folder / "zip.pt"
-    torch.save(nn.Conv2d(3, 4, 1).state_dict(), folder / "conv.pt")  # of an unknown family
-    yield folder / "conv.pt"
+    yield folder / "zip.pt", "not a PyTorch checkpoint (no data.pkl inside)"
+    torch.save(nn.Conv2d(3, 4, 1).state_dict(), folder / "conv.pt")
+    families = "yolo11, yolo26, yolov5, yolov8, yolov9, yolox"
+    yield folder / "conv.pt", f"its tensors match no known model ({families}; unfused)"
     torch.save(build_detector("yolov8n", 1).state_dict(), folder / "flipped.pt")
     data = bytearray((folder / "flipped.pt").read_bytes())
     data[len(data) // 2] ^= 255
     (folder / "flipped.pt").write_bytes(data)
-    yield folder / "flipped.pt"
+    yield folder / "flipped.pt", "damaged (entry flipped/data/216 cannot be read)"
     views = torch.zeros(5000)  # many views of one storage
     torch.save({f"w{i}": views.view(-1) for i in range(1000)}, folder / "views.pt")
-    yield folder / "views.pt"
+    yield folder / "views.pt", "refused: its tensors declare far more data than the file has"
     bomb = zip_around(pickle.dumps({}, 2), folder / "bomb.pt", zipfile.ZIP_DEFLATED, **{"0": bytes(2**24)})
     assert bomb.stat().st_size < 2**16
-    yield bomb
+    yield bomb, "refused: its entries are compressed, but PyTorch's never are"
 
 
 def test_files_that_are_no_checkpoints_damaged_or_zip_bombs_are_refused(tmp_path: Path) -> None:
-    for path in other_files(tmp_path):
-        with refused():
+    for path, message in other_files(tmp_path):
+        with refused(f"{path.name}: {message}"):
             load_detector(path)
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "message"),
     [
-        pickle.dumps({"model": 1}, 2)[:-3], b"\x80\x02r\xff\xff\xff\x7f.", b"\x80\x02}r\xff\xff\xff\x7f.",
-        b"(ios\nsystem\n.", b"\x80\x02\x82\x01.", b"\x80\x02ccollections\nOrderedDict\n}b.",
-        b"\x80\x02cbuiltins\nset\nK\x01a.", b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.", b"\x80\x02K\x01K\x02R.",
-        b"\x80\x02}}X\x01\x00\x00\x00a1b.", b"\x80\x02cmodels.x\nY\n}b.", pickle.dumps({"model": None}, 2),
-        pickle.dumps([1, 2], 2),
+        (pickle.dumps({"model": 1}, 2)[:-3], "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02r\xff\xff\xff\x7f.", "bad.pt: refused: its object graph is malformed"),
+        (
+            b"\x80\x02}r\xff\xff\xff\x7f.",
+            "bad.pt: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)",
+        ),
+        (b"(ios\nsystem\n.", "bad.pt: refused: its pickle has the opcode INST, which PyTorch does not write"),
+        (b"\x80\x02\x82\x01.", "bad.pt: refused: its pickle has the opcode EXT1, which PyTorch does not write"),
+        (b"\x80\x02ccollections\nOrderedDict\n}b.", "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02cbuiltins\nset\nK\x01a.", "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02cbuiltins\nset\n(K\x01K\x02e.", "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02K\x01K\x02R.", "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02}}X\x01\x00\x00\x00a1b.", "bad.pt: refused: its object graph is malformed"),
+        (b"\x80\x02cmodels.x\nY\n}b.", "bad.pt: refused: its object graph is malformed"),
+        (
+            pickle.dumps({"model": None}, 2),
+            "bad.pt: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)",
+        ),
+        (
+            pickle.dumps([1, 2], 2),
+            "bad.pt: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)",
+        ),
     ],
-)  # fmt: skip
-def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes) -> None:
-    with refused():
+)
+def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes, message: str) -> None:
+    with refused(message):
         load_detector(zip_around(program, tmp_path / "bad.pt"))

@@ -358,7 +358,11 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
     assert "1 image without an entry in the annotations: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
-    assert "without objects; left out, as they have no area: 2 polyline, 1 points; the first" in refusal(images)
+    check_refusal(
+        images,
+        "set: 1 file of CVAT without objects; left out, as they have no area: 2 polyline, 1 points; the first in "
+        ".../annotations.xml: image 'one.png'",
+    )
     file.unlink()
     write_labelme(images)
     file = images / "one.json"
@@ -561,55 +565,95 @@ def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_pa
     assert len(load_index(spec, "train", IndexSettings(progress=False))) == len(TRUTH)
 
 
-def refusal(folder: Path, name: str = "auto") -> str:
-    with refused() as error:
+def check_refusal(folder: Path, message: str, name: str = "auto") -> None:
+    """Checks that an export is refused with ``message``, and that nothing is written."""
+    with refused(message):
         convert(folder, folder.parent / "out.json", name)
     assert not list(folder.parent.glob("out*"))
-    return str(error.value)
 
 
 CREATEML = "_annotations.createml.json"
-WRONG = {
-    "entity": (write_cvat, "annotations.xml", "<annotations>", '<!DOCTYPE a [<!ENTITY a "a">]><annotations>'),
-    "cut": (write_cvat, "annotations.xml", "</annotations>", ""),
-    "missing image": (write_cvat, "annotations.xml", "two.png", "four.png"),
-    "text": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four"),
-    "nan": (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan"),
-    "short row": (write_csv, "_annotations.csv", ",30,40", ",30"),
-    "huge field": (write_csv, "_annotations.csv", "cat,4", "c" * 140_000 + ",4"),
-    "swapped": (write_csv, "_annotations.csv", "4,6,30,40", "30,6,4,40"),
-    "no label": (write_labelme, "one.json", '"label": "cat"', '"label": null'),
-    "shapes": (write_labelme, "one.json", '"shapes": [', '"shapes": [7, '),
-    "tags": (write_vott, "vott-export.json", '["cat"]', '"cat"'),
-    "coordinates": (write_createml, CREATEML, '"x": ', '"u": '),
-    "class": (write_createml, CREATEML, '"cat"', '"c\\nat"'),
-    "shape": (write_labelme, "two.json", '"shapes"', '"forms"'),
-    "blank class": (write_createml, CREATEML, '"cat"', '"  "'),
-    "descriptions": (write_open_images, "class-descriptions-boxable.csv", "cat", "x" * 200_000),
-    "fields": (write_kitti, "label_2/one.txt", " 8.4 0.0", ""),
-}
+ENTITY = '<!DOCTYPE a [<!ENTITY a "a">]><annotations>'
+NO_NAME = "is not the name of a class, which is one line of text"
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_files_are_named(case, images):
-    write, name, old, new = WRONG[case]
+@pytest.mark.parametrize(
+    ("write", "name", "old", "new", "message"),
+    [
+        (write_cvat, "annotations.xml", "<annotations>", ENTITY, ":1: declares the entity 'a'"),
+        (write_cvat, "annotations.xml", "</annotations>", "", ":1: malformed XML (no element found)"),
+        (
+            write_cvat,
+            "annotations.xml",
+            "two.png",
+            "four.png",
+            ": image 'four.png': the image 'four.png': not found below .../set, where images are called like one.png",
+        ),
+        (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ":2: xmin: expected a number, got 'four'"),
+        (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", ":2: xmin: expected a number, got 'nan'"),
+        (write_csv, "_annotations.csv", ",30,40", ",30", ":2: 7 fields, expected 8"),
+        (
+            write_csv,
+            "_annotations.csv",
+            "cat,4",
+            "c" * 140_000 + ",4",
+            ":2: malformed CSV (field larger than field limit (131072))",
+        ),
+        (
+            write_csv,
+            "_annotations.csv",
+            "4,6,30,40",
+            "30,6,4,40",
+            ":2: 'cat' ends before it begins (x1 y1 x2 y2: 30 6 4 40)",
+        ),
+        (write_labelme, "one.json", '"label": "cat"', '"label": null', f": '' {NO_NAME}"),
+        (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', ": shape 0: must be 'key: value' lines, got 7"),
+        (
+            write_vott,
+            "vott-export.json",
+            '["cat"]',
+            '"cat"',
+            f": asset {32 * '0'}: region 0: tags: must be a list, got 'cat'",
+        ),
+        (write_createml, CREATEML, '"x": ', '"u": ', ": entry 0: x: expected a number, got 'None'"),
+        (write_createml, CREATEML, '"cat"', '"c\\nat"', f": entry 0: 'c\\nat' {NO_NAME}"),
+        (write_labelme, "two.json", '"shapes"', '"forms"', ": shapes: must be a list, got None"),
+        (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
+        (
+            write_open_images,
+            "class-descriptions-boxable.csv",
+            "cat",
+            "x" * 200_000,
+            ": malformed CSV (field larger than field limit (131072))",
+        ),
+        (write_kitti, "label_2/one.txt", " 8.4 0.0", "", ":1: 13 fields, expected at least 15 of KITTI"),
+    ],
+)
+def test_wrong_files_are_named(write, name, old, new, message, images):
     write(images)
     text = (images / name).read_text()
     assert old in text
     (images / name).write_text(text.replace(old, new))
-    refusal(images)
+    check_refusal(images, f"set/{name}{message}")
 
 
 def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
-    assert "no format is recognized" in refusal(images)
+    check_refusal(
+        images,
+        "set: no format is recognized; formats are cvat, labelbox, labelme, vott, createml, csv, kitti, huggingface, "
+        "imagefolder; if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these",
+    )
     rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
     write_rows(images / "labels.csv", rows)
-    assert "labels.csv: no corner is above 1; fractions" in refusal(images)
+    check_refusal(
+        images, "labels.csv: no corner is above 1; fractions of the image's size are read with a column ImageID"
+    )
     (images / "labels.csv").unlink()
     write_csv(images)
     write_labelme(images)
-    assert "found: --from csv (_annotations.csv), --from labelme (one.json)" in refusal(images)
-    assert "no file of CVAT; found" in refusal(images, "cvat")
+    found = "found: --from csv (_annotations.csv), --from labelme (one.json)"
+    check_refusal(images, f"set: has files of several formats; {found}")
+    check_refusal(images, f"set: has no file of CVAT; {found}", "cvat")
     convert(images, tmp_path / "out.json", "csv")
     line = error_of(capsys, main, str(images), str(tmp_path / "out.json")).strip()
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
@@ -648,7 +692,7 @@ def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, 
 
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.json")
-    with refused():
+    with refused("a.json: cannot be read (is a pipe or device, not a file)"):
         convert(tmp_path / "a.json", tmp_path / "out.json")
 
 
@@ -667,22 +711,29 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
 def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
     write_cvat(images)
     (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
-    assert f"one.png has the same box of 'cat' in {images / 'annotations (1).xml'} too" in refusal(images)
+    check_refusal(
+        images,
+        "annotations.xml: image 'one.png': one.png has the same box of 'cat' in .../annotations (1).xml too; remove a "
+        "file",
+    )
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "message"),
     [
-        '{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]]}}',
-        '{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}',
-        '{"file_name": "one.png", "objects": 3}',
-        '{"file_name": "one.png"',
-        '{"file_name": "one.jpg"}',
+        ('{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]]}}', "1 of 'bbox', but 0 of 'category'"),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}',
+            "expected a bbox of four numbers, got 1",
+        ),
+        ('{"file_name": "one.png", "objects": 3}', "objects: must be 'key: value' lines, got 3"),
+        ('{"file_name": "one.png"', "malformed JSON"),
+        ('{"file_name": "one.jpg"}', "the image 'one.jpg': not found below .../set, but one.png is there"),
     ],
 )
-def test_wrong_rows_of_an_image_folder_are_named(row, images):
+def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
     (images / "metadata.jsonl").write_text(row)
-    refusal(images)
+    check_refusal(images, f"metadata.jsonl:1: {message}")
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path):
@@ -698,20 +749,20 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"objects": 7},
-        {"objects": [1.5]},
-        {"objects": {"bbox": 5, "category": 6}},
-        {"objects": {"bbox": [[1, 2, 3, 4]], "category": []}},
-        {"objects": {"bbox": [[1, 2, 3]], "category": [0]}},
-        {"image": {"bytes": b"x" * 99}},
-        {"image": {"bytes": None}},
-        b"{}{}",
-        b"[" * 100_000,
+        ({"objects": 7}, "row 0: objects: must be 'key: value' lines, got 7"),
+        ({"objects": [1.5]}, "row 0: must be 'key: value' lines, got 1.5"),
+        ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: must be a list, got 5"),
+        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 of 'bbox', but 0 of 'category'"),
+        ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers, got [1, 2, 3]"),
+        ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded (damaged, or not an image)"),
+        ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
+        (b"{}{}", "its 'huggingface' metadata is not JSON"),
+        (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
     ],
 )
-def test_odd_parquet_files_are_named(images, change):
+def test_odd_parquet_files_are_named(images, change, message):
     write_parquet(images)
     from pyarrow import Table, parquet
 
@@ -722,7 +773,7 @@ def test_odd_parquet_files_are_named(images, change):
     else:
         table = Table.from_pylist([row | change for row in table.to_pylist()])
     parquet.write_table(table, path)
-    refusal(images)
+    check_refusal(images, f"train-00000-of-00001.parquet: {message}")
 
 
 @pytest.mark.parametrize("kind", ["zeros", "rows"])
@@ -737,7 +788,7 @@ def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, ki
     image = {"bytes": bytes(10**7)} if kind == "zeros" else first["image"]
     rows = [first | {"image": image}] * (1 if kind == "zeros" else 5_000)
     parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
-    assert "refused: its images have more than 100 times the bytes of the file" in refusal(images)
+    check_refusal(images, "parquet: refused: its images have more than 100 times the bytes of the file")
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):

@@ -91,6 +91,7 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
 def test_mistakes_are_one_line(world, capsys):
     root, flags = world
     assert "--time: leave it out" in error_of(capsys, main, *flags, "--time", "1")
+    assert "--export: leave it out" in error_of(capsys, main, *flags, "--export", "onnx")
     assert "only 12 groups" in error_of(capsys, main, *flags, "--name", "many", "--folds", "13")
     assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
     assert "neither a metric" in error_of(capsys, main, *flags, "--name", "typo", "--fitness", "AP5")

@@ -62,7 +62,7 @@ def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
     assert space.known_values(epochs=6) == {"close_mosaic": None}
     assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult is None
     assert space_of(tmp_path, RANGES).base.lr_mult == 1.0
-    with refused():
+    with refused("--set lr0=1: .../ranges.yaml searches lr0; remove one"):
         space_of(tmp_path, RANGES, override=["lr0=1"])
 
 
@@ -74,16 +74,64 @@ def test_the_ready_ranges_are_valid(path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "lr: [0, 1]", "epochs: [1, 5]", "lr0: [0.1]", "lr0: [0.1, 0.2, 0.3]", "lr0: [0.1, 0.01]",
-        "lr0: [0, 0.01, log]", "mosaic: [0, 2]", "close_mosaic: [0, 2.5]", "mosaic: {choices: [0, 1]}",
-        "mosaic: {choice: [0]}", "mosaic: {choice: [0, x]}", "lr0: [null, 1]", "close_mosaic: [-1, 10]",
-        "lr0: [.nan, 1]", "mosaic: 1.0", "", "- lr0", "albumentations: {choice: [[], [{name: Blur}]]}",
+        ("lr: [0, 1]", "ranges.yaml: unknown key 'lr' (did you mean 'lr0'?)"),
+        ("epochs: [1, 5]", "ranges.yaml: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
+        (
+            "lr0: [0.1]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got [0.1]",
+        ),
+        (
+            "lr0: [0.1, 0.2, 0.3]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got "
+            "[0.1, 0.2, 0.3]",
+        ),
+        ("lr0: [0.1, 0.01]", "ranges.yaml: lr0: `low <= high` must hold, but got (low=0.1, high=0.01)."),
+        ("lr0: [0, 0.01, log]", "ranges.yaml: lr0: `low > 0` must hold for `log=True`, but got (low=0.0, high=0.01)."),
+        ("mosaic: [0, 2]", "ranges.yaml: mosaic: must be at most 1, got 2.0"),
+        ("close_mosaic: [0, 2.5]", "ranges.yaml: close_mosaic: must be a whole number or null, got 2.5"),
+        (
+            "mosaic: {choices: [0, 1]}",
+            "ranges.yaml: mosaic: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, "
+            "got {'choices': [0, 1]}",
+        ),
+        (
+            "mosaic: {choice: [0]}",
+            "ranges.yaml: mosaic: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, "
+            "got {'choice': [0]}",
+        ),
+        ("mosaic: {choice: [0, x]}", "ranges.yaml: mosaic: must be a number, got 'x'"),
+        (
+            "lr0: [null, 1]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got [None, 1]",
+        ),
+        ("close_mosaic: [-1, 10]", "ranges.yaml: close_mosaic: must be at least 0, got -1"),
+        ("lr0: [.nan, 1]", "ranges.yaml: lr0: must be at least 0, got nan"),
+        (
+            "mosaic: 1.0",
+            "ranges.yaml: has no range to search, only single values; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "",
+            "ranges.yaml: must be 'hyper-parameter: range' lines; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "- lr0",
+            "ranges.yaml: must be 'hyper-parameter: range' lines; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "albumentations: {choice: [[], [{name: Blur}]]}",
+            "ranges.yaml: albumentations: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single "
+            "value, got {'choice': [[], [{'name': 'Blur'}]]}",
+        ),
     ],
-)  # fmt: skip
-def test_wrong_ranges_are_one_line(tmp_path, text):
-    with refused():
+)
+def test_wrong_ranges_are_one_line(tmp_path, text, message):
+    with refused(message):
         space_of(tmp_path, text)
 
 
@@ -315,9 +363,21 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
         claim.lock.release()
         assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
         shutil.rmtree(tmp_path / "trials" / "0001")
-    for rest in (b"", b"[]\n", whole[:20] + b"\n" + whole):
+    for rest, message in (
+        (b"", "journal.log: has lost the trial in .../trials/0000; restore it, or choose another --name"),
+        (
+            b"[]\n",
+            "journal.log: damaged (list indices must be integers or slices, not str); restore it, or choose "
+            "another --name",
+        ),
+        (
+            whole[:20] + b"\n" + whole,
+            "journal.log: damaged (Invalid control character at: line 1 column 21 (char 20)); restore it, or "
+            "choose another --name",
+        ),
+    ):
         journal.write_bytes(rest)
-        with refused():
+        with refused(message):
             opened(tmp_path)
 
 

@@ -173,7 +173,15 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
     changed = {"cls": 0.3, "cls_pw": 0.5, "fl_gamma": 1.5, "copy_paste": 0.1, "anchors": 3, "lr": 0.1, "mosaik": None}
     flags = {"epochs": 100, "label_smoothing": 0.1, "nbs": 64}
     path = write(tmp_path / "high.yaml", YOLOV5_HYPERPARAMETERS | changed | flags | {7: 8})
-    with refused():
+    with refused(
+        "high.yaml: 'cls': for YOLOv5's losses, which are divided differently; remove it; 'cls_pw': the "
+        "losses have no positive weights; remove it; 'fl_gamma': there is no focal loss; remove it; "
+        "'copy_paste': there is no such augmentation; configs/hyp/scratch.yaml lists all, albumentations "
+        "included; remove it; 'anchors': the model's YAML says how many anchors there are; remove it; "
+        "unknown key 'lr' (did you mean 'lr0'?); unknown key 'mosaik' (did you mean 'mosaic'?); "
+        "'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing; 'nbs': is a "
+        "flag, not a hyper-parameter; give it as --nominal-batch; unknown key '7'"
+    ):
         read_recipe(path, pretrained=False)
     many = write(tmp_path / "many.yaml", {f"x{number}": 1 for number in range(100)})
     with pytest.raises(UserError, match=r"many\.yaml: unknown key 'x0'; .* \.\.\. .*unknown key 'x99'"):
@@ -183,12 +191,21 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
 def test_gains_count_unless_the_recipe_is_yolov5s(tmp_path: Path):
     hyp = read_recipe(write(tmp_path / "own.yaml", {"box": 0.05, "cls": 0.3, "obj": 0.7}), pretrained=False)
     assert (hyp.box, hyp.cls, hyp.obj) == (0.05, 0.3, 0.7)
-    with refused():
+    with refused("tuned.yaml: 'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"):
         read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 1.0}), pretrained=False)
     assert read_recipe(write(tmp_path / "tuned.yaml", {"box": 7.1, "cls_pw": 0.0}), pretrained=False).box == 7.1
 
 
-@pytest.mark.parametrize("item", ["lr=0.1", "cls_pw=1", "obj_pw=1", "epochs=3", "lr0=\udc80"])
-def test_hyperparameters_that_do_not_exist(item: str):
-    with refused():
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("lr=0.1", "--set: unknown key 'lr' (did you mean 'lr0'?)"),
+        ("cls_pw=1", "--set: 'cls_pw': is a flag, not a hyper-parameter; give it as --cls-pw"),
+        ("obj_pw=1", "--set: 'obj_pw': the losses have no positive weights; remove it"),
+        ("epochs=3", "--set: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
+        ("lr0=\udc80", "--set lr0=\\udc80: malformed YAML"),
+    ],
+)
+def test_hyperparameters_that_do_not_exist(item: str, message: str):
+    with refused(message):
         with_overrides(Hyperparameters(), [item])

@@ -39,26 +39,38 @@ def test_flags_override_defaults():
 
 
 @pytest.mark.parametrize(
-    ("cls", "argv"),
+    ("cls", "argv", "message"),
     [
-        (TrainConfig, "--epochs=0"),
-        (TrainConfig, "--imgsz=16"),
-        (TrainConfig, "--batch-size=0"),
-        (TrainConfig, "--batch=-2"),
-        (TrainConfig, "--label-smoothing=0.9"),
-        (TrainConfig, "--nominal-batch=" + "9" * 400),
-        (TrainConfig, f"--seed={2**63}"),
-        (TrainConfig, f"--freeze 3 {-(10**20)}"),
-        (TrainConfig, "--workers=99999999"),
-        (TrainConfig, "--threads=4000000000000"),
-        (ValConfig, f"--weights=a.pt --max-det={2**62}"),
-        (DetectConfig, f"--weights=a.pt --source=a.jpg --max-det={2**62}"),
-        *((SearchConfig, f"{flag}=a{odd}b") for flag in ("--name", "--project") for odd in "\n\x1b\udcff\u2028"),
+        (TrainConfig, "--epochs=0", "--epochs: must be at least 1, got 0"),
+        (TrainConfig, "--imgsz=16", "--imgsz: must be at least 64, got 16"),
+        (TrainConfig, "--batch-size=0", "--batch-size: must be at least 1 or -1, got 0"),
+        (TrainConfig, "--batch=-2", "--batch-size: must be at least 1 or -1, got -2"),
+        (TrainConfig, "--label-smoothing=0.9", "--label-smoothing: must be at most 0.5, got 0.9"),
+        (TrainConfig, "--nominal-batch=" + "9" * 400, "--nominal-batch: the number does not fit in 64 bits"),
+        (TrainConfig, f"--seed={2**63}", "--seed: the number does not fit in 64 bits"),
+        (TrainConfig, f"--freeze 3 {-(10**20)}", "--freeze (1): the number does not fit in 64 bits"),
+        (TrainConfig, "--workers=99999999", "--workers: must be at most 1024, got 99999999"),
+        (TrainConfig, "--threads=4000000000000", "--threads: must be at most 4096, got 4000000000000"),
+        (ValConfig, "--weights=a.pt --max-det=99999", "--max-det: must be at most 30000, got 99999"),
+        (
+            DetectConfig,
+            f"--weights=a.pt --source=a.jpg --max-det={2**62}",
+            "--max-det: must be at most 30000, got 4...",
+        ),
     ],
 )
-def test_values_out_of_range_are_one_line(cls, argv):
-    with refused():
-        parse_config(cls, argv.split(" "), "")
+def test_values_out_of_range_are_one_line(cls, argv, message):
+    with refused(message):
+        parse_config(cls, argv.split(), "")
+
+
+@pytest.mark.parametrize("flag", ["--name", "--project"])
+@pytest.mark.parametrize(
+    ("odd", "escaped"), [("\n", "\\n"), ("\x1b", "\\x1b"), ("\udcff", "\\udcff"), ("\u2028", "\\u2028")]
+)
+def test_control_characters_in_names_are_one_line(flag, odd, escaped):
+    with refused(f"{flag}: 'a{escaped}b' contains a control character or is not UTF-8; choose another name"):
+        parse_config(SearchConfig, [f"{flag}=a{odd}b"], "")
 
 
 @pytest.mark.parametrize(
@@ -185,15 +197,26 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "message"),
     [
-        *({"mosaik": 1}, {"mosaic": 2}, {"mosaic": "yes please"}, {"mosaic": True}, {"close_mosaic": 1.5}),
-        *({"mosaic_block": 1.5}, {"momentum": 1}, {"warmup_momentum": 1.0}, [1], {"label_smoothing": 0.1}),
-        {"close_mosaic": 99999999999999999999},
+        ({"mosaik": 1}, "x.yaml: unknown key 'mosaik' (did you mean 'mosaic'?)"),
+        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2.0"),
+        ({"mosaic": "yes please"}, "x.yaml: mosaic: must be a number, got 'yes please'"),
+        ({"mosaic": True}, "x.yaml: mosaic: must be a number, got True"),
+        ({"close_mosaic": 1.5}, "x.yaml: close_mosaic: must be a whole number or null, got 1.5"),
+        ({"mosaic_block": 1.5}, "x.yaml: mosaic_block: must be a whole number, got 1.5"),
+        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1.0"),
+        ({"warmup_momentum": 1.0}, "x.yaml: warmup_momentum: must be at most 0.9999, got 1.0"),
+        ([1], "x.yaml: must be 'key: value' lines, got list"),
+        (
+            {"label_smoothing": 0.1},
+            "x.yaml: 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing",
+        ),
+        ({"close_mosaic": 99999999999999999999}, "x.yaml: close_mosaic: the number does not fit in 64 bits"),
     ],
 )
-def test_hyperparameters_are_checked(values):
-    with refused():
+def test_hyperparameters_are_checked(values, message):
+    with refused(message):
         build(Hyperparameters, values, "x.yaml", unknown_hyperparameter)
 
 
@@ -204,8 +227,12 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
     assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
     assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
     assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
-    for wrong in ("lrO=1", "lr0", "lr0=" + "[" * 100_000):
-        with refused():
+    for wrong, message in (
+        ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
+        ("lr0", "--set lr0: must be key=value"),
+        ("lr0=" + "[" * 100_000, "--set lr0: the value is nested too deeply"),
+    ):
+        with refused(message):
             hyperparameters_from("", [wrong])
 
 
@@ -278,33 +305,53 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == scratch
     (tmp_path / "own.yaml").write_text("")
     assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
-    for absent in ("fine-tune", "nowhere.yaml"):
-        with refused():
+    for absent, message in (
+        (
+            "fine-tune",
+            "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?); known: auto, debug, demo, "
+            "finetune, keep_old, scratch",
+        ),
+        ("nowhere.yaml", "nowhere.yaml: no such file"),
+    ):
+        with refused(message):
             read_recipe(absent, pretrained=True)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        *("a: [1", "a: 1\nb: : 2\n", "a: 1\nb: 2\na: 3\n", "names:\n  0: a\n  0: b\n"),
-        "a: " + "[" * 100_000,
-        "{a: " * 3000 + "1" + "}" * 3000,  # which would crash libyaml
-        "- " * 2000 + "1",
-        "lr0: &a [*a]\n",
-        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)),
-        "lr0: {<<: 3}\n",
-        "lr0: !!int x\n",
-        "lr0: 2020-13-45\n",
-        f"lr0: {'5' * 5000}\n",
-        f"lr0: 0x{'f' * 500}\n",
-        'lr0: "\\0"\n',
-        "lr0: " + "x" * 100_000 + "\n",
+        ("a: [1", "x.yaml:1: expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\nb: : 2\n", "x.yaml:2: mapping values are not allowed here"),
+        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: key 'a' appears twice (first in line 1); remove one"),
+        ("names:\n  0: a\n  0: b\n", "x.yaml:3: key '0' appears twice (first in line 2); remove one"),
+        ("a: " + "[" * 100_000, "x.yaml: nested too deeply"),
+        ("{a: " * 3000 + "1" + "}" * 3000, "x.yaml: nested too deeply"),  # which would crash libyaml
+        ("- " * 2000 + "1", "x.yaml: nested too deeply"),
+        (
+            "lr0: &a [*a]\n",
+            "x.yaml: more than 200,000 values after expanding aliases, or an alias that contains itself",
+        ),
+        (
+            "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)),
+            "x.yaml: more than 200,000 values after expanding aliases, or an alias that contains itself",
+        ),
+        ("lr0: {<<: 3}\n", "x.yaml:1: << merges mappings, which is not supported; write the keys out"),
+        ("lr0: !!int x\n", "x.yaml:1: 'x' is not a valid int; put it in quotes if it is text"),
+        ("lr0: 2020-13-45\n", "x.yaml:1: '2020-13-45' is not a valid timestamp; put it in quotes if it is text"),
+        (
+            f"lr0: {'5' * 5000}\n",
+            "x.yaml:1: '555555555555555555555555555555555555555555555555555555555555' is not a valid int; put "
+            "it in quotes if it is text",
+        ),
+        (f"lr0: 0x{'f' * 500}\n", "x.yaml: the number does not fit in 64 bits"),
+        ('lr0: "\\0"\n', "x.yaml: contains a NUL or an unpaired surrogate"),
+        ("lr0: " + "x" * 100_000 + "\n", "x.yaml: lr0: must be a number or null, got 'x..."),
     ],
-)  # fmt: skip
-def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text):
+)
+def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text, message):
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    with refused() as caught:
+    with refused(message) as caught:
         read_recipe(str(path), pretrained=False)
     assert len(str(caught.value)) < 1300
 
@@ -314,5 +361,5 @@ def test_what_is_too_large_is_read_once_by_the_fast_reader(tmp_path, monkeypatch
     monkeypatch.setattr("yaml.SafeLoader", None)  # ten times slower; it tells the lines of other mistakes
     path = tmp_path / "x.yaml"
     path.write_text("names:\n" + "- a\n" * 200)
-    with refused():
+    with refused("x.yaml: more than 100 values after expanding aliases, or an alias that contains itself"):
         load_yaml(path)

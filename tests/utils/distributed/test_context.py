@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -35,10 +36,19 @@ def test_a_plain_process_has_rank_zero_of_one():
     assert broadcast_object(ctx, "x") == "x"
 
 
-@pytest.mark.parametrize("text", ["tpu", "0,", "7", "0,x", "²"])
-def test_absent_devices_are_one_line(monkeypatch, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tpu", "--device tpu: must be cpu, mps, a GPU number, or several such as 0,1"),
+        ("0,", "--device 0,: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
+        ("7", "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
+        ("0,x", "--device 0,x: must be cpu, mps, a GPU number, or several such as 0,1"),
+        ("²", "--device ²: must be cpu, mps, a GPU number, or several such as 0,1"),
+    ],
+)
+def test_absent_devices_are_one_line(monkeypatch, text, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused():
+    with refused(message):
         parse_devices(text)
 
 
@@ -54,8 +64,11 @@ def three_gpus(monkeypatch) -> list[torch.device]:
 
 def test_several_gpus_are_parsed(three_gpus):
     assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
-    for text in ("1,1", "3"):
-        with refused():
+    for text, message in (
+        ("1,1", "--device 1,1: lists a GPU twice"),
+        ("3", "--device 3: there is no GPU 3; this machine has GPUs 0 to 2"),
+    ):
+        with refused(message):
             parse_devices(text)
 
 
@@ -75,11 +88,31 @@ ncclSystemError: System call (e.g. socket, malloc) or external library call fail
 Last error:
 Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
     ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
-    with refused() as first, report_errors_once(ctx):
+    with (
+        refused("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host") as first,
+        report_errors_once(ctx),
+    ):
         raise dist.DistBackendError(text)
     assert type(first.value) is UserError
     with pytest.raises(PeerFailure), report_errors_once(ctx):
         raise dist.DistBackendError(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_repeated"),
+    [
+        (UserError("data.yaml: no such file"), False),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/exp"), False),
+        (MemoryError(), False),
+        (ValueError("a bug"), True),
+    ],
+)
+def test_of_a_failure_of_all_processes_only_bugs_are_reported_by_each(error, is_repeated):
+    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
+    with pytest.raises(type(error)), report_errors_once(ctx):
+        raise error
+    with pytest.raises(type(error) if is_repeated else PeerFailure), report_errors_once(ctx):
+        raise error
 
 
 def test_parallel_wrappers_are_recognized_and_removed():

@@ -55,10 +55,16 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
         torch.testing.assert_close(normalized, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [3, 16])
-def test_groups_that_do_not_divide_the_run_are_one_line(size):
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "groups of 3 processes do not divide the 8 of this run (--sync-bn); use 1, 2, 4, 8"),
+        (16, "groups of 16 processes do not divide the 8 of this run (--sync-bn); use 1, 2, 4, 8"),
+    ],
+)
+def test_groups_that_do_not_divide_the_run_are_one_line(size, message):
     ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
-    with refused():
+    with refused(message):
         check_group_size(ctx, size)
 
 

@@ -42,22 +42,44 @@ def test_positions_are_read_from_the_launcher_s_variables(environ, expected):
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("name", "value"), [("RANK", "two"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "two"), ("RANK", "-1")]
+)
+def test_variables_that_are_not_numbers_are_one_line(name, value):
+    with refused(f"{name} is '{value}'; it must be a whole number, 0 or more"):
+        read_launch(LAUNCH | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("MASTER_PORT", "99999"), ("LOCAL_RANK", "3")])
+def test_impossible_values_are_one_line(name, value):
+    with refused(f"the environment: impossible values (ranks start at 0): ...{name}={value}..."):
+        read_launch(LAUNCH | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
     [
-        *({**LAUNCH, name: "two"} for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
-        {**LAUNCH, "RANK": "-1"},
-        {**LAUNCH, "RANK": "2"},
-        {**LAUNCH, "MASTER_PORT": "99999"},
-        LAUNCH | {"LOCAL_RANK": "3"},
-        *(dict.fromkeys(names, "1") for names in (["RANK"], ["RANK", "WORLD_SIZE"], ["LOCAL_RANK"])),
-        {"MASTER_ADDR": "h", "MASTER_PORT": "29500"},
-        STEP,
-        {"PMI_RANK": "0", "PMI_SIZE": "3"},
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        (["RANK"], "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["RANK", "WORLD_SIZE"], "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["LOCAL_RANK"], "RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["MASTER_ADDR", "MASTER_PORT"], "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK"),
     ],
 )
-def test_incomplete_or_contradictory_variables_and_copies_are_one_line(environ):
-    with refused():
+def test_incomplete_variables_are_one_line(names, missing):
+    remedy = f"start with torchrun, or unset {', '.join(names)}"
+    with refused(f"the distributed environment is incomplete: {missing} missing; {remedy}"):
+        read_launch(dict.fromkeys(names, "1"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (STEP, "srun has started 4 separate processes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 separate processes"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started 2 separate processes"),
+    ],
+)
+def test_copies_of_one_process_are_one_line(environ, message):
+    with refused(f"{message}; use torchrun or --spawn"):
         read_launch(environ)
 
 
@@ -111,7 +133,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     store = _Store([[0, gpus] for gpus in seen])
     launch = Launch(1, 2, 1, 2, 0, "h", 1)
     if expected is None:
-        with refused():
+        with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
             rendezvous._locate_on_node(store, launch, "")
     else:
         assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
@@ -133,7 +155,7 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
     for rank, position in enumerate(expected):
         launch = Launch(rank, processes, rank, processes, 0, "h", 1)
         if position is None:
-            with refused():
+            with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
                 rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
             local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
@@ -150,25 +172,25 @@ def small_machine(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("small_machine")
 @pytest.mark.parametrize(
-    ("count", "device", "threads", "files", "fits"),
+    ("count", "device", "threads", "files", "message"),
     [
-        (4, "cpu", 0, [], True),
-        (5, "cpu", 0, [], False),
-        (5, "", 0, [], False),
-        (5, "", None, [], False),  # val.py
-        (5, "", 0, ["nvidia0"], True),
-        (5, "cpu", 0, ["nvidia0"], False),
-        (8, "cpu", 1, [], True),
-        (9, "cpu", 1, [], False),
-        (9, "0", 0, ["nvidia0"], False),
+        (4, "cpu", 0, [], ""),
+        (5, "cpu", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
+        (5, "", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
+        (5, "", None, [], "5 processes on 4 CPU cores; start at most 4"),  # val.py
+        (5, "", 0, ["nvidia0"], ""),
+        (5, "cpu", 0, ["nvidia0"], "5 processes on 4 CPU cores; ..."),
+        (8, "cpu", 1, [], ""),
+        (9, "cpu", 1, [], "9 processes need about 5.4 GB before the first batch, and 4.8 GB are free; start at most 8"),
+        (9, "0", 0, ["nvidia0"], "9 processes need about 5.4 GB ..."),
     ],
 )
-def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, count, device, threads, files, fits):
+def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, count, device, threads, files, message):
     monkeypatch.setattr(os, "listdir", lambda _: ["null", *files])
-    if fits:
+    if not message:
         check_processes(count, device, threads=threads)
         return
-    with refused():
+    with refused(f"--spawn {count}: {message}"):
         check_processes(count, device, threads=threads)
 
 

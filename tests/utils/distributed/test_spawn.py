@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
+from utils.distributed.spawn import killed_by
 
 PROGRAM = """
 import os, signal, sys, time
@@ -39,7 +40,6 @@ if __name__ == "__main__":
         ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
-        ("os.kill(os.getpid(), 40)", 2, "error: process 1 of 2 was killed by signal 40; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
         ("raise ValueError('a bug')", 2, "ValueError: a bug"),
         ("'nothing'", 0, ""),
@@ -58,6 +58,10 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
     assert time.monotonic() - begun < 50
+
+
+def test_a_signal_without_a_name_is_described_by_its_number():
+    assert killed_by(40) == "killed by signal 40; is there enough memory?"
 
 
 @pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])
@@ -85,3 +89,32 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        # All processes refuse after the signal; one has refused before the signal.
+        "signal.signal(signal.SIGTERM, refuse); print('begun', flush=True); time.sleep(60)",
+        "print('begun', flush=True); refuse()",
+    ],
+)
+def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
+    refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')\n"
+    program = PROGRAM.replace("def work", f"{refuse}\ndef work").replace(
+        "argv)\n    print", "argv, stop_code=75)\n    print"
+    )
+    if "SIGTERM" in end:
+        program = program.replace('["RANK"] == "0"', '["RANK"] == "none"')  # both processes run ``end``
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [python(), str(tmp_path / "program.py"), end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for _ in range(2 if "SIGTERM" in end else 1):
+        assert process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode == 2
+    assert errors == "error: wrong flag\n"

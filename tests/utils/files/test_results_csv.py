@@ -36,5 +36,5 @@ def test_columns_that_appear_later_are_empty_before(tmp_path):
 @pytest.mark.parametrize("text", ["epoch,lr\n0.5,1\n", "epoch,lr\n1,a\n", "lr\n1\n"])
 def test_a_damaged_file_is_one_line(tmp_path, text):
     (tmp_path / "results.csv").write_text(text)
-    with refused():
+    with refused("results.csv: not a results file of this program; move it away"):
         ResultsTable.read(tmp_path / "results.csv")

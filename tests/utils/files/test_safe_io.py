@@ -71,8 +71,17 @@ def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
     assert read_text(tmp_path / "a.txt", most=10) == "caf\u00e9\r\n"
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "large.txt").write_bytes(b"123456")
-    for name in ("none.txt", ".", "latin.txt", "large.txt"):
-        with refused():
+    for name, message in (
+        ("none.txt", "none.txt: no such file"),
+        (".", "...: cannot be read (is a folder, not a file)"),
+        (
+            "latin.txt",
+            "latin.txt: not UTF-8 but, as it seems, Windows-1252; save it as UTF-8, such as with iconv -f "
+            "Windows-1252 -t UTF-8",
+        ),
+        ("large.txt", "large.txt: cannot be read (has 6 bytes, more than such a file can need)"),
+    ):
+        with refused(message):
             read_text(tmp_path / name, most=5)
 
 

@@ -52,27 +52,39 @@ def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "data"),
+    ("header", "data", "reason"),
     [
-        ({"w": entry(0, 2**42, [2**40])}, bytes(8)),
-        ({"w": entry(0, 4, [1] * 17)}, bytes(4)),
-        ({"w\nx": entry(4, 8, [1])}, bytes(8)),
-        ({"w": entry(0, 1, [1], "F8_E4M3")}, bytes(1)),
-        ({"__metadata__": {"a": 1}}, b""),
-        (b'{"a":' + b"[" * 100_000, b""),
-        *(
-            (None, content)
-            for content in (b"", b"\x10", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 50) + b"{}")
-        ),
+        ({"w": entry(0, 2**42, [2**40])}, bytes(8), "incomplete metadata, file not fully covered"),
+        ({"w\nx": entry(4, 8, [1])}, bytes(8), "invalid offset for tensor `w x`"),
+        ({"__metadata__": {"a": 1}}, b"", "invalid JSON in header: invalid type: integer `1`, expected a string ..."),
+        (b'{"a":' + b"[" * 100_000, b"", "invalid JSON in header: recursion limit exceeded ..."),
+        (None, b"", "header too small"),
+        (None, b"\x10", "header too small"),
+        (None, struct.pack("<Q", 2**63) + b"{}", "header too large"),
+        (None, struct.pack("<Q", 50) + b"{}", "invalid header length"),
     ],
 )
-def test_inconsistent_headers_are_refused(tmp_path, header, data):
+def test_inconsistent_headers_are_refused(tmp_path, header, data, reason):
     path = tmp_path / "bad.safetensors"
     if header is None:
         path.write_bytes(data)
     else:
         write_raw(path, header, data)
-    with refused():
+    with refused(f"bad.safetensors: truncated, damaged, or not a safetensors file ({reason})"):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "message"),
+    [
+        (entry(0, 4, [1] * 17), bytes(4), "float32 of 17 dimensions"),
+        (entry(0, 1, [1], "F8_E4M3"), bytes(1), "float8_e4m3fn of 1 dimensions"),
+    ],
+)
+def test_tensors_that_no_detector_has_are_refused(tmp_path, tensor, data, message):
+    path = tmp_path / "bad.safetensors"
+    write_raw(path, {"w": tensor}, data)
+    with refused(f"bad.safetensors: refused: tensor 'w' is {message}, which no detector has"):
         read_safetensors(path)
 
 
@@ -98,7 +110,7 @@ def test_a_pipe_is_refused(tmp_path):
     """Opening it would block forever."""
     os.mkfifo(tmp_path / "x.safetensors")
     assert not is_safetensors(tmp_path / "x.safetensors")
-    with refused():
+    with refused("x.safetensors: no such checkpoint"):
         read_weights(tmp_path / "x.safetensors")
-    with refused():
+    with refused("gone.safetensors: no such checkpoint"):
         read_safetensors(tmp_path / "gone.safetensors")

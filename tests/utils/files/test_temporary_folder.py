@@ -73,7 +73,7 @@ def test_what_is_in_the_way(tmp_path: Path):
     assert os.listdir(kept) == ["mine"]
     with temporary_folder(kept) as temporary:
         (temporary / "new").touch()
-        with refused():
+        with refused("kept: a folder of this name is in the way of a file; rename or remove it"):
             replace_path(temporary / "new", kept)
     assert os.listdir(kept) == ["mine"]
     assert sorted(os.listdir(tmp_path)) == ["folder", "kept", "link"]

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def test_an_autocast_type_is_used_or_refused():
     assert resolve_amp("off", CPU) is None
     assert resolve_amp("bf16", CPU) is torch.bfloat16
-    with refused():
+    with refused("--amp fp16: not supported on CPUs; use --amp bf16 or --amp off"):
         resolve_amp("fp16", CPU)
     if platform.machine() == "x86_64" and Path("/proc/cpuinfo").exists():
         flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))

@@ -49,6 +49,18 @@ def files(root: Path, **texts: str) -> Path:
         ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "max 100000\n"}, 6),
         ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "300000 100000\n"}, 3),
         ("0::/../other\n", {"cpu_dot_max": "500000 100000\n"}, 5),
+        # Version 1, alone and in a container, which sees its own group as the root.
+        (
+            "4:cpu,cpuacct:/job\n",
+            {"cpu__job__cpu_dot_cfs_quota_us": "300000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
+            3,
+        ),
+        (
+            "4:cpu,cpuacct:/job\n0::/\n",
+            {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
+            16,
+        ),
+        ("4:cpu:/docker/1a\n", {"cpu__cpu_dot_cfs_quota_us": "500000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 5),
     ],
 )
 def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, texts, expected):

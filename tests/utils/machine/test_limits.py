@@ -181,6 +181,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was killed: most"),
         (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "no more processes can be started; raise the limit"),
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
         (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
     ],

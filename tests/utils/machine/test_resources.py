@@ -1,4 +1,5 @@
-"""Freed memory is reused without page faults, unless the user has configured the allocator."""
+"""Freed memory is reused without page faults, unless the user has configured the allocator; and the memory that control
+groups leave."""
 
 import os
 import platform
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from utils.machine.resources import available_memory
 
 PROGRAM = """
 import resource
@@ -30,3 +33,51 @@ def test_a_large_block_comes_without_page_faults(setting, kept):
     done = subprocess.run(command, env=plain | setting, cwd=root, capture_output=True, text=True, check=True)
     faults = int(done.stdout)  # 24,576 pages of 4 KiB, or 48 of 2 MiB
     assert faults < 10 if kept else faults > 20
+
+
+MEMINFO = "MemTotal:       9000 kB\nMemFree:         100 kB\nMemAvailable:    5000 kB\n"
+V1_UNLIMITED = "9223372036854771712"
+
+
+def limited(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
+    """The files of a control group of version 2."""
+    stat = f"anon 1\ninactive_anon 7\ninactive_file {reclaimable}\nactive_file 3\n"
+    return {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
+
+
+def limited_v1(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
+    stat = f"inactive_file 1\ntotal_inactive_file {reclaimable}\n"
+    return {"memory.limit_in_bytes": f"{limit}\n", "memory.usage_in_bytes": f"{used}\n", "memory.stat": stat}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "groups", "expected"),
+    [
+        ("0::/\n", {}, 5_120_000),
+        ("0::/\n", {"": limited("max", 10)}, 5_120_000),
+        ("0::/\n", {"": limited("10000", 4000)}, 6000),
+        ("0::/\n", {"": limited("10000", 9900, reclaimable=7900)}, 8000),  # files that were read once
+        ("0::/\n", {"": limited("10000", 10400)}, 0),  # a limit that was lowered
+        ("0::/job/step\n", {"job/step": limited("10000", 4000), "job": limited("9000", 5000)}, 4000),
+        ("0::/job/step\n", {"job/step": limited("max", 4000), "job": limited("9000", 5000)}, 4000),
+        ("0::/docker/1a\n", {"": limited("10000", 4000)}, 6000),  # a container sees its group as the root
+        ("5:memory:/job\n0::/\n", {"memory/job": limited_v1("10000", 9000, 500)}, 1500),
+        ("5:memory:/docker/1a\n", {"memory": limited_v1("10000", 9000)}, 1000),
+        ("5:memory:/job\n", {"memory/job": limited_v1(V1_UNLIMITED, 9000)}, 5_120_000),
+        ("5:cpu:/job\n", {"memory/job": limited_v1("10000", 9000)}, 5_120_000),  # not of this controller
+        ("5:memory:/job\n", {"memory/job": {"memory.limit_in_bytes": "no number"}}, 5_120_000),
+    ],
+)
+def test_the_least_that_the_system_and_any_control_group_leave_is_available(tmp_path, cgroup, groups, expected):
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
+    for group, content in groups.items():
+        files |= {f"sys/fs/cgroup/{group}/{name}": text for name, text in content.items()}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_memory(tmp_path) == expected
+
+
+def test_without_any_of_these_files_memory_is_unknown(tmp_path):
+    assert available_memory(tmp_path) == sys.maxsize

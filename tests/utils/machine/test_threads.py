@@ -72,6 +72,21 @@ def test_a_map_keeps_the_order_and_is_never_further_ahead(threads, ahead):
     assert sorted(called) == list(range(40))
 
 
+@pytest.mark.parametrize("ahead", [None, lambda: 0, lambda: 6])
+def test_an_error_of_the_items_comes_after_the_results_before_it(ahead):
+    """Also through several stages."""
+
+    def items():
+        yield from range(5)
+        raise OSError("damaged")
+
+    first = map_ahead(lambda number: number + 1, items(), threads=2, ahead=ahead)
+    second = map_ahead(lambda number: number * 10, first, threads=1, ahead=ahead)
+    assert [next(second) for _ in range(5)] == [10, 20, 30, 40, 50]
+    with pytest.raises(OSError, match="damaged"):
+        next(second)
+
+
 def test_an_iterator_is_computed_in_another_thread():
     threads = set()
 

@@ -214,6 +214,20 @@ def test_changes_of_the_original_are_copied(tmp_path):
     assert not (spec.root / "labels" / "train" / "003.txt").exists()
 
 
+@pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
+def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    image = source.parent / "images" / "train" / "001.png"
+    os.utime(image, (year_s, year_s))
+    if image.stat().st_mtime != year_s:
+        pytest.skip("the file system has no such times")
+    for _ in range(2):  # the second only checks the copy
+        spec = stage(source, tmp_path / "stage")
+        copied, original = (load_index(each, "train") for each in (spec, load_dataset_spec(source)))
+        assert copied.fingerprint == original.fingerprint
+        assert (spec.root / "images" / "train" / "001.png").stat().st_mtime == year_s
+
+
 def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
     """Rows with absolute paths, images outside the data set's folder and linked folders are all in the copy."""
     shared, names = tmp_path / "shared", ["light", "dark"]
@@ -264,17 +278,31 @@ def test_coco_and_voc_annotations_are_copied(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=2, val=1)
-    for given, place in ((source, source.parent / "images" / "train" / "copy"), (Path("demo"), tmp_path / "stage")):
-        with refused():
+    for given, place, message in (
+        (
+            source,
+            source.parent / "images" / "train" / "copy",
+            "--stage: .../set/images/train/copy is inside the data set; name a folder outside it",
+        ),
+        (
+            Path("demo"),
+            tmp_path / "stage",
+            "--stage: the demo set cannot be staged, since each node renders it; omit --stage",
+        ),
+    ):
+        with refused(message):
             stage(given, place)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
-        with refused():
+        with refused(
+            "--stage: copying 6 files to .../small/data-... needs 52 kB, but only 9 kB is free; free some "
+            "space or name another disk"
+        ):
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
     plain = stage_copy._read_checked
     monkeypatch.setattr(stage_copy, "_read_checked", lambda path, stamp: os.utime(path) or plain(path, stamp))
-    with refused():
+    with refused("set/images/train/000.png: changed while the data set was being copied; start again"):
         stage(source, tmp_path / "stage")
 
 

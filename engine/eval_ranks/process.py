@@ -20,13 +20,27 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DatasetSpec, DataSource
+from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
-from engine.eval_ranks.evaluators import POLL_S, common_facts
-from engine.eval_ranks.messages import post_message, read_message
+from engine.eval_ranks.evaluators import common_facts
+from engine.eval_ranks.messages import (
+    ENDED,
+    FAILED,
+    LEFT,
+    POLL_S,
+    READY,
+    SCORES,
+    SETUP,
+    WEIGHTS,
+    Scores,
+    Setup,
+    Weights,
+    post_message,
+    read_message,
+)
 from engine.evaluation.evaluator import training_evaluator
 from engine.run.process import choose_kernels
-from engine.train.starting_model import rebuild_model
+from engine.run.starting_model import rebuild_model
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import MAY_DIFFER
 from utils.distributed.context import DistributedContext
@@ -49,26 +63,26 @@ def evaluate_for_others(config: TrainConfig, explicit: Collection[str]) -> NoRet
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:
-        score = _Scorer(ctx, config, explicit, _wait_for(ctx.store, "setup"))
-        ctx.store.set(f"ready/{ctx.rank}", "")
+        score = _Scorer(ctx, config, explicit, _wait_for(ctx.store, SETUP))
+        ctx.store.set(READY.format(rank=ctx.rank), "")
         for number in itertools.count(1):
-            scores = score(_wait_for(ctx.store, f"weights/{number}"))
-            if ctx.is_main:
-                post_message(ctx.store, f"scores/{number}", scores)
+            scores = score(_wait_for(ctx.store, WEIGHTS.format(number=number)))
+            if scores is not None:  # on rank 0 of the evaluating processes
+                post_message(ctx.store, SCORES.format(number=number), scores)
     except dist.DistError:  # the store has ended, and with it the run
         pass
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()
         with suppress(dist.DistError):
-            ctx.store.set("failed", f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
+            ctx.store.set(FAILED, f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
     finally:
         _leave(ctx.store)
 
 
 def _end_with_run(store: dist.Store) -> None:
     with suppress(dist.DistError):
-        while not store.check(["ended"]):
+        while not store.check([ENDED]):
             time.sleep(POLL_S)
     _leave(store)
 
@@ -76,7 +90,7 @@ def _end_with_run(store: dist.Store) -> None:
 def _leave(store: dist.Store) -> NoReturn:
     """Ends this process without waiting for the other evaluating ones, which may hang."""
     with suppress(dist.DistError):
-        store.add("left", 1)
+        store.add(LEFT, 1)
     os._exit(0)
 
 
@@ -92,32 +106,31 @@ def _wait_for(store: dist.Store, key: str) -> Any:
 class _Scorer:
     """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
 
-    def __init__(
-        self, ctx: DistributedContext, config: TrainConfig, explicit: Collection[str], setup: dict[str, Any]
-    ) -> None:
-        """``setup``: the first message of rank 0. ``explicit``: names of the settings on this command line."""
+    def __init__(self, ctx: DistributedContext, config: TrainConfig, explicit: Collection[str], setup: Setup) -> None:
+        """``explicit``: names of the settings on this process's command line."""
         own_settings = {name: getattr(config, name) for name in MAY_DIFFER if name in explicit}
-        config = replace(setup["config"], **own_settings)
+        config = replace(setup.settings.config, **own_settings)
+        hyp = setup.settings.hyp
         self._details = not config.noplots
-        if ctx.device.type == setup["device"]:
-            torch.set_num_threads(setup["threads"])  # on a CPU the rounding may depend on their number
+        if ctx.device.type == setup.device:
+            torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
         spec = _open_training_data(ctx, config, setup)
-        self._model = rebuild_model(ctx, config, setup["names"], spec.pixels.channels, setup["model_spec"])
-        self._model.load_state_dict(setup["ema"])
+        self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
+        self._model.load_state_dict(setup.ema)
         canvases = CanvasRule(config.imgsz, self._model.stride, self._model.head.squares)
-        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=setup["hyp"])
-        _check_facts(self._loader.index, setup["facts"])
+        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
+        _check_facts(self._loader.index, setup.facts)
         self._criterion = self._model.head.build_loss(
-            setup["hyp"], label_smoothing=config.label_smoothing, class_weights=setup["class_weights"]
+            hyp, label_smoothing=config.label_smoothing, class_weights=setup.class_weights
         ).to(ctx.device)
         self._evaluator = training_evaluator(ctx, self._model, self._criterion, self._loader)
 
-    def __call__(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Scores the weights in ``message``. Returns the message with the scores on rank 0, None elsewhere."""
-        self._model.load_state_dict(message["ema"])
+    def __call__(self, weights: Weights) -> Scores | None:
+        """Returns the scores of ``weights`` on rank 0, None elsewhere."""
+        self._model.load_state_dict(weights.ema)
         evaluator = self._evaluator
-        self._criterion.set_closing(message["closing"])
+        self._criterion.set_closing(weights.is_closing)
         result = evaluator.run(self._model, self._loader)
         preview = None
         if self._details and evaluator.preview is not None:
@@ -126,23 +139,22 @@ class _Scorer:
             preview = batch, Detections(*map(_sent, detections))
         if result is None:
             return None
-        return {
-            "result": result,
-            "detections": evaluator.detections if self._details else None,
-            "shown": evaluator.shown if self._details else None,
-            "preview": preview,
-        }
+        return Scores(
+            result=result,
+            detections=evaluator.detections if self._details else None,
+            shown=evaluator.shown if self._details else None,
+            preview=preview,
+        )
 
 
-def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: dict[str, Any]) -> DatasetSpec:
-    source = DataSource.of_training(config, known_root=setup["data_root"], stored_in=setup["stored_in"])
-    spec = open_data(source, ctx)
-    if setup["val_images"]:
-        spec = spec.hold_out(setup["val_images"])
+def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: Setup) -> DatasetSpec:
+    spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
+    if setup.val_images:
+        spec = spec.hold_out(setup.val_images)
     return spec
 
 
-def _check_facts(index: DatasetIndex, facts: dict[str, Any]) -> None:
+def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:
     """Raises UserError unless the data have the same facts as those of the training processes."""
     for name, value in common_facts(index).items():
         if facts.get(name) != value:

@@ -1,0 +1,98 @@
+"""Decides what becomes of each image of a split: it is used, or it is left out for one reason.
+
+The arrays of the index, the costs of the findings and so the ledger follow from this decision alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.labels import findings as kinds
+from data.labels.clean import CleanBoxes
+from data.labels.findings import Finding
+from data.labels.label_format import LabelSource
+
+# Why none of the rows of a label file can be used, without details that differ from row to row.
+_REASONS = {
+    kinds.NOT_FINITE: "a number is not finite",
+    kinds.NO_AREA: "no row can be used: the boxes have no area",
+    kinds.FRACTIONS: "no row can be used: the boxes are fractions of the image, expected pixels",
+    kinds.OUTSIDE: "no row can be used: the boxes are outside the image",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Says what becomes of N images."""
+
+    is_used: np.ndarray  # bool (N,)
+    is_incomplete: np.ndarray  # bool (N,): a labeled object of the image cannot be used, so it is no background
+    findings: list[Finding]  # by image and line, each with what is lost with it
+
+
+def decide_outcomes(
+    found: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
+) -> Outcomes:
+    """Decides what becomes of each image.
+
+    Args:
+        found: all findings about the images and their rows.
+        boxes: the rows that can be used.
+        source: the labels; its ``images`` are numbered as in ``found`` and ``boxes``.
+        num_labeled: by image, the rows of its labels, whether they can be used or not.
+    """
+    found = sorted(found, key=_order)
+    reason_of = {f.image: f for f in reversed(found) if f.kind in kinds.IMAGE_LOST}
+    for image, row in _unusable_rows(found, boxes).items():
+        if image not in reason_of:
+            reason_of[image] = _unusable_labels(row, source)
+            found.append(reason_of[image])
+    found.sort(key=_order)
+    is_used = np.ones(len(num_labeled), bool)
+    is_used[list(reason_of)] = False
+    is_incomplete = np.zeros(len(num_labeled), bool)
+    is_incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
+    return Outcomes(is_used, is_incomplete, _with_costs(found, reason_of, num_labeled))
+
+
+def _order(finding: Finding) -> tuple[int, int]:
+    return finding.image, finding.line
+
+
+def _unusable_rows(found: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Finding]:
+    """Returns, by image, a finding about a row for which the whole image cannot be used: a number that is not finite,
+    or the first row of an image that has lost all of its objects. As a background, the latter would teach the model to
+    ignore them."""
+    with_object = set(np.unique(boxes.image[~boxes.crowd]).tolist())
+    rows = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_object}
+    return rows | {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
+
+
+def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
+    """Returns the finding about an image that is left out because of a row."""
+    cause = re.split(": |, got ", row.text.removesuffix("; left out"))[0]
+    reason = _REASONS.get(row.kind, f"no row can be used: {cause}")
+    if row.kind == kinds.OUTSIDE and source.normalized:
+        reason += "; coordinates in pixels?"
+    return Finding(source.where(row.image, row.line), kinds.BAD_LABEL, f"{reason}; image left out", row.image)
+
+
+def _with_costs(found: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]) -> list[Finding]:
+    """Returns the findings with what is lost with each: all labeled objects of an image that is left out, with the
+    reason for that; else each row once."""
+    costed = []
+    counted_rows: set[tuple[int, int]] = set()
+    for finding in found:
+        row = (finding.image, finding.line)
+        if finding.image in reason_of:
+            if finding is reason_of[finding.image]:
+                finding = finding._replace(lost_images=1, lost_objects=num_labeled[finding.image])
+        elif finding.kind in kinds.ROW_LOST and row not in counted_rows:
+            counted_rows.add(row)
+            finding = finding._replace(lost_objects=1)
+        costed.append(finding)
+    return costed

@@ -1,0 +1,177 @@
+"""The files of detect.py: drawings, labels, tracks, predictions.json and crops."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.inference.detection_stream import Detected
+from engine.inference.detection_writer import (
+    UniqueStems,
+    VideoFiles,
+    coco_rows,
+    mot_lines,
+    write_crops,
+    write_yolo_labels,
+    written_suffix,
+)
+from engine.inference.frames import Frame
+from utils.config.coco_classes import coco_category_ids
+from utils.config.settings import DetectConfig
+from utils.errors import UserError
+from utils.files.previous_run import WrittenFiles
+from utils.files.safe_io import atomic_write, write_whole
+from utils.pixels import as_rgb8
+from utils.strings import image_ids_of
+from utils.structures import DetectionTable
+
+
+@dataclass(frozen=True)
+class DrawnFrame:
+    """A frame with its detections, or the error that prevented them or the drawing."""
+
+    detected: Detected
+    drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
+    encoded: bytes = b""  # the drawing as an image file
+
+
+class ResultFiles:
+    """Writes the files that the flags ask for into ``run_dir``. For the frames of videos, STEM is STEM_FRAME:
+
+    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
+    - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
+      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers; category
+      ids are COCO's for a model of its classes, else the numbers of the classes;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
+        self.run_dir = run_dir
+        self._names = names
+        self._config = config
+        self._stem_of = UniqueStems()
+        self._videos = VideoFiles(run_dir)
+        self._written = WrittenFiles(run_dir)
+        self._track_stem_of = UniqueStems()
+        self._track_files: set[Path] = set()
+        self._last_index: dict[str, int] = {}  # of the newest frame written, by path
+        self._predictions = PredictionsFile(run_dir / "predictions.json") if config.save_json else None
+        self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
+
+    def add(self, drawn: DrawnFrame, table: DetectionTable) -> None:
+        """Writes the files of a frame. Raises UserError for an image that lies in the folder of the results."""
+        config = self._config
+        frame = drawn.detected.frame
+        tracks = drawn.detected.tracks
+        if Path(frame.path).resolve().parent == self.run_dir.resolve():
+            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
+        stem = self._stem_of(frame.path, is_video=frame.is_video)
+        frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
+        image = as_rgb8(frame.image)
+        if config.save_txt and tracks is not None:
+            self._append_tracks(frame.sequence, mot_lines(table, tracks, frame.index))
+        elif config.save_txt:
+            height, width = image.shape[:2]
+            path = self._written.add(self.run_dir / "labels" / f"{frame_stem}.txt")
+            write_yolo_labels(path, (height, width), table, scores=config.save_conf)
+        if self._predictions is not None:
+            number = frame.index if frame.is_video else None
+            rows = coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, tracks)
+            self._predictions.add(frame_stem, rows)
+        if config.save_crop:
+            names = [self._names[c] for c in table.classes]
+            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, names, self._written.add)
+        if not config.nosave:
+            self._add_drawing(drawn, stem)
+
+    def _add_drawing(self, drawn: DrawnFrame, stem: str) -> None:
+        frame = drawn.detected.frame
+        if not frame.is_video:
+            write_whole(self._written.add(self.run_dir / (stem + written_suffix(frame.path))), drawn.encoded)
+        elif drawn.drawing is not None:
+            self._written.add(self._videos.path_of(stem))
+            for _ in range(self._repeats(frame)):
+                self._videos.add(stem, drawn.drawing, frame.fps / self._config.vid_stride)
+
+    def _append_tracks(self, sequence: str, lines: str) -> None:
+        """Appends the lines of a frame to the file of its sequence, so that an endless stream loses none."""
+        path = self.run_dir / "tracks" / f"{self._track_stem_of(sequence, is_video=True)}.txt"
+        if path not in self._track_files:
+            self._track_files.add(self._written.add(path))
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, "")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(lines)
+
+    def _repeats(self, frame: Frame) -> int:
+        """How often a frame is written to its video. One of a live stream stands for those that were skipped while the
+        model ran, so that the video has the stream's speed."""
+        stride = self._config.vid_stride
+        last = self._last_index.get(frame.path, frame.index - stride)
+        self._last_index[frame.path] = frame.index
+        return max(round((frame.index - last) / stride), 1) if frame.is_live else 1
+
+    def close(self) -> None:
+        """Finishes the files that hold several frames."""
+        self._videos.close()
+        if self._predictions is not None:
+            self._written.add(self._predictions.path)
+            with contextlib.closing(self._predictions):
+                self._predictions.write()
+
+
+class PredictionsFile:
+    """Collects the rows of predictions.json in a temporary file, so that they need no memory.
+
+    The ids of images are their stems, or numbers if all stems are numbers, which only the last image tells.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows = tempfile.TemporaryFile("w+", encoding="utf-8", dir=path.parent)  # noqa: SIM115 (see `close`)
+        self._stems: list[str] | None = []  # of all images, while they are numbers; None: one is not
+
+    def add(self, stem: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Adds an image, whose ``rows`` have its stem as image_id."""
+        if self._stems is not None:
+            self._stems.append(stem)
+            if image_ids_of([stem]) == (stem,):
+                self._stems = None
+        with self._named_errors():
+            self._rows.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def write(self) -> None:
+        """Writes the file, a list of the rows."""
+        ids = dict(zip(self._stems, image_ids_of(self._stems))) if self._stems else {}
+        with self._named_errors(), atomic_write(self.path) as file:
+            self._rows.seek(0)
+            separator = "["
+            for line in self._rows:
+                row = json.loads(line)
+                row["image_id"] = ids.get(row["image_id"], row["image_id"])
+                entry = json.dumps([row], ensure_ascii=False, indent=1).removeprefix("[").removesuffix("\n]")
+                file.write(f"{separator}{entry}".encode(errors="backslashreplace"))
+                separator = ","
+            file.write(b"[]" if separator == "[" else b"\n]")
+
+    def close(self) -> None:
+        """Removes the temporary file."""
+        with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+            self._rows.close()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Makes errors of the temporary file, which has no name, those of ``path``."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self.path)
+            raise

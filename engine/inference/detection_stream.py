@@ -1,0 +1,164 @@
+"""Detection in the frames of a source: they are read ahead, processed in batches, and come out in order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TypeAlias
+
+import numpy as np
+
+from engine.inference.frames import FileProblem, Frame, Items
+from engine.inference.object_tracks import ObjectTracks
+from engine.inference.settings import Canvases, Pipeline, ResolvedSettings
+from utils.machine.threads import Ahead, map_ahead
+from utils.structures import DetectionTable
+
+
+@dataclass
+class Detected:
+    """The detections in a frame, or the error that prevented them."""
+
+    frame: Frame
+    outcome: DetectionTable | Exception
+    speed: dict[str, float]  # milliseconds by stage
+    tracks: np.ndarray | None = None  # int64 (N,), ids of the detections' tracks; None: objects are not tracked
+
+
+Batch: TypeAlias = list[Frame | FileProblem]
+
+
+class DetectionStream:
+    """Iterates over the frames of a source, in order, with the detections in each.
+
+    Whatever goes wrong comes out of the iteration, at its place among the frames:
+
+    - a `FileProblem`, if a file cannot be read, in whole or in part;
+    - a `Detected` whose outcome is an exception, if detection in a frame fails;
+    - an exception that is raised, if the source ends with an error, or cannot be used at all.
+
+    The stream must be closed: as a context manager, it stops its threads and releases the source at the end.
+    """
+
+    def __init__(
+        self,
+        source: Items,
+        pipeline: Pipeline,
+        settings: ResolvedSettings,
+        *,
+        ahead: Ahead,
+        tracks: ObjectTracks | None = None,
+    ) -> None:
+        """
+        Args:
+            source: frames and problems, which the stream closes.
+            ahead: limits a batch, and learns the size of each frame. While the model runs, the next batch is read and
+                letterboxed in another thread, but not of a live stream, whose frames are processed one by one.
+            tracks: leaves only the detections that belong to tracks, which may be below the threshold of ``settings``;
+                None: objects are not tracked.
+        """
+        self.ahead = ahead
+        self._source = source
+        self._pipeline = pipeline
+        self._settings = settings
+        if tracks is not None:
+            self._settings = replace(settings, conf=tracks.lowest_confidence)
+        self._tracks = tracks
+        self._is_live = False  # whether the newest frame is of a live stream
+        self._skipped: set[str] = set()
+        self._prepared = map_ahead(self._prepare, self._batches(), threads=1, ahead=self._batches_ahead)
+        self._results = self._detect_in_batches()
+
+    def __iter__(self) -> Iterator[Detected | FileProblem]:
+        return self
+
+    def __next__(self) -> Detected | FileProblem:
+        return next(self._results)
+
+    def __enter__(self) -> DetectionStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the threads and releases the source. The thread that iterates must call it."""
+        for stage in (self._results, self._prepared, self._source):
+            stage.close()
+
+    def skip(self, path: str) -> None:
+        """Leaves out the frames of a file that have not been read yet. Any thread may call it."""
+        self._skipped.add(path)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yields at most ``ahead()`` frames at once, one of a live stream, with the problems of files between them."""
+        batch: Batch = []
+        count = 0  # frames in the batch
+        try:
+            for item in self._source:
+                if isinstance(item, Frame):
+                    if item.path in self._skipped:
+                        if item.is_live:  # it would never end by itself
+                            break
+                        continue
+                    count += 1
+                    self._is_live = item.is_live
+                    self.ahead.add(item.image.nbytes)
+                batch.append(item)
+                if self._is_live or count >= max(self.ahead(), 1):
+                    yield batch
+                    batch = []
+                    count = 0
+        except Exception:
+            if batch:
+                yield batch  # before the error is raised
+            raise
+        if batch:
+            yield batch
+
+    def _batches_ahead(self) -> int:
+        """Returns how many batches may be prepared while the model runs."""
+        return 0 if self._is_live else min(self.ahead(), 1)
+
+    def _prepare(self, batch: Batch) -> tuple[Batch, list[Canvases] | None]:
+        """Letterboxes the frames of a batch; None if it fails, which `_detect` repeats for each frame."""
+        images = [frame.image for frame in frames_of(batch)]
+        try:
+            return batch, list(self._pipeline.prepare(images, self._settings))
+        except Exception:
+            return batch, None
+
+    def _detect_in_batches(self) -> Generator[Detected | FileProblem, None, None]:
+        for batch, canvases in self._prepared:
+            detected = iter(self._detect(frames_of(batch), canvases))
+            for item in batch:
+                yield self._tracked(next(detected)) if isinstance(item, Frame) else item
+
+    def _detect(self, frames: Sequence[Frame], canvases: list[Canvases] | None = None) -> list[Detected]:
+        """Detects in frames. If it fails, they are processed one by one, so that each error is that of one frame.
+
+        ``canvases``: the frames, letterboxed; None: they are not yet.
+        """
+        try:
+            if canvases is None:
+                canvases = list(self._pipeline.prepare([frame.image for frame in frames], self._settings))
+            detected = self._pipeline.detect(canvases, self._settings)
+        except Exception as error:
+            if len(frames) == 1:
+                return [Detected(frames[0], error, {})]
+            return [item for frame in frames for item in self._detect([frame])]
+        return [Detected(frame, table, speed) for frame, (table, speed) in zip(frames, detected)]
+
+    def _tracked(self, item: Detected) -> Detected:
+        """Leaves the detections that belong to tracks, if objects are tracked."""
+        if self._tracks is None or isinstance(item.outcome, Exception):
+            return item
+        table, tracks = self._tracks.update(item.frame, item.outcome)
+        return replace(item, outcome=table, tracks=tracks)
+
+
+def frames_of(batch: Batch) -> list[Frame]:
+    return [item for item in batch if isinstance(item, Frame)]

@@ -1,0 +1,45 @@
+"""predictions.json, whose rows wait in a temporary file, against the JSON of the whole list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.commands.result_files import PredictionsFile
+from utils.strings import image_ids_of
+
+
+@pytest.mark.parametrize(
+    "stems",
+    [
+        ["000139", "285"],
+        ["1", "01"],  # the same number
+        ["12", "clip_000001", "13"],
+        ["schön 猫 \u2028 \udcff", 'a"b\\n'],
+        [],
+    ],
+)
+def test_it_is_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
+    predictions = PredictionsFile(tmp_path / "predictions.json")
+    rows = []
+    for number, stem in enumerate(stems):
+        of_image = [{"image_id": stem, "bbox": [0.1 * number, 1e-7], "score": 1 / 3}] * (number + 1)
+        predictions.add(stem, of_image)
+        rows += of_image
+    assert list(tmp_path.iterdir()) == []
+    predictions.write()
+    predictions.close()
+    ids = dict(zip(stems, image_ids_of(stems)))
+    expected = json.dumps([row | {"image_id": ids[row["image_id"]]} for row in rows], ensure_ascii=False, indent=1)
+    assert (tmp_path / "predictions.json").read_bytes() == expected.encode("utf-8", "backslashreplace")
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path):
+    predictions = PredictionsFile(tmp_path / "predictions.json")
+    predictions._rows = open("/dev/full", "w+")  # noqa: SIM115
+    with pytest.raises(OSError, match=r"No space left on device: '.*/predictions.json'"):
+        predictions.add("a", [{"image_id": "a"}] * 10000)
+    predictions.close()
+    assert list(tmp_path.iterdir()) == []

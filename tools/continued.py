@@ -1,0 +1,119 @@
+"""Searches and cross-validations, which the same command continues: their folder stores the settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.config.search_settings import KfoldConfig
+from utils.config.settings import TrainConfig, changed_settings, default_of
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.files.paths import normal_path
+from utils.files.safe_io import write_whole
+
+# Settings that may change when a command is continued: they do not change what a trial or a fold computes.
+_FREE = frozenset(
+    ("project", "name", "trials", "device", "workers", "spawn", "cache", "cache_dir", "stage", "offline", "noplots")
+) | frozenset(("save_period", "save_minutes"))
+_PATHS = frozenset(("data", "model", "weights", "groups"))
+
+
+def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
+    """Returns the settings of a single training of a search or cross-validation."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**values | changes)
+
+
+def check_started_once(config: KfoldConfig) -> None:
+    """Raises UserError for flags that make no sense where the same command continues."""
+    for flag, is_set in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
+        if is_set:
+            raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
+    if config.export:
+        raise UserError("--export: leave it out; export.py exports the weights that you choose in the end")
+    if config.time:
+        raise UserError("--time: leave it out; trainings that are compared have the same --epochs")
+    if config.val_fraction and config.folds:
+        raise UserError("--val-fraction: leave it out; each fold is held out in turn")
+
+
+def folder_of(config: KfoldConfig) -> Path:
+    """Returns the folder of a search or cross-validation. It is not numbered (exp2, ...), so the same command continues
+    it."""
+    return Path(config.project) / config.name
+
+
+@contextlib.contextmanager
+def continued(
+    config: KfoldConfig, path: Path, more: dict[str, Any] | None = None, made: Sequence[str] = ()
+) -> Iterator[None]:
+    """Compares the settings with those stored in the YAML file ``path``, or writes the file if there is none.
+
+    If the block raises UserError before anything has been trained, the file is removed again, so that corrected
+    settings may begin there.
+
+    Args:
+        more: other values by name that must not change either.
+        made: names of files and folders next to ``path`` that are removed with it.
+
+    Raises UserError that names the first setting that differs.
+    """
+    is_new = _check_stored(config, path, more or {})
+    try:
+        yield
+    except UserError:
+        if is_new and not any(path.parent.rglob("last.pt")):
+            for name in (path.name, *made):
+                old = path.with_name(name)
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        raise
+
+
+def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool:
+    """Compares the settings with those stored at ``path``, or stores them. Returns whether there was no file."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    settings = _fixed_settings(config)
+    if more:  # these hold the content of the file that --hyp names
+        settings.pop("hyp", None)
+    settings |= more
+    if not path.exists():
+        write_whole(path, yaml.safe_dump(settings, sort_keys=False))
+        return True
+    stored = load_yaml(path) or {}
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: damaged; start again with another --name")
+    for name in dict.fromkeys([*stored, *settings]):
+        before = stored.get(name, defaults.get(name))
+        now = settings.get(name, defaults.get(name))
+        if before != now:
+            setting_name = _flag_of_setting(name) if name in defaults else name
+            raise UserError(
+                f"{path.parent}: was begun with {setting_name} {_shown(before)}, not {_shown(now)}; continue with the "
+                "same settings, or start anew with another --name"
+            )
+    return False
+
+
+def _fixed_settings(config: KfoldConfig) -> dict[str, Any]:
+    """Returns the settings that must not change when a command is continued, with absolute paths of existing files."""
+    fixed = {name: value for name, value in changed_settings(config).items() if name not in _FREE}
+    for name in _PATHS & fixed.keys():
+        if os.path.exists(fixed[name]):
+            fixed[name] = str(normal_path(fixed[name]))
+    return fixed
+
+
+def _flag_of_setting(name: str) -> str:
+    return "--set" if name == "override" else f"--{name.replace('_', '-')}"
+
+
+def _shown(value: Any) -> Any:
+    return "nothing" if value in (None, "", []) else value
