@@ -131,6 +131,7 @@ def _turned(
 
 
 _LABELME_WITHOUT_AREA = ("point", "points", "line", "linestrip")
+_LABELME_IGNORE = "__ignore__"  # the class of regions without a class
 _LABELME_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
 
 
@@ -160,7 +161,8 @@ def read_labelme(file: Path, into: Annotations) -> None:
         else:
             boxes.append(around_polygon(name, points, kind, location))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
-    into.add(image, boxes, location=str(file), near=file, size=size)
+    into.ignored |= {_LABELME_IGNORE} & {box.name for box in boxes if box is not None}
+    into.add(image, boxes, location=str(file), near=file, size=size, is_whole=True)
 
 
 def read_createml(file: Path, into: Annotations) -> None:
@@ -174,7 +176,7 @@ def read_createml(file: Path, into: Annotations) -> None:
             x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
-        into.add(str(image), boxes, location=location, near=file)
+        into.add(str(image), boxes, location=location, near=file, is_whole=True)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
@@ -192,7 +194,7 @@ def read_vott(file: Path, into: Annotations) -> None:
         if not boxes and asset.get("state") == _VOTT_NOT_VISITED:
             continue
         size = _size(asset["size"], location) if isinstance(asset.get("size"), dict) else None
-        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size)
+        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
 
 
 _VOTT_NOT_VISITED = 0
@@ -238,7 +240,7 @@ def read_labelbox(file: Path, into: Annotations) -> None:
         ]
         address = urlsplit(str(data.get("row_data") or "")).path
         image = str(data.get("external_id") or data.get("global_key") or address)
-        into.add(image, boxes, location=location, near=file, size=_size(media, location))
+        into.add(image, boxes, location=location, near=file, size=_size(media, location), is_whole=True)
 
 
 def _is_skipped(label: dict[str, Any]) -> bool:
@@ -399,8 +401,8 @@ def read_kitti(file: Path, into: Annotations) -> None:
             number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
-    into.ignored |= {"DontCare"} & {box.name for box in boxes}
-    into.add(file.stem, boxes, location=str(file), near=file)
+    into.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    into.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
 
 
 def image_size(path: Path) -> tuple[int, int]:
