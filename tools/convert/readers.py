@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -139,10 +139,9 @@ def read_labelme(file: Path, into: Annotations) -> None:
     """Reads LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes
     of three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
-    image = str(content.get("imagePath"))
-    stem = PureWindowsPath(image).stem  # takes both separators
-    if loose(stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
-        raise UserError(f"{file}: its 'imagePath' is {one_line(image)[:200]!r}, but an image is called like the file")
+    image = into.find(str(content.get("imagePath")), str(file), file)
+    if loose(image.stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
+        raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     boxes: list[AnnotatedBox | None] = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         location = f"{file}: shape {position}"

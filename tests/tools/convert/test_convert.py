@@ -808,6 +808,16 @@ def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
     check_refusal(images, f"metadata.jsonl:1: {message}")
 
 
+def test_a_labelme_file_may_name_its_image_in_another_way(images, tmp_path):
+    (images / "one.png").rename(images / "one more.png")
+    write_labelme(images)
+    path = images / "one.json"
+    text = path.read_text().replace("one.png", "..\\\\x\\\\one%20more.png")
+    path.rename(images / "One more.json").write_text(text)
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def unlabel_parquet(folder: Path) -> None:
     write_parquet(folder)
     from pyarrow import Table, parquet
@@ -911,7 +921,7 @@ def test_a_labelme_file_of_another_image_is_refused(images):
     """As after a copy: the boxes would be drawn on the other image, and its own one left out."""
     write_labelme(images)
     (images / "two.json").write_text((images / "one.json").read_text().replace("cat", "dog"))
-    check_refusal(images, "two.json: its 'imagePath' is 'one.png', but an image is called like the file")
+    check_refusal(images, "two.json: its 'imagePath' is one.png, but an image is called like the file")
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path):
