@@ -110,7 +110,7 @@ class DatasetIndex(LabelArrays):
         files, which has other paths and modification times, has the same."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def path(self, i: int) -> str:

@@ -57,7 +57,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fin
     assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
     broken = tmp_path / "broken" / "exp"
     broken.mkdir(parents=True)
-    for name, copy in (("epoch2.pt", "last.pt"), ("results.csv", "results.csv")):
+    for name, copy in (("epoch2.pt", "last.pt"), ("best.pt", "best.pt"), ("results.csv", "results.csv")):
         (broken / copy).write_bytes((whole / name).read_bytes())
     done = run_python("train.py", "--resume", "--project", broken.parent, "--workers", "1")
     assert "after epoch 2 of 4" in done.stdout

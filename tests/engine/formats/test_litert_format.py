@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
-import sysconfig
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +27,7 @@ from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
+from tests.helpers.environments import environment_with
 from tests.helpers.exports import FAMILIES, lively, noise, small
 from tests.helpers.requirements import requirements
 from tests.helpers.scripts import call, error_of
@@ -189,29 +188,7 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.skipif(HAS_PACKAGES, reason="this is such an environment")
 def test_an_environment_with_the_packages(tmp_path: Path):
     """It sees the packages of this one, and has those of the extra besides."""
-    environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    python = environment / "bin" / "python"
-    own = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    Path(own.stdout.strip(), "shared.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    extra = [str(requirement) for requirement in requirements()["litert"].values()]
-    installed = subprocess.run([python, "-m", "pip", "install", "--quiet", *extra], capture_output=True, text=True)
-    if installed.returncode != 0:
-        pytest.skip(f"cannot install the extra litert: {installed.stderr[-300:]}")
-    flags = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not benchmarks",
-        "tests/engine/formats/test_litert_format.py",
-    ]
+    python = environment_with(tmp_path / "venv", [str(each) for each in requirements()["litert"].values()])
+    flags = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/formats/test_litert_format.py"]
     done = subprocess.run([python, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
