@@ -227,11 +227,15 @@ class UnusedLabels:
 
     def _report_nearby(self, searched: Container[str]) -> None:
         """Reports files with labels in folders below and above those of the split, except the folders ``searched``."""
+        reported: set[Candidate] = set()  # a folder may be near several folders of the split
         for nearby in self._nearby_folders():
             if nearby.label_folder in searched:
                 continue
             for file in self._candidates.unused(nearby.label_folder):
-                if self._is_misplaced(file, nearby) and self._candidates.is_label_file(file):
+                if file in reported or not self._is_misplaced(file, nearby):
+                    continue
+                if self._candidates.is_label_file(file):
+                    reported.add(file)
                     self._report_orphan(file)
 
     def _nearby_folders(self) -> Iterator[_NearbyFolder]:

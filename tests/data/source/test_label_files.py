@@ -487,6 +487,17 @@ def test_splits_of_lists_count_an_unused_label_file_once(folder):
     assert orphans["test"][0].startswith("labels/val/y.txt")
 
 
+def test_a_label_file_above_several_folders_of_a_split_counts_once(folder):
+    folder.images = json.dumps(["images/train", "images/more"])
+    folder.write()
+    folder.image("images/more/m.png")
+    folder.label("labels/more/m.txt")
+    folder.label("labels/x.txt")
+    index = folder.index(max_bad=0.5)
+    assert [line.split(":")[0] for line in index.report.lines] == ["labels/x.txt"]
+    assert index.report.ledger.lost_objects == 1
+
+
 def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     """An image of the same name in another split does not take another's boxes."""
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
