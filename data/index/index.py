@@ -239,10 +239,14 @@ class Scan:
     """Holds what a scan has read of a split, or of one of the data sets that it joins."""
 
     spec: DatasetSpec
-    index: DatasetIndex  # N usable images with the classes of the labels
+    index: DatasetIndex  # N usable images, or those that are used, with all boxes and the classes of the labels
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    numbers: np.ndarray  # int64 (N,) positions of the usable images in ``source.images``
-    findings: list[Finding]
+    numbers: np.ndarray  # int64 (N,) positions of these images in ``source.images``
+    findings: list[Finding]  # about all images
+
+    def take(self, images: np.ndarray) -> Scan:
+        """Returns the scan with only ``images`` of the index, int64 (n,)."""
+        return replace(self, index=self.index.take(images), numbers=self.numbers[images])
 
 
 def median_side(sides_px: np.ndarray) -> float | None:
