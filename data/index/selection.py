@@ -18,7 +18,7 @@ from data.source.dataset_spec import IGNORED, DatasetSpec, class_names
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
-from utils.strings import FlatStrings, counted
+from utils.strings import counted
 
 _LEFT_OUT = -2  # class number of boxes that are not used
 
@@ -67,7 +67,7 @@ def _divide(selection: Selection, split: str, spec: DatasetSpec) -> Selection:
     selection = selection.take(positions, split, index.fingerprint, sorted(spec.held_out))
     part = selection.index
     if split == "val":
-        part = replace(part, report=ScanReport({}, FlatStrings.of(())))
+        part = replace(part, report=ScanReport.of(()))
     return replace(selection, index=part.recounted(**{NO_LABEL: 0}))
 
 
