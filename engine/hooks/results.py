@@ -268,7 +268,7 @@ class TensorBoard(Hook):
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self.write(lambda writer: writer.flush())
 
-    def finish(self, trainer: Training) -> None:
+    def close(self) -> None:
         self.write(lambda writer: writer.close())
 
     def write(self, add: Callable[..., None], *arguments: object) -> None:
