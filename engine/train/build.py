@@ -131,6 +131,7 @@ def build_training(
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
+    log_start(settings.config)
     return Trainer(
         run=run,
         step=step,
@@ -373,8 +374,12 @@ def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
         config.imgsz,
         str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )
+
+
+def log_start(config: TrainConfig) -> None:
+    """Logs that the training starts."""
     compiles = " and compiles the model" if config.compile else ""
-    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
 
 
 def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -> str:
