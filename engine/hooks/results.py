@@ -213,7 +213,7 @@ class Summary(Hook):
                 self._fitness,
                 progress.best_fitness,
                 progress.best_epoch,
-                checkpointer.best,
+                checkpointer.best.path,
             )
 
 

@@ -37,7 +37,7 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.resume import check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
+from engine.run.resume import EpochData, check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
 from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
@@ -121,7 +121,10 @@ def build_training(
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
     log_steps(plan, settings, step, steps)
     identity = data_identity(ctx, loaders)
-    progress = restore_run(ctx, plan.start, step, settings.config, len(loaders.train), identity["fingerprint"])
+    epoch_data = EpochData(
+        batches=len(loaders.train), images=len(loaders.train.samples), fingerprint=identity["fingerprint"]
+    )
+    progress = restore_run(ctx, plan.start, step, settings.config, epoch_data)
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack)
