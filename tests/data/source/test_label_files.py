@@ -487,6 +487,17 @@ def test_splits_of_lists_count_an_unused_label_file_once(folder):
     assert orphans["test"][0].startswith("labels/val/y.txt")
 
 
+def test_a_label_file_above_several_folders_of_a_split_counts_once(folder):
+    folder.images = json.dumps(["images/train", "images/more"])
+    folder.write()
+    folder.image("images/more/m.png")
+    folder.label("labels/more/m.txt")
+    folder.label("labels/x.txt")
+    index = folder.index(max_bad=0.5)
+    assert [line.split(":")[0] for line in index.report.lines] == ["labels/x.txt"]
+    assert index.report.ledger.lost_objects == 1
+
+
 def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     """An image of the same name in another split does not take another's boxes."""
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
@@ -571,12 +582,37 @@ def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     assert is_lost or lines == ["images/train/h.png: missing image: a link to nothing"]
 
 
+def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folder):
+    """``a.jpg`` fits both files, which leaves it out; ``A.png`` fits one of them exactly."""
+    folder.write()
+    folder.image("images/train/A.png")
+    folder.image("images/train/a.jpg")
+    folder.label("images/train/A.txt")
+    folder.label("images/train/a.TXT", OTHER_TEXT)
+    index = folder.index(max_bad=0.5)
+    assert len(index) == NUM_IMAGES + 1
+    assert len(index.report.lines) == 1
+    assert index.report.lines[0].startswith("images/train/a.jpg: unusable label file: its labels may be in ")
+
+
 def test_a_label_file_that_is_a_link_to_nothing_is_no_background(folder):
     folder.write(but=3)
     (folder.root / "labels/train/03.txt").symlink_to("gone.txt")
     index = folder.index()
     assert len(index) == NUM_IMAGES - 1
     assert index.report.lines[0].startswith("labels/train/03.txt: unusable label file: a link to nothing")
+
+
+def test_the_own_name_of_an_unused_voc_file_decides_before_the_image_that_it_names(folder):
+    write_voc(folder, "voc/{}.xml")
+    images = [f"images/train/unread{i}.heic" for i in range(NUM_IMAGES)]
+    for i, image in enumerate(images):
+        (folder.root / image).write_bytes(b"x")
+        named = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", "<annotation><filename>00.png</filename>")
+        folder.label(f"voc/unread{i}.xml", named)
+    lines = [line for line in folder.index(max_bad=1.0).report.lines if "unread" in line and ORPHAN in line]
+    assert len(lines) == NUM_IMAGES
+    assert all(f"its image, {image}, is not read" in "".join(lines) for image in images)
 
 
 @pytest.mark.parametrize("count", [2, NUM_IMAGES])
