@@ -22,7 +22,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.staging.stage import stage_dataset
+from data.source.open import open_data
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
@@ -231,7 +231,7 @@ def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     make(folder)
     original = folder.index()
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "images" / "stage"))
-    spec = stage_dataset(place, DistributedContext.single())
+    spec = open_data(place, DistributedContext.single())
     shutil.rmtree(folder.root)
     index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert index.fingerprint == original.fingerprint
@@ -350,7 +350,7 @@ def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(fo
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
     assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
     source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
-    staged = stage_dataset(source, DistributedContext.single())
+    staged = open_data(source, DistributedContext.single())
     assert len(load_index(staged, "train", IndexSettings(progress=False))) == NUM_IMAGES - 1
     folder.label("labels/train/03.txt", "")  # as the message says
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
@@ -689,19 +689,19 @@ def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
     original = folder.index(max_bad=1.0)
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
     copy = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert copy.fingerprint == original.fingerprint
     assert copy.report.ledger == original.report.ledger
     assert list(copy.report.lines) == list(original.report.lines)
     spare[1].rename(folder.root / "labels/train/03.TXT")
     again = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert len(again) == len(again.classes) == NUM_IMAGES
     (folder.root / "labels/train/03.TXT").unlink()
     again = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert (len(again), len(again.classes)) == (NUM_IMAGES, NUM_IMAGES - 1)
 
