@@ -208,7 +208,8 @@ class DatasetIndex(LabelArrays):
     def ground_truth(self) -> GroundTruth:
         """Returns the labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file
         stem, as a number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is
-        multiplied by the largest number of tiles of an image."""
+        multiplied by the largest number of tiles of an image, as training cuts them: AP must not depend on the tiles
+        of a detector (``--tile``, ``--overlap``)."""
         ids: tuple[int | str, ...]
         if self.image_ids is None:
             ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
