@@ -156,13 +156,19 @@ class DatasetIndex(LabelArrays):
         return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
     def recounted(self, **totals: int) -> DatasetIndex:
-        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report."""
-        crowd = int(self.crowd.sum())
+        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report.
+
+        Regions that no label file has are not counted, nor do they make an image less of a background: they say that
+        one of several joined data sets does not label a class.
+        """
+        is_labeled_region = self.crowd & (self.line >= 0)
+        has_label = np.zeros(len(self), bool)
+        has_label[self.image_of_box[~self.crowd | is_labeled_region]] = True
         counts = {
             "images": len(self),
-            "backgrounds": int((np.diff(self.offsets) == 0).sum()),
-            "boxes": len(self.classes) - crowd,
-            "crowd": crowd,
+            "backgrounds": int((~has_label).sum()),
+            "boxes": int((~self.crowd).sum()),
+            "crowd": int(is_labeled_region.sum()),
         }
         return replace(self, report=replace(self.report, totals=self.report.totals | counts | totals))
 

@@ -118,10 +118,15 @@ class Ledger:
             parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'labeled object')}")
         return " and ".join(parts)
 
+    @property
+    def main_losses(self) -> tuple[Loss, ...]:
+        """The losses that cost most, which `reasons` names."""
+        return self.losses[:_SHOWN]
+
     def reasons(self) -> str:
         """Returns the reasons that cost most, with an example each."""
         reasons = []
-        for loss in self.losses[:_SHOWN]:
+        for loss in self.main_losses:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
                 reasons.append(f"{loss.kind}: {loss.example}")
                 continue

@@ -568,6 +568,18 @@ def test_images_that_share_a_label_file_are_reported(folder, lines, label):
     assert SHARED_LABEL in lines.text
 
 
+def test_a_kind_in_the_name_of_a_lost_file_hides_no_warning(folder, lines):
+    folder.write(but=3)
+    folder.label("labels/train/03.txt")
+    folder.image("images/train/03.jpg")
+    folder.label(f"labels/train/{SHARED_LABEL}.txt")
+    folder.index()
+    (lost,) = [line for line in lines.messages if "can't be used and are left out" in line]
+    assert SHARED_LABEL in lost
+    assert f"train: {SHARED_LABEL}: 1, first labels/train/03.txt" in lines.text
+    assert f"train: {ORPHAN}: 1" not in lines.text, "a loss is named twice"
+
+
 @pytest.mark.parametrize(("image", "is_lost"), [("h.heic", True), ("h.gif", True), ("h.png", False)])
 def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     folder.write()
