@@ -73,7 +73,8 @@ def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, titl
         refuse(loss, is_check=is_check)
         loaded = replace(loaded, too_much_lost=loss)
     still_merges = settings.single_cls and not loaded.is_single_cls
-    index = as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges))
+    loaded = loaded.select(as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges)))
+    index = loaded.index
     if not index.report.problems:  # as of a held-out part
         report_note = ""
     get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
@@ -82,7 +83,7 @@ def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, titl
             _warn_of_losses(loaded, spec, title)
         if source_split == "train" and not is_check:  # a check reports its use
             _warn_of_background_class(index, spec)
-    return replace(loaded, index=index)
+    return loaded
 
 
 def _read(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:

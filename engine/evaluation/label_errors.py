@@ -225,15 +225,33 @@ def _label_scores(
 
     Returns scores float64 (3, M), and the suggested detections int64 (3, M), -1: none.
     """
+    swapped, other_detection = _swapped_scores(truth, table, pairs)
+    moved, moved_to = _moved_scores(truth, table, matched)
+    spurious = _spurious_scores(truth, table, pairs)
+    no_detection = np.full(len(truth.classes), -1)
+    return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, no_detection])
+
+
+def _swapped_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Scores labels by the best detection of another class on the object, against the best one of their class.
+
+    Returns scores float64 (M,), and the detections of another class int64 (M,), -1: none.
+    """
     count = len(truth.classes)
     score = table.scores[pairs.detection]
     is_same = table.classes[pairs.detection] == truth.classes[pairs.target]
     on_object = pairs.overlap >= SAME_OBJECT
     same, _ = _best(pairs, score, is_same & on_object, count)
     other, other_detection = _best(pairs, score, ~is_same & on_object, count)
-    near, _ = _best(pairs, score * np.minimum(pairs.overlap / SAME_OBJECT, 1), np.ones_like(on_object), count)
-    swapped = _posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
+    return _posterior(other, np.maximum(same, MIN_DETECTION_SCORE)), other_detection
 
+
+def _moved_scores(truth: GroundTruth, table: DetectionTable, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
+    """Scores labels by how much less they overlap their detection than others of their class do.
+
+    Returns scores float64 (M,), and these detections int64 (M,), -1: none of the label's class.
+    """
+    count = len(truth.classes)
     rows = np.flatnonzero(matched.detection >= 0)
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
     moved = np.zeros(count)
@@ -245,10 +263,15 @@ def _label_scores(
     if_moved = table.scores[moved_to[rows]] * apart
     if_placed = np.maximum(overlaps_less, np.exp(-low))
     moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
+    return moved, moved_to
 
+
+def _spurious_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> np.ndarray:
+    """Scores labels by how little the model sees near them, of any class: float64 (M,)."""
+    support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
+    near, _ = _best(pairs, support, np.ones(len(support), bool), len(truth.classes))
     seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes)
-    spurious = _posterior((1 - near) ** 2, np.maximum(seen_less, near))
-    return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, np.full(count, -1)])
+    return _posterior((1 - near) ** 2, np.maximum(seen_less, near))
 
 
 def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:

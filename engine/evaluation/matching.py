@@ -45,8 +45,8 @@ class Pairs(NamedTuple):
     target: np.ndarray  # int64 (P,) row of the objects, ascending within a detection
     overlap: np.ndarray  # float64 (P,) IoU; intersection over the detection's area where the object is crowd
 
-    def take(self, rows: np.ndarray) -> Pairs:
-        """Selects ``rows``: a mask or indices."""
+    def take(self, rows: np.ndarray | slice) -> Pairs:
+        """Selects ``rows``: a mask, indices or a slice."""
         return Pairs(*(column[rows] for column in self))
 
 
@@ -166,39 +166,55 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
-    overlapping, slot = np.unique(pairs.detection, return_inverse=True)
+    overlapping, detection = np.unique(pairs.detection, return_inverse=True)
     rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
     # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
-    order = np.lexsort((pairs.target, pairs.overlap, slot, rank[slot]))
-    slot, target, overlap = slot[order], pairs.target[order], pairs.overlap[order]
-    step_ends = np.cumsum(np.bincount(rank[slot]))
+    order = np.lexsort((pairs.target, pairs.overlap, detection, rank[detection]))
+    step_ends = np.cumsum(np.bincount(rank[detection]))
+    overlapped, target = np.unique(pairs.target, return_inverse=True)  # objects that are in a pair
+    candidates = Pairs(detection, target, pairs.overlap).take(order)  # numbered in ``overlapping`` and ``overlapped``
+    candidate_crowd = crowd[overlapped]
+    candidate_ignored = target_ignored[overlapped]
 
-    areas, thresholds = target_ignored.shape[1], IOU_THRESHOLDS.size
-    local_targets, target = np.unique(target, return_inverse=True)
-    crowd, target_ignored = crowd[local_targets], target_ignored[local_targets]
-    is_taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
-    matched = np.zeros((overlapping.size, areas, thresholds), dtype=bool)
+    shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
+    is_taken = np.zeros((overlapped.size, *shape), dtype=bool)
+    matched = np.zeros((overlapping.size, *shape), dtype=bool)
     ignored = np.zeros_like(matched)
     matched_target = np.full(overlapping.size, -1, dtype=np.int64)
     for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
+        step = candidates.take(slice(low, high))
+        is_available = ~is_taken[step.target] | candidate_crowd[step.target, None, None]
+        is_ignored = candidate_ignored[step.target]
+        chosen = _choose_objects(step, is_available, is_ignored)
         # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
-        candidate, detection = target[low:high], slot[low:high]
-        free = ~is_taken[candidate] | crowd[candidate, None, None]
-        free &= (overlap[low:high, None] >= IOU_THRESHOLDS)[:, None, :]
-        # Any object that counts is preferred to any ignored one; then the larger overlap. Keys are unique.
-        preference = np.arange(1, high - low + 1)[:, None] + (high - low) * ~target_ignored[candidate]
-        key = np.where(free, preference[:, :, None], 0)
-        starts = _run_starts(detection)
-        best = np.maximum.reduceat(key, starts, axis=0)
-        chosen = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
-        is_taken[candidate] |= chosen
+        is_taken[step.target] |= chosen
         at_first = np.flatnonzero(chosen[:, 0, 0])
-        matched_target[detection[at_first]] = local_targets[candidate[at_first]]
-        matched[detection[starts]] = best > 0
-        ignored[detection[starts]] = np.logical_or.reduceat(
-            chosen & target_ignored[candidate][:, :, None], starts, axis=0
-        )
+        matched_target[step.detection[at_first]] = overlapped[step.target[at_first]]
+        starts = _run_starts(step.detection)
+        matched[step.detection[starts]] = np.logical_or.reduceat(chosen, starts, axis=0)
+        ignored[step.detection[starts]] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
     return CocoAssignment(overlapping, matched, ignored, matched_target)
+
+
+def _choose_objects(pairs: Pairs, is_available: np.ndarray, is_ignored: np.ndarray) -> np.ndarray:
+    """Chooses at most one object for each detection, area range and IoU threshold: of the available ones that overlap
+    enough, one that counts rather than an ignored one; then the last, which has the largest overlap.
+
+    Args:
+        pairs: P pairs, by detection, then by ascending overlap.
+        is_available: bool (P, A, T), whether the object may be matched.
+        is_ignored: bool (P, A), whether the object is.
+
+    Returns the chosen pairs: bool (P, A, T).
+    """
+    count = len(pairs.detection)
+    may_match = is_available & (pairs.overlap[:, None] >= IOU_THRESHOLDS)[:, None, :]
+    preference = np.arange(1, count + 1)[:, None] + count * ~is_ignored  # unique
+    key = np.where(may_match, preference[:, :, None], 0)
+    starts = _run_starts(pairs.detection)
+    best = np.maximum.reduceat(key, starts, axis=0)
+    pairs_per_detection = np.diff(np.r_[starts, count])
+    return may_match & (key == np.repeat(best, pairs_per_detection, axis=0))
 
 
 def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:

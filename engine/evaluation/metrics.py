@@ -32,16 +32,6 @@ CONFUSION_IOU = 0.45
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
-class Scores(NamedTuple):
-    """Curves from which metrics are computed; nan for classes without objects. ``curve_`` ones are at IoU 0.5."""
-
-    precision: np.ndarray  # float64 (C, A, T, R) interpolated
-    curve_precision: np.ndarray  # float64 (C, S) of the detections above each of `CONFIDENCES`
-    curve_recall: np.ndarray  # float64 (C, S)
-    curve_f1: np.ndarray  # float64 (C, S)
-    best: int  # index in `CONFIDENCES` of the largest mean F1
-
-
 @dataclass(frozen=True)
 class ConfidenceCurves:
     """Precision, recall and F1 at IoU 0.5 of the detections that score above each of `CONFIDENCES`; nan for classes
@@ -60,12 +50,15 @@ class ConfidenceCurves:
         exceeded = np.searchsorted(CONFIDENCES, outcomes.scores, side="left")  # how many of the confidences
         cell = outcomes.classes * (steps + 1) + exceeded
 
-        def counts(rows: np.ndarray) -> np.ndarray:
-            histogram = np.bincount(cell[rows], minlength=classes * (steps + 1)).reshape(classes, steps + 1)
-            return histogram[:, :0:-1].cumsum(1)[:, ::-1]
+        def counts_above(rows: np.ndarray) -> np.ndarray:
+            """Counts the detections ``rows``, bool (D,), above each of the confidences: int64 (C, S)."""
+            exceeding = np.bincount(cell[rows], minlength=classes * (steps + 1)).reshape(classes, steps + 1)
+            # A score is above confidence s if it exceeds s + 1 of them or more: sums from the last column to the left.
+            descending = exceeding[:, 1:][:, ::-1]
+            return descending.cumsum(1)[:, ::-1]
 
-        tp = counts(outcomes.true_positive[:, 0, 0])
-        detections = tp + counts(outcomes.false_positive[:, 0, 0])
+        tp = counts_above(outcomes.true_positive[:, 0, 0])
+        detections = tp + counts_above(outcomes.false_positive[:, 0, 0])
         precision = tp / np.maximum(detections, 1)
         # No detection is left above the best score of a class: keep the last measured value.
         last_measured = np.maximum((detections > 0).sum(1) - 1, 0)
@@ -101,16 +94,18 @@ class Metric(NamedTuple):
 
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
-    values: Callable[[Scores], np.ndarray]  # float64 (C, ...), averaged to the metric of a class, or of all
+    # Maps curves and interpolated precision (C, A, T, R) to float64 (C, ...), averaged to the metric of a class or of
+    # all.
+    values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
 
 
 METRICS = (
-    Metric("precision", "P", lambda s: s.curve_precision[:, s.best]),
-    Metric("recall", "R", lambda s: s.curve_recall[:, s.best]),
-    Metric("f1", "F1", lambda s: s.curve_f1[:, s.best]),
-    Metric("AP50", "AP50", lambda s: s.precision[:, 0, 0]),
-    Metric("AP75", "AP75", lambda s: s.precision[:, 0, 5]),
-    Metric("AP", "AP", lambda s: s.precision[:, 0]),
+    Metric("precision", "P", lambda curves, _: curves.precision[:, curves.best]),
+    Metric("recall", "R", lambda curves, _: curves.recall[:, curves.best]),
+    Metric("f1", "F1", lambda curves, _: curves.f1[:, curves.best]),
+    Metric("AP50", "AP50", lambda _, precision: precision[:, 0, 0]),
+    Metric("AP75", "AP75", lambda _, precision: precision[:, 0, 5]),
+    Metric("AP", "AP", lambda _, precision: precision[:, 0]),
 )
 
 
@@ -196,9 +191,8 @@ def score_detections(
         shown = table
     else:
         curves = ConfidenceCurves.of(sort_by_class(match_detections(gt, shown, num_classes)), targets[:, 0])
-    scores = Scores(precision, curves.precision, curves.recall, curves.f1, curves.best)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
-    values = {m.name: m.values(scores) for m in METRICS}
+    values = {m.name: m.values(curves, precision) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(nanmean(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},

@@ -1,13 +1,12 @@
-"""Metadata of an exported file: from the checkpoint, the settings of the export, and its check."""
+"""Metadata of an exported file: from the checkpoint and the settings of the export."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from data.source.dataset_spec import DatasetSpec
-from engine.export.parity import Parity
 from engine.formats.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from models.weights.download import origin_of
@@ -37,18 +36,19 @@ class ExportDetails:
     val_images: list[str]  # that the training held out
     data_fingerprint: str | None
     ap: float | None  # best AP in training
-    checked: str = "no"  # "yes" after `with_check`
+    checked: str  # "yes" or "no": whether the file had to pass a check to get its name
 
 
 def describe_file(
-    model: CheckpointModel, config: ExportConfig, spec: DatasetSpec | None, thresholds: Thresholds
+    model: CheckpointModel, config: ExportConfig, spec: DatasetSpec | None, thresholds: Thresholds, *, is_checked: bool
 ) -> ExportMetadata:
-    """Returns the metadata of a file before its check.
+    """Returns the metadata of a file.
 
     Args:
         model: the checkpoint.
         config: of `resolve_options`.
         spec: the data of the check or calibration; None: the file names the data set of the training.
+        is_checked: whether the file must pass a check to get its name.
     """
     detector = model.detector
     is_end2end = config.layout == "end2end"
@@ -75,17 +75,11 @@ def describe_file(
         author="Lockstep",
         version=f"{VERSION}+{product_version()}",
         license=origin_of(model.info, model.path).license,
-        details=asdict(_details(model, config)),
+        details=asdict(_details(model, config, is_checked)),
     )
 
 
-def with_check(metadata: ExportMetadata, parity: Parity) -> ExportMetadata:
-    """Adds the results of a passed check to ``metadata``."""
-    results = {key: getattr(parity, key) for key in ("images", "ap", "ap_checkpoint", "f1", "threshold")}
-    return replace(metadata, details=metadata.details | {"checked": "yes", "check": results})
-
-
-def _details(model: CheckpointModel, config: ExportConfig) -> ExportDetails:
+def _details(model: CheckpointModel, config: ExportConfig, is_checked: bool) -> ExportDetails:
     info = model.info
     training = info.get("config", {})
     return ExportDetails(
@@ -97,6 +91,7 @@ def _details(model: CheckpointModel, config: ExportConfig) -> ExportDetails:
         val_images=info.get("val_images", []),
         data_fingerprint=info.get("data", {}).get("fingerprint"),
         ap=_best_ap(info),
+        checked="yes" if is_checked else "no",
     )
 
 

@@ -35,8 +35,7 @@ class ModelFormat(ABC):
 
     @abstractmethod
     def write(self, graph: Any, path: Path, metadata: ExportMetadata) -> None:
-        """Writes a file or folder, replacing it atomically: first for the check, and then with what the check found.
-        Raises OSError if it cannot be written."""
+        """Writes a file or folder, replacing it atomically. Raises OSError if it cannot be written."""
 
     @abstractmethod
     def open(self, path: Path, device: torch.device) -> Session:

@@ -10,8 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.inference.frames import FileProblem, Frame, Items
+from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.object_tracks import ObjectTracks
-from engine.inference.settings import Canvases, Pipeline, ResolvedSettings
+from engine.inference.settings import ResolvedSettings
 from utils.machine.threads import Ahead, map_ahead
 from utils.structures import DetectionTable
 
@@ -44,7 +45,7 @@ class DetectionStream:
     def __init__(
         self,
         source: Items,
-        pipeline: Pipeline,
+        detector: ImageDetector,
         settings: ResolvedSettings,
         *,
         ahead: Ahead,
@@ -60,7 +61,7 @@ class DetectionStream:
         """
         self.ahead = ahead
         self._source = source
-        self._pipeline = pipeline
+        self._detector = detector
         self._settings = settings
         if tracks is not None:
             self._settings = replace(settings, conf=tracks.lowest_confidence)
@@ -127,7 +128,7 @@ class DetectionStream:
         """Letterboxes the frames of a batch; None if it fails, which `_detect` repeats for each frame."""
         images = [frame.image for frame in frames_of(batch)]
         try:
-            return batch, list(self._pipeline.prepare(images, self._settings))
+            return batch, list(self._detector.prepare(images, self._settings))
         except Exception:
             return batch, None
 
@@ -144,8 +145,8 @@ class DetectionStream:
         """
         try:
             if canvases is None:
-                canvases = list(self._pipeline.prepare([frame.image for frame in frames], self._settings))
-            detected = self._pipeline.detect(canvases, self._settings)
+                canvases = list(self._detector.prepare([frame.image for frame in frames], self._settings))
+            detected = self._detector.detect(canvases, self._settings)
         except Exception as error:
             if len(frames) == 1:
                 return [Detected(frames[0], error, {})]

@@ -13,12 +13,13 @@ import torch
 
 from engine.inference.detection_stream import DetectionStream
 from engine.inference.frames import FileProblem, Frame, open_source
+from engine.inference.image_detector import ImageDetector
 from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
-from engine.inference.settings import DetectionSettings, Pipeline, ResolvedSettings
+from engine.inference.settings import DetectionSettings, ResolvedSettings
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
 from utils.distributed.context import DistributedContext
@@ -41,7 +42,8 @@ class Predictor:
     ``settings`` may be replaced between calls. ``names`` has the class names by number.
     """
 
-    __slots__ = ("color", "device", "model", "names", "pipeline", "settings")  # setting other attributes is an error
+    # Setting other attributes is an error.
+    __slots__ = ("color", "device", "image_detector", "model", "names", "settings")
     task = "detect"
 
     def __init__(
@@ -65,7 +67,7 @@ class Predictor:
             tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
         if amp not in AMP_TYPES:
             raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
-        self.pipeline = Pipeline(model, autocast_type(model, amp), tiles or None)
+        self.image_detector = ImageDetector(model, autocast_type(model, amp), tiles or None)
 
     def __repr__(self) -> str:
         resolved = self.settings.resolve(self.model)
@@ -109,8 +111,8 @@ class Predictor:
             self.check_device(device)
         resolved = self.settings.changed(settings).resolve(self.model)
         images = as_images(source, color or self.color, self.model.pixels)
-        prepared = self.pipeline.prepare([image.image for image in images], resolved, batch_size)
-        detected = self.pipeline.detect(prepared, resolved)
+        prepared = self.image_detector.prepare([image.image for image in images], resolved, batch_size)
+        detected = self.image_detector.detect(prepared, resolved)
         results = ResultList(
             _result(image, table, speed, self.names) for image, (table, speed) in zip(images, detected)
         )
@@ -204,7 +206,7 @@ class Predictor:
         if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
         resolved = self.settings.resolve(self.model) if settings is None else settings
-        ahead = Ahead(self.pipeline.images_at_once() if reads_ahead else 0)
+        ahead = Ahead(self.image_detector.images_at_once() if reads_ahead else 0)
         if isinstance(source, str | os.PathLike | int):
             source = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
             if tracks is not None:
@@ -221,13 +223,14 @@ class Predictor:
         else:
             check_many(source, "stream" if tracks is None else "track")
             items = as_frames(source, color or self.color, self.model.pixels)
-        return DetectionStream(items, self.pipeline, resolved, ahead=ahead, tracks=tracks)
+        return DetectionStream(items, self.image_detector, resolved, ahead=ahead, tracks=tracks)
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """Detects in each of ``images``, uint8 (H, W, 3) RGB or in the model's pixel format. Returns detections,
         highest score first."""
         settings = self.settings.resolve(self.model)
-        return [table for table, _ in self.pipeline.detect(self.pipeline.prepare(images, settings), settings)]
+        prepared = self.image_detector.prepare(images, settings)
+        return [detections.table for detections in self.image_detector.detect(prepared, settings)]
 
     @property
     def threads(self) -> int:

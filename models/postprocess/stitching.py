@@ -48,24 +48,48 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
         return detections
     view = detections.image_index
     clipped = replace(detections, boxes_xyxy_px=_clipped(detections.boxes_xyxy_px, windows[view]))
-    canvas = np.concatenate([windows[:, :2].min(0), windows[:, 2:].max(0)])
-    margin = CUT_MARGIN * np.tile(windows[:, 2:] - windows[:, :2], 2)
-    is_cut = (np.abs(clipped.boxes_xyxy_px - windows[view]) <= margin[view]) & (windows != canvas)[view]
+    is_cut = _cut_sides(clipped, windows)
     links, parts = _link_and_find_parts(clipped, is_cut, windows)
     first_box = _clusters(links, view)
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
+    return _suppress(_merge_clusters(clipped, is_cut, is_part, first_box), settings)
 
-    # Make one box of each cluster.
+
+def _cut_sides(detections: DetectionTable, windows: np.ndarray) -> np.ndarray:
+    """Returns which sides of the boxes, clipped to their views, are at a border of the view inside the canvas: bool
+    (N, 4)."""
+    view = detections.image_index
+    canvas = np.concatenate([windows[:, :2].min(0), windows[:, 2:].max(0)])
+    margin = CUT_MARGIN * np.tile(windows[:, 2:] - windows[:, :2], 2)
+    is_at_border = np.abs(detections.boxes_xyxy_px - windows[view]) <= margin[view]
+    return is_at_border & (windows != canvas)[view]
+
+
+def _merge_clusters(
+    detections: DetectionTable, is_cut: np.ndarray, is_part: np.ndarray, first_box: np.ndarray
+) -> DetectionTable:
+    """Makes one detection of each cluster, and drops those that are only parts of others.
+
+    Args:
+        is_cut: bool (N, 4), the sides that a box does not see.
+        is_part: bool (N,), whether a box lies in a larger one of another cluster.
+        first_box: int64 (N,), see `_clusters`.
+
+    Returns the best first.
+    """
     _, cluster = np.unique(first_box, return_inverse=True)
-    order = np.lexsort((-clipped.scores, cluster))  # within a cluster the best first
+    order = np.lexsort((-detections.scores, cluster))  # within a cluster the best first
     starts = np.flatnonzero(np.diff(cluster[order], prepend=-1))
-    boxes, sees_all = _joined(clipped.boxes_xyxy_px[order], is_cut[order], starts)
-    joined = replace(clipped.take(order[starts]), boxes_xyxy_px=boxes)
+    boxes, sees_all = _joined(detections.boxes_xyxy_px[order], is_cut[order], starts)
+    merged = replace(detections.take(order[starts]), boxes_xyxy_px=boxes)
     is_part_only = np.logical_and.reduceat(is_part[order], starts)
     kept = np.flatnonzero(sees_all | ~is_part_only)
-    ranked = joined.take(kept[np.argsort(-joined.scores[kept], kind="stable")])
+    return merged.take(kept[np.argsort(-merged.scores[kept], kind="stable")])
 
+
+def _suppress(ranked: DetectionTable, settings: PostprocessSettings) -> DetectionTable:
+    """Runs NMS over the boxes of all views, the best first; at most ``settings.max_det`` remain."""
     group = torch.from_numpy(np.zeros_like(ranked.classes) if settings.agnostic else ranked.classes)
     threshold = CROSS_VIEW_IOU if settings.iou_thres is None else settings.iou_thres
     max_det = settings.max_det

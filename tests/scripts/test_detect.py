@@ -21,8 +21,8 @@ import detect
 from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
+from engine.inference.image_detector import ImageDetector
 from engine.inference.predictor import Predictor
-from engine.inference.settings import Pipeline
 from models.detector import build_detector
 from models.postprocess.detections import PostprocessSettings, select_detections
 from models.postprocess.tiles import Tiles
@@ -461,7 +461,7 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         found.append((folder, lines_of(capsys.readouterr().out, folder)))
         monkeypatch.setattr(Predictor, "threads", 3)
         monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
-        monkeypatch.setattr(Pipeline, "images_at_once", lambda self, batch_size=0: batch)
+        monkeypatch.setattr(ImageDetector, "images_at_once", lambda self, batch_size=0: batch)
     (one, lines), (many, lines_of_many) = found
     assert lines_of_many == lines
     warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]

@@ -20,6 +20,7 @@ import detect
 import export
 import train
 import val
+from engine.export import exporter
 from engine.formats import torch_formats
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
@@ -88,13 +89,13 @@ def test_all_formats_are_checked_and_scored(
     weights, files = exported, [*FILES.values()]
     for name in files:
         line = next(line for line in made_once[1].splitlines() if f"/{name}: " in line)
+        assert "; 4 images: AP " in line
         assert "0 without a counterpart" in line
         model = open_model(weights.with_name(name), device=CPU, trust=True)
         assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)
         assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.3)
         details = model.info["details"]
         assert (details["checked"], details["data_fingerprint"], details["ap"]) == ("yes", "abc", 0.25)
-        assert details["check"]["images"] == 4
         assert model.info["license"] == "yours to choose"
     assert {path.name for path in weights.parent.iterdir()} == {*files, "best.pt"}
 
@@ -185,6 +186,33 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert not list(weights.parent.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("name", ["torchscript", "pt2", "onnx", "openvino"])
+def test_the_file_that_is_kept_is_the_checked_one(weights: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """It is written once: a second conversion would not be checked."""
+    if name in ("onnx", "openvino"):
+        pytest.importorskip(name)
+        pytest.importorskip("onnxscript")
+    seen = []
+
+    def open_and_read(path: Path, **options):
+        seen.append(contents(path))
+        return open_model(path, **options)
+
+    monkeypatch.setattr(exporter, "open_model", open_and_read)
+    export.main(["--weights", str(weights), "--format", name])
+    assert seen == [contents(weights.with_name(FILES[name]))]
+
+
+def contents(path: Path) -> dict[str, bytes | int]:
+    """Returns the bytes and the inode of each file of an export."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found: dict[str, bytes | int] = {}
+    for file in files:
+        found[file.name] = file.read_bytes()
+        found[f"inode of {file.name}"] = file.stat().st_ino
+    return found
+
+
 def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
     named = ("torchscript", "pt2", "openvino")
@@ -216,7 +244,7 @@ def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
     weights = write_detector(tmp_path / "best.pt", detector, **known)
     export.main(["--weights", str(weights), "--format", "torchscript"])
     exported = tmp_path / "best.torchscript"
-    assert open_model(exported, device=CPU, trust=True).info["details"]["check"]["images"] == 4
+    assert open_model(exported, device=CPU, trust=True).info["details"]["checked"] == "yes"
     val.main(["--weights", str(exported), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
 
 
@@ -279,11 +307,15 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         call(export.main, *common, "--no-check", *flags)
         assert open_model(file, device=CPU, trust=True).nms_iou == nms_iou
-    for flags, votes in (([], False), (["--nms"], True), (["--nms", "--no-box-voting"], False)):
+    for flags, votes, confidence in (
+        ([], False, 0.5),
+        (["--nms"], True, 0.5),
+        (["--nms", "--no-box-voting"], False, 0.3),
+    ):
         call(export.main, *common, *end2end, *flags, *([] if votes else ["--no-check"]))
         model = open_model(rows, device=CPU, trust=True)
         assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
-        assert model.confidence == model.info["confidence"] == (0.5 if votes else 0.3)
+        assert model.confidence == model.info["confidence"] == confidence
         if votes:
             unvoted = ["--weights", rows, "--data", data, "--no-box-voting", *VAL]
             assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted)

@@ -71,8 +71,8 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monke
     assert len(after.scores) > 4
     for name in DetectionTable.__slots__:
         np.testing.assert_allclose(getattr(after, name), getattr(in_training, name), rtol=1e-5, atol=1e-3)
-    assert load(best, device="cpu").pipeline.tiles == Tiles(96, full_image=False, scaled=True)
-    assert load(best, device="cpu", tiles=False).pipeline.tiles is None
+    assert load(best, device="cpu").image_detector.tiles == Tiles(96, full_image=False, scaled=True)
+    assert load(best, device="cpu", tiles=False).image_detector.tiles is None
     flags_of_detect = {"weights": str(best), "source": "", "overlap": 0.5}
     assert Tiles.from_config(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
 
@@ -173,7 +173,7 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     call(val.main, "--weights", weights, "--data", tmp_path / "data.yaml", "--imgsz", tile, *common)
     results = json.loads((tmp_path / "exp/results.json").read_text())
 
-    detector = load(weights, device="cpu").pipeline.model.detector
+    detector = load(weights, device="cpu").image_detector.model.detector
     labels, found = [], []
     for number, path in enumerate(images):
         image = cv2.imread(str(path))[..., ::-1]

@@ -52,6 +52,7 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
+        self.unlabeled_inside = 0  # images that annotation files contain without saying what is in them
         self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
         self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
         self._stems = {loose(path.stem) for path in self._paths}
@@ -151,7 +152,7 @@ class Annotations:
 
     def num_images(self) -> int:
         """Counts the images below the source, and those that its files contain."""
-        return len(set(self._paths).union(*self.images.values()))
+        return len(set(self._paths).union(*self.images.values())) + self.unlabeled_inside
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
@@ -189,6 +190,19 @@ def number(value: Any, location: str) -> float:
     if not math.isfinite(result):
         raise UserError(f"{location}: expected a number, got {one_line(str(value))[:60]!r}")
     return result
+
+
+_SET = ("1", "1.0", "true")
+_NOT_SET = ("", "0", "0.0", "false", "-1", "-1.0")  # the last are Open Images' for what is unknown
+
+
+def is_set(value: Any, location: str) -> bool:
+    """Returns whether a flag is set, as a number or a text; None is a missing one. Raises UserError for other
+    values."""
+    text = "" if value is None else str(value).strip().lower()
+    if text not in _SET + _NOT_SET:
+        raise UserError(f"{location}: expected 0 or 1, got {one_line(text)[:60]!r}")
+    return text in _SET
 
 
 def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:

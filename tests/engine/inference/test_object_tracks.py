@@ -17,9 +17,9 @@ import pytest
 import detect
 from engine.commands import detect as detection
 from engine.inference.frames import Frame
+from engine.inference.image_detector import ImageDetections, ImageDetector
 from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks
 from engine.inference.predictor import Predictor, load
-from engine.inference.settings import ImageDetections, Pipeline
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
     numbers: list[int]
 
 
-class KnownDetections(Pipeline):
+class KnownDetections(ImageDetector):
     """Finds `detections_in` the frames of the scene, as many at once as on a GPU."""
 
     frames: list[SceneFrame]
@@ -89,8 +89,8 @@ def predictor(scene_weights, frames) -> Predictor:
 
 
 def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Predictor:
-    predictor.pipeline = KnownDetections(predictor.model, None)
-    predictor.pipeline.frames = frames
+    predictor.image_detector = KnownDetections(predictor.model, None)
+    predictor.image_detector.frames = frames
     return predictor
 
 

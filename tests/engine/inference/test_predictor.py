@@ -23,10 +23,10 @@ import torch
 import export
 from engine.inference.detection_stream import DetectionStream
 from engine.inference.frames import FileProblem, Frame
+from engine.inference.image_detector import ImageDetector
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
 from engine.inference.results import Results
-from engine.inference.settings import Pipeline
 from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.engine.inference.conftest import picture
 from tests.helpers.messages import refused
@@ -152,7 +152,7 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
     assert threshold(predictor) == 0.5
     assert threshold(load(tmp_path / "a.pt", device="cpu", box_voting=False)) == 0.25
     used = []
-    predictor.pipeline.detect = lambda prepared, settings: used.append(settings.conf) or []
+    predictor.image_detector.detect = lambda prepared, settings: used.append(settings.conf) or []
     for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
         predictor(picture(), **keywords)
     for chosen in (0.125, 0.5):  # also if it happens to be the default
@@ -220,7 +220,7 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
     (tmp_path / "5.png").write_bytes(b"no image")
     expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
-    true, seen = own.pipeline._compute, []
+    true, seen = own.image_detector._compute, []
 
     def compute(canvases, settings):
         seen.append(len(canvases))
@@ -228,8 +228,8 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
             raise MemoryError
         return true(canvases, settings)
 
-    monkeypatch.setattr(own.pipeline, "images_at_once", lambda batch_size=0: size)
-    monkeypatch.setattr(own.pipeline, "_compute", compute)
+    monkeypatch.setattr(own.image_detector, "images_at_once", lambda batch_size=0: size)
+    monkeypatch.setattr(own.image_detector, "_compute", compute)
     results = list(own.stream(tmp_path))
     assert [Path(result.path).stem for result in results] == list("01234678")
     for got, want in zip(results, expected):
@@ -244,7 +244,7 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
     for i in range(5):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
     own, is_prepared = load(weights, device="cpu", conf=0.0, max_det=5), [threading.Event() for _ in range(5)]
-    prepare, detect, done = own.pipeline.prepare, own.pipeline._compute, itertools.count()
+    prepare, detect, done = own.image_detector.prepare, own.image_detector._compute, itertools.count()
 
     def noted(images, settings):
         number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
@@ -257,8 +257,8 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
         return detect(canvases, settings)
 
     expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
-    monkeypatch.setattr(own.pipeline, "prepare", noted)
-    monkeypatch.setattr(own.pipeline, "_compute", waiting)
+    monkeypatch.setattr(own.image_detector, "prepare", noted)
+    monkeypatch.setattr(own.image_detector, "_compute", waiting)
     assert rows(own.stream(tmp_path)) == expected
     assert next(done) == 5
 
@@ -279,15 +279,15 @@ def test_frames_of_a_live_stream_are_not_collected(predictor):
 def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
     for i in range(6):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    monkeypatch.setattr(predictor.pipeline, "images_at_once", lambda batch_size=0: 4)
-    true = predictor.pipeline.prepare
+    monkeypatch.setattr(predictor.image_detector, "images_at_once", lambda batch_size=0: 4)
+    true = predictor.image_detector.prepare
 
     def prepare(images, *rest):
         if any(np.array_equal(image, picture(seed=2)) for image in images):
             raise UserError("does not fit")
         return true(images, *rest)
 
-    monkeypatch.setattr(predictor.pipeline, "prepare", prepare)
+    monkeypatch.setattr(predictor.image_detector, "prepare", prepare)
     threads = set(threading.enumerate())
     stream = predictor.stream(tmp_path)
     assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
@@ -371,11 +371,11 @@ def test_a_fixed_canvas(weights, predictor):
 def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
     """Here with the GPU's thread for a model on the CPU. An error reaches the caller, and the thread goes on."""
     fake = SimpleNamespace(device=torch.device("cuda"))
-    assert Pipeline(fake, None)._thread is not None
+    assert ImageDetector(fake, None)._thread is not None
     predictor, threads = load(weights, device="cpu", conf=0.0, max_det=5), set()
     pictures = [picture(seed=seed) for seed in range(20)]
     expected = [rows(predictor(image, color="rgb")) for image in pictures]
-    predictor.pipeline._thread = Pipeline(fake, None)._thread
+    predictor.image_detector._thread = ImageDetector(fake, None)._thread
     decode = predictor.model.decode
 
     def noted(raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -578,7 +578,7 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
 
 
 def stream_of(predictor, items):
-    return DetectionStream(items, predictor.pipeline, predictor.settings.resolve(predictor.model), ahead=Ahead(4))
+    return DetectionStream(items, predictor.image_detector, predictor.settings.resolve(predictor.model), ahead=Ahead(4))
 
 
 def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):
