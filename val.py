@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
-    with ctx.closing(), report_errors_once(ctx), explained(advice):
+    with ctx.closing(), report_errors_once(ctx), explained(lambda: advice):
         from engine.commands.val import validate  # in here, so that only one process reports a failing import
 
         validate(config, ctx)

@@ -109,9 +109,7 @@ def write_set(
 def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:
     """Writes the tar files and the index of a split."""
     paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
-    if len(set(paths)) < len(paths):
-        twice = next(path for i, path in enumerate(paths) if path in paths[:i])
-        raise UserError(f"{index.root}: two images outside this folder would both be {twice}; rename one")
+    _check_unique(paths, index)
     arrays = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
     shards: list[list[Any]] = []
     tar = None
@@ -148,6 +146,23 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
     total = sum(size for _, size in shards)
     num_images = counted(len(index), "image")
     get_logger().info("%s: %s in %s, %s", split, num_images, counted(len(shards), "tar file"), format_bytes(total))
+
+
+def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:
+    """Raises UserError if two images of ``index`` would have the same of ``paths`` in the shards."""
+    first: dict[str, int] = {}
+    for i, path in enumerate(paths):
+        other = first.setdefault(path, i)
+        if other == i:
+            continue
+        if index.paths[other] == index.paths[i]:  # training warns of it, too
+            raise UserError(
+                f"{index.path(i)}: is in several of the joined data sets, with labels of its own in each; shards have "
+                "an image once: leave it out of all but one"
+            )
+        raise UserError(
+            f"{index.root}: {index.paths[other]} and {index.paths[i]} would both be {path} in the shards; rename one"
+        )
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:

@@ -76,10 +76,7 @@ class Shards:
         arrays = self.arrays
         shards = check(self.meta, _Meta, "metadata")["shards"]
         _require(all(array.flags.aligned for array in arrays.values()), "alignment")
-        string_names = ["paths", "report"]
-        if "image_ids.data" in arrays:
-            string_names.append("image_ids")
-        for name in string_names:
+        for name in {"paths", *(name.removesuffix(".data") for name in arrays if name.endswith(".data"))}:
             _check_strings(arrays, name)
         count = len(arrays["paths.offsets"]) - 1
         for name, dtype in MEMBER_ARRAYS.items():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -15,7 +15,7 @@ import numpy as np
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
 from data.labels.ledger import Ledger
-from data.labels.report import ScanReport
+from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.array_file import CacheError, open_arrays, write_arrays
@@ -25,7 +25,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 8  # increase it when the arrays or their meaning change
+CACHE_VERSION = 9  # increase it when the arrays or their meaning change
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "boxes_xywh_px": (np.float64, (4,)),
@@ -41,6 +41,7 @@ ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "offsets": (np.int64, ()),
     **_BOX_ARRAYS,
 }
+REPORT_COLUMNS = tuple(column.name for column in fields(FindingTable))
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
@@ -155,13 +156,19 @@ class DatasetIndex(LabelArrays):
         return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
     def recounted(self, **totals: int) -> DatasetIndex:
-        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report."""
-        crowd = int(self.crowd.sum())
+        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report.
+
+        Regions that no label file has are not counted, nor do they make an image less of a background: they say that
+        one of several joined data sets does not label a class.
+        """
+        is_labeled_region = self.crowd & (self.line >= 0)
+        has_label = np.zeros(len(self), bool)
+        has_label[self.image_of_box[~self.crowd | is_labeled_region]] = True
         counts = {
             "images": len(self),
-            "backgrounds": int((np.diff(self.offsets) == 0).sum()),
-            "boxes": len(self.classes) - crowd,
-            "crowd": crowd,
+            "backgrounds": int((~has_label).sum()),
+            "boxes": int((~self.crowd).sum()),
+            "crowd": int(is_labeled_region.sum()),
         }
         return replace(self, report=replace(self.report, totals=self.report.totals | counts | totals))
 
@@ -240,10 +247,14 @@ class Scan:
     """Holds what a scan has read of a split, or of one of the data sets that it joins."""
 
     spec: DatasetSpec
-    index: DatasetIndex  # N usable images with the classes of the labels
+    index: DatasetIndex  # N usable images, or those that are used, with all boxes and the classes of the labels
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    numbers: np.ndarray  # int64 (N,) positions of the usable images in ``source.images``
-    findings: list[Finding]
+    numbers: np.ndarray  # int64 (N,) positions of these images in ``source.images``
+    findings: list[Finding]  # about all images
+
+    def take(self, images: np.ndarray) -> Scan:
+        """Returns the scan with only ``images`` of the index, int64 (n,)."""
+        return replace(self, index=self.index.take(images), numbers=self.numbers[images])
 
 
 def median_side(sides_px: np.ndarray) -> float | None:
@@ -291,7 +302,7 @@ def write_cache(path: Path, index: DatasetIndex) -> None:
     meta, arrays = index_content(index)
     try:
         write_arrays(path, meta, arrays)
-        if len(index.report.lines):
+        if len(index.report.findings):
             index.report.write(path.with_suffix(".txt"))
     except OSError as error:
         get_logger().warning(
@@ -317,7 +328,11 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata and arrays of a file from which `index_of` restores the index."""
     report = index.report
-    strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
+    strings = {
+        "paths": index.paths,
+        "image_ids": index.image_ids,
+        **{f"report.{column}": getattr(report.findings, column) for column in REPORT_COLUMNS},
+    }
     arrays = {name: getattr(index, name) for name in ARRAYS}
     for name, flat in strings.items():
         if flat is not None:
@@ -346,7 +361,7 @@ def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[s
         **select_arrays(arrays),
         report=ScanReport(
             totals=meta["totals"],
-            lines=strings("report"),
+            findings=FindingTable(**{column: strings(f"report.{column}") for column in REPORT_COLUMNS}),
             ledger=Ledger.from_content(meta["ledger"]),
             advice=tuple(meta["advice"]),
             notes=tuple(meta["notes"]),

@@ -10,8 +10,9 @@ import numpy as np
 
 from data.index.index import DatasetIndex, concatenated, digest_of
 from data.index.loaded import LoadedSplit
+from data.labels.findings import Finding
 from data.labels.ledger import Ledger
-from data.labels.report import ScanReport
+from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
@@ -37,8 +38,10 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
             "%s: data sets that %s joins share %s, which count more than once", split, spec.source, shared
         )
     totals = sum((Counter(index.report.totals) for index in indexes), Counter())
-    lines = [
-        _line_of_part(line, split, part, spec) for part, index in zip(parts, indexes) for line in index.report.lines
+    findings = [
+        _finding_of_part(finding, split, part, spec)
+        for part, index in zip(parts, indexes)
+        for finding in index.report.findings
     ]
     ledger = Ledger.joined([index.report.ledger for index in indexes])
     index = DatasetIndex(
@@ -46,7 +49,7 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
         root=spec.root,
         paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
         **concatenated([_with_names(index, names) for index in indexes]),
-        report=ScanReport(dict(totals), FlatStrings.of(lines), ledger),
+        report=ScanReport(dict(totals), FindingTable.of(findings), ledger),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
     )
@@ -55,12 +58,11 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
     return LoadedSplit(index.recounted(), scans=scans, is_joined=True, too_much_lost=too_much_lost)
 
 
-def _line_of_part(line: str, split: str, part: DatasetSpec, spec: DatasetSpec) -> str:
-    """Rewrites a line of the report of ``part``, which begins with a file name relative to its folder, or with the
-    split if it is about all of it, for the data set that joins it."""
-    location, separator, rest = line.partition(": ")
-    path = part.source if location == split else path_of(location, part.root)
-    return relative_name(path, spec.root) + separator + rest
+def _finding_of_part(finding: Finding, split: str, part: DatasetSpec, spec: DatasetSpec) -> Finding:
+    """Returns a finding about ``part``, whose place is relative to its folder, or the split if it is about all of it,
+    for the data set that joins it."""
+    path = part.source if finding.where == split else path_of(finding.where, part.root)
+    return finding._replace(where=relative_name(path, spec.root))
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, titl
         refuse(loss, is_check=is_check)
         loaded = replace(loaded, too_much_lost=loss)
     still_merges = settings.single_cls and not loaded.is_single_cls
-    index = as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges))
+    loaded = loaded.select(as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges)))
+    index = loaded.index
     if not index.report.problems:  # as of a held-out part
         report_note = ""
     get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
@@ -82,7 +84,7 @@ def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, titl
             _warn_of_losses(loaded, spec, title)
         if source_split == "train" and not is_check:  # a check reports its use
             _warn_of_background_class(index, spec)
-    return replace(loaded, index=index)
+    return loaded
 
 
 def _read(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
@@ -117,14 +119,16 @@ def _report_note(loaded: LoadedSplit) -> str:
 def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, title: str) -> None:
     """Logs what was corrected, misread and lost, unless a check has warned of too much that is lost, and which files
     are unusual."""
-    loss_warning = loaded.too_much_lost or _warn(loaded.index.report, title)
+    ledger = loaded.index.report.ledger
+    is_loss_logged = bool(loaded.too_much_lost) or _warn(loaded.index.report, title)
+    logged_kinds = {loss.kind for loss in ledger.main_losses} if is_loss_logged else set()
     if loaded.listing is not None and loaded.has_labels:
-        _warn_of_files(loaded.listing, spec, title, loss_warning)
+        _warn_of_files(loaded.listing, spec, title, logged_kinds)
 
 
-def _warn_of_files(listing: Listing, spec: DatasetSpec, title: str, loss_warning: str) -> None:
-    """Logs label files in unusual places, files that are not read, and missing label files. Kinds of findings that
-    ``loss_warning`` names are not repeated."""
+def _warn_of_files(listing: Listing, spec: DatasetSpec, title: str, logged_kinds: Container[str]) -> None:
+    """Logs label files in unusual places, files that are not read, and missing label files. ``logged_kinds``: kinds of
+    findings that have been logged as losses, which are not repeated."""
     if listing.taken:
         image, label = next(iter(listing.taken.items()))
         count = counted(len(listing.taken), "label file")
@@ -136,7 +140,7 @@ def _warn_of_files(listing: Listing, spec: DatasetSpec, title: str, loss_warning
         get_logger().info(message, title, counted(listing.hidden, "image"))
     for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         findings = [finding for finding in listing.findings if finding.kind == kind]
-        if findings and kind not in loss_warning:
+        if findings and kind not in logged_kinds:
             first = findings[0]
             get_logger().warning("%s: %s: %d, first %s: %s", title, kind, len(findings), first.where, first.text)
     unread = unread_files(listing.findings)
@@ -208,8 +212,9 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     )
 
 
-def _warn(report: ScanReport, title: str) -> str:
-    """Logs what was corrected, what is probably misread, and what is lost. Returns the line about losses, or ""."""
+def _warn(report: ScanReport, title: str) -> bool:
+    """Logs what was corrected, what is probably misread, and what is lost. Returns whether anything worth a warning
+    is lost."""
     for note in report.notes:
         get_logger().info("%s: %s", title, note)
     for advice in report.advice:
@@ -217,7 +222,7 @@ def _warn(report: ScanReport, title: str) -> str:
     lost = warning(report.ledger)
     if lost:
         get_logger().warning("%s: %s", title, lost)
-    return lost
+    return bool(lost)
 
 
 def _too_much_lost(report: ScanReport, spec: DatasetSpec, split: str, max_bad: float, details: str) -> str:

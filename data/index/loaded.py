@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.index.index import DatasetIndex, Scan, digest_of
+from data.index.selection import Selection
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from utils.errors import UserError
@@ -17,7 +18,7 @@ from utils.logger import get_logger
 class LoadedSplit:
     """Holds a split as `from_files`, `from_shards` or `joined` returns it."""
 
-    index: DatasetIndex  # all usable images, with the classes of the labels
+    index: DatasetIndex  # all usable images, with the classes of the labels; then those that a run uses
     note: str = ""  # how it was read, for the log, such as " (cached)"
     scans: tuple[Scan, ...] = ()  # for a check: what has been scanned, in the order of the images
     listing: Listing | None = None  # its files; None: shards, or data sets that are joined
@@ -26,6 +27,17 @@ class LoadedSplit:
     is_single_cls: bool = False  # its classes are merged into one already
     is_joined: bool = False  # its parts have been reported and checked against ``max_bad`` one by one
     too_much_lost: str = ""  # for a check: the message about more losses than ``max_bad``, of which it has warned
+
+    def select(self, selection: Selection) -> LoadedSplit:
+        """Returns the split with the images of ``selection``, which has been made from its index."""
+        scans = []
+        first = 0
+        for scan in self.scans:
+            last = first + len(scan.index)
+            images = selection.images
+            scans.append(scan.take(images[(images >= first) & (images < last)] - first))
+            first = last
+        return replace(self, index=selection.index, scans=tuple(scans))
 
     @property
     def has_labels(self) -> bool:

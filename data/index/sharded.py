@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from data.image_io.shards import open_shards
-from data.index.index import ARRAYS, Scan, digest_of, index_of
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, index_of
 from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
@@ -22,7 +22,7 @@ from utils.files.schema import Count, check
 from utils.pixels import RGB8
 from utils.strings import class_difference
 
-VERSION = 6  # increase it when the layout or the meaning of the arrays changes
+VERSION = 7  # increase it when the layout or the meaning of the arrays changes
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
@@ -85,7 +85,9 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
             raise ValueError(f"wrong array {name}")
     offsets, image_hw = arrays["offsets"], arrays["image_hw"]
+    column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
     facts = {
+        "report": len(column_lengths) == 1,
         "offsets": offsets[0] == 0 and offsets[-1] == boxes and (np.diff(offsets) >= 0).all(),
         "image_hw": (image_hw > 0).all(),
         "classes": ((classes >= -1) & (classes < len(names))).all(),

@@ -3,7 +3,8 @@
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
 lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and `refusal` and
 `warning` are the only places that judge them. What a user chooses to leave out (``--classes``, ``ignore:``,
-``--fraction``) is not lost: views of the index, which make such choices, do not touch the ledger.
+``--fraction``) is not lost: views of the index, which make such choices, do not touch the ledger. An image that a view
+leaves out because it has a lost row, and no object of the classes in use, is not counted either: the row is already.
 """
 
 from __future__ import annotations
@@ -117,10 +118,15 @@ class Ledger:
             parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'labeled object')}")
         return " and ".join(parts)
 
+    @property
+    def main_losses(self) -> tuple[Loss, ...]:
+        """The losses that cost most, which `reasons` names."""
+        return self.losses[:_SHOWN]
+
     def reasons(self) -> str:
         """Returns the reasons that cost most, with an example each."""
         reasons = []
-        for loss in self.losses[:_SHOWN]:
+        for loss in self.main_losses:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
                 reasons.append(f"{loss.kind}: {loss.example}")
                 continue

@@ -229,33 +229,29 @@ class _ImageFolders:
 def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
     """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
     candidates = [*request.images, *(image for image in request.others.images if image.key)]
-    positions = _by_key(entries, candidates)
-    entry_at = {i: entries[number] for number, i in positions.items()}
     names = ImageNames([image.name for image in candidates])
-    fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
-    for i, numbers in _claims(fits, entry_at).items():
-        # A file of several splits may name images of another one that has the same file names in another folder.
-        best = numbers[0]
-        if len(numbers) > 1:
-            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
-        entry_at[i] = entries[best]
-    count = len(request.images)
+    image_of = _by_key(entries, candidates)
+    entry_of = {image: entries[number] for number, image in image_of.items()}
+    matches_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in image_of}
+    entry_of |= _by_name(entries, matches_of, entry_of, names)
+
     of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
-    elsewhere = [entry for i, entry in entry_at.items() if i >= count]
-    left = []
-    for number, found in fits.items():
-        entry = entries[number]
-        reason = _reason(entry, found, candidates, entry_at, names)
+    known: list[ImageEntry] = []
+    left: list[_Left] = []
+    for number, matches in matches_of.items():
+        reason = _reason(entries[number], matches, candidates, entry_of, names)
         if not reason:
             continue
-        others = of_no_split.find(entry.file_name)
-        if found:  # an image of the split has this name: only the folder can show that another one is meant
-            others = [i for i in others if of_no_split.agreement(entry.file_name, i)]
-        if others:
-            elsewhere.append(entry)
+        each = _Left(entries[number], reason, has_name=bool(matches))
+        if _is_of_no_split(each, of_no_split):
+            known.append(each.entry)
         else:
-            left.append(_Left(entry, reason, has_name=bool(found)))
-    return _Matched({i: entry for i, entry in entry_at.items() if i < count}, elsewhere, left)
+            left.append(each)
+
+    num_images = len(request.images)
+    ours = {image: entry for image, entry in entry_of.items() if image < num_images}
+    of_other_splits = [entry for image, entry in entry_of.items() if image >= num_images]
+    return _Matched(ours, of_other_splits + known, left)
 
 
 def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
@@ -273,13 +269,35 @@ def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[
     return {number: i for i, number in number_of.items()}
 
 
-def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:
-    """Returns the positions of the entries that fit one image alone, by its position, unless it is ``taken``."""
-    claims: dict[int, list[int]] = {}
-    for number, positions in fits.items():
-        if len(positions) == 1 and positions[0] not in taken:
-            claims.setdefault(positions[0], []).append(number)
-    return claims
+def _by_name(
+    entries: Sequence[ImageEntry], matches_of: dict[int, list[int]], taken: Container[int], names: ImageNames
+) -> dict[int, ImageEntry]:
+    """Returns the entries that fit one image alone, by its position, unless it is ``taken``.
+
+    Of several entries of an image, the one whose folders agree best is taken, then one that has annotations: a file of
+    several splits may name images of another one that has the same file names in another folder.
+    """
+    numbers_of: dict[int, list[int]] = {}  # positions of entries by those of images
+    for number, matches in matches_of.items():
+        if len(matches) == 1 and matches[0] not in taken:
+            numbers_of.setdefault(matches[0], []).append(number)
+    entry_of = {}
+    for image, numbers in numbers_of.items():
+        rivals = [entries[number] for number in numbers]
+        best = rivals[0]
+        if len(rivals) > 1:
+            best = max(rivals, key=lambda entry: (names.agreement(entry.file_name, image), entry.num_labeled > 0))
+        entry_of[image] = best
+    return entry_of
+
+
+def _is_of_no_split(left: _Left, of_no_split: ImageNames) -> bool:
+    """Returns whether an entry belongs to an image of no split. If an image of the split has its file name, too, only
+    the folder can show that the other one is meant."""
+    matches = of_no_split.find(left.entry.file_name)
+    if left.has_name:
+        return any(of_no_split.agreement(left.entry.file_name, image) for image in matches)
+    return bool(matches)
 
 
 def _reason(

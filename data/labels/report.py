@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,39 @@ _NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
 
 
 @dataclass(frozen=True, slots=True)
+class FindingTable:
+    """Holds what the N findings of a report say, in columns: file names may have any character, so that a line of text
+    could not be split again."""
+
+    where: FlatStrings  # (N,) paths relative to the data set's folder
+    kind: FlatStrings  # (N,)
+    text: FlatStrings  # (N,)
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> FindingTable:
+        findings = list(findings)
+        return cls(
+            where=FlatStrings.of(finding.where for finding in findings),
+            kind=FlatStrings.of(finding.kind for finding in findings),
+            text=FlatStrings.of(finding.text for finding in findings),
+        )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, i: int) -> Finding:
+        return Finding(self.where[i], self.kind[i], self.text[i])
+
+    def __iter__(self) -> Iterator[Finding]:
+        return (self[i] for i in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class ScanReport:
-    """Holds totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and lines of text."""
+    """Holds totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and the findings."""
 
     totals: dict[str, int]
-    lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
+    findings: FindingTable
     ledger: Ledger = NOTHING  # covers the whole split, whatever a view uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
     notes: tuple[str, ...] = ()  # what else a user should know
@@ -31,7 +59,12 @@ class ScanReport:
         """Returns the report of all ``findings``, without the numbers of images and boxes."""
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
-        return cls(totals, FlatStrings.of(map(str, findings)), ledger, advice, tuple(notes))
+        return cls(totals, FindingTable.of(findings), ledger, advice, tuple(notes))
+
+    @property
+    def lines(self) -> list[str]:
+        """The findings as lines: "file:line: kind: what"."""
+        return list(map(str, self.findings))
 
     @property
     def problems(self) -> int:
@@ -59,4 +92,4 @@ class ScanReport:
 
     def write(self, path: str | Path) -> None:
         """Writes the summary and all lines to a text file."""
-        write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines))))
+        write_whole(path, "".join(f"{line}\n" for line in (self.summary(), *map(one_line, map(str, self.findings)))))

@@ -6,7 +6,8 @@
       - {name: RandomCrop, height: 300, width: 300, p: 0.2}
 
 Transforms are given by name with their arguments; they may be pixel-level or box-aware. The pipeline runs in the
-workers, after the plan of `data.augment` has been rendered. albumentations (MIT) is imported only if the list is not
+workers, after the plan of `data.augment` has been rendered, and a result of another size is letterboxed: so it is here,
+with the other code for pixels, and not in `data.augment`. albumentations (MIT) is imported only if the list is not
 empty.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import inspect
 import random
 import warnings
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -45,14 +47,17 @@ class UserTransforms:
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
         """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized.
 
-        A result of another size is letterboxed to the original size. Raises UserError if a transform fails.
+        A result of another size is letterboxed to the original size. Of an ignore region (class below 0), every visible
+        piece is kept. Raises UserError if a transform fails.
         """
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
         self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+        rows = np.arange(len(boxes))
+        marked_rows = np.where(labels[:, 0] < 0, ~rows, rows)  # see `_label_rows`
         try:
-            result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
+            result = self._compose(image=image, bboxes=boxes, rows=marked_rows)
         except Exception as error:  # the user's transforms may raise any error
             unusual = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
             raise UserError(f"hyper-parameter albumentations: {unusual}{_one_line(error)}") from error
@@ -64,7 +69,7 @@ class UserTransforms:
             )
         # Without a box, a transform that does not support boxes leaves results of shape (0,).
         boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
-        rows = np.asarray(result["rows"], np.int64).reshape(-1)
+        rows = _label_rows(np.asarray(result["rows"]).reshape(-1))
         if changed.shape[:2] != (height, width):
             fit = fit_letterbox(changed.shape[:2], (height, width))
             gain_x, gain_y = fit.width / changed.shape[1], fit.height / changed.shape[0]
@@ -90,7 +95,36 @@ def _build(entries: list[dict]) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # raised if no transform moves boxes
-        return package.Compose(transforms, bbox_params=bbox_params)
+        compose = package.Compose(transforms, bbox_params=bbox_params)
+    processor = compose.processors["bboxes"]  # all transforms share it
+    processor.filter = partial(_filter_boxes, processor)
+    return compose
+
+
+def _filter_boxes(processor: Any, boxes: np.ndarray, shape: dict[str, int]) -> np.ndarray:
+    """Clips boxes and drops those below the pipeline's limits, but keeps every visible piece of an ignore region, as
+    `data.augment.transforms.transform_labels` does: without it, its objects would be background.
+
+    ``boxes``: (n, 5) of x1, y1, x2, y2, normalized, and the row of the label, which is negative for an ignore region.
+    """
+    unchanged = type(processor).filter  # that of albumentations
+    if not len(boxes):
+        return unchanged(processor, boxes, shape)
+    is_region = boxes[:, 4] < 0
+    if not is_region.any():
+        return unchanged(processor, boxes, shape)
+    objects = unchanged(processor, boxes[~is_region], shape).reshape(-1, boxes.shape[1])
+    regions = boxes[is_region]
+    regions[:, :4] = regions[:, :4].clip(0, 1)
+    is_visible = (regions[:, 2] > regions[:, 0]) & (regions[:, 3] > regions[:, 1])
+    kept = np.concatenate([objects, regions[is_visible]])
+    return kept[np.argsort(_label_rows(kept[:, 4]), kind="stable")]
+
+
+def _label_rows(marked_rows: np.ndarray) -> np.ndarray:
+    """Returns the rows of labels, of which those of ignore regions are marked by ``~row``."""
+    rows = marked_rows.astype(np.int64)
+    return np.where(rows < 0, ~rows, rows)
 
 
 def _make(package: ModuleType, entry: Any) -> Any:

@@ -235,7 +235,9 @@ def _begins_like_labels(path: str, is_labels: Callable[[bytes], bool]) -> bool:
 def what_exists(path: Path) -> str:
     """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
     ""."""
-    parent = next(folder for folder in path.parents if folder.is_dir())
+    parent = next((folder for folder in path.parents if folder.is_dir()), None)
+    if parent is None:  # the working folder has been deleted, or a drive has been removed
+        return ""
     missing = path.relative_to(parent).parts[0]
     is_last = parent == path.parent
     suffix = path.suffix if is_last else ""

@@ -16,8 +16,9 @@ from data.labels.image_names import loose
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, OtherImages
 from data.source.dataset_spec import DatasetSpec, SplitSource
 from data.source.image_list import MAX_LIST_BYTES, is_image
-from data.source.label_files import LabelSearch
+from data.source.label_files import FoundLabels, LabelSearch
 from data.source.split_images import SplitImages, find_images, images_as_far_as_listed, images_beside, other_images
+from data.source.unused_labels import UnusedLabels
 from data.source.walk import Folders, stamp_of, walk
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
@@ -92,7 +93,7 @@ def _list_files_per_image(
 ) -> Listing:
     """Lists a split in a format with one label file per image. Raises UserError if none of these can be read."""
     all_images = split_images.sorted()
-    found_labels = _label_search(all_images, files, spec, split, folders).run()
+    found_labels = _find_label_files(all_images, files, spec, split, folders)
     findings = split_images.findings + found_labels.findings
     kept = _without_equal_views(all_images, found_labels.files, split_images.views, spec.root)
     files_of_kept = [(all_images[i], found_labels.files[i]) for i in kept]
@@ -153,24 +154,31 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _label_search(
+def _find_label_files(
     images: list[ImageFile], files: FilesPerImage, spec: DatasetSpec, split: str, folders: Folders
-) -> LabelSearch:
+) -> FoundLabels:
+    """Finds the label files of a split. Images to which a label file of another name may belong are left out."""
     source = spec.split(split)
-    return LabelSearch(
-        images,
-        files,
-        root=spec.root,
+    search = LabelSearch(images, files, source.annotations, folders)
+    if split in spec.originals:  # whose findings say which label files are unused
+        return search.run_on_copy(spec.originals[split].taken)
+    found = search.run()
+    unused = UnusedLabels(
+        found,
+        label_format=files,
         annotations=source.annotations,
         folders=folders,
         entries=[str(entry) for entry in source.images if entry.is_dir()],
         others=_OtherSplits(spec, split, {image.name for image in images}),
-        taken=spec.originals[split].taken if split in spec.originals else None,
-    )
+    ).report()
+    found.findings += unused.findings
+    for i in unused.left_out:
+        found.files[i] = None
+    return found
 
 
 class _OtherSplits:
-    """Lists the other splits when asked; implements `data.source.label_files.OtherSplits`."""
+    """Lists the other splits when asked; implements `data.source.unused_labels.OtherSplits`."""
 
     def __init__(self, spec: DatasetSpec, split: str, split_images: Collection[str]) -> None:
         self._spec = spec

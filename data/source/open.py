@@ -31,7 +31,8 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         if source.stage:
             from data.source.staging.stage import stage_dataset
 
-            spec = stage_dataset(replace(source, data=known_by_name(source.data)), ctx)
+            named = replace(source, data=known_by_name(source.data))
+            spec = stage_dataset(named, ctx, lambda: _open_files(source, note))
         elif source.data == DEMO:
             from data.source.demo import ensure_demo
             from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch

@@ -98,7 +98,7 @@ class Folders:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
         self._besides: dict[str, dict[str, os.DirEntry]] = {}
         self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
@@ -151,7 +151,7 @@ class Folders:
     def name_in(self, folder: str) -> str:
         """Returns the prefix, "" or "a/b/", of names of files in ``folder`` relative to the data set's folder."""
         if folder not in self._prefixes:  # slow to compute
-            name = relative_name(folder, self._root)
+            name = relative_name(folder, self.root)
             self._prefixes[folder] = "" if name == "." else f"{name}/"
         return self._prefixes[folder]
 

@@ -165,6 +165,17 @@ class RunStatus:
     device: str | None = None  # its type; None: not known
     seconds: float  # in all its processes
     epoch_batches: Count  # micro-batches of an epoch on each rank
+    images: int | None = None  # of the training split, or its tiles; None: an earlier version, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a run stands, and what is known of its weights there."""
+
+    progress: Progress
+    run: RunStatus
+    metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
+    pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,22 +236,17 @@ class RunDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(RunDescription):
+class Checkpoint(RunDescription, Position):
     """What a checkpoint file stores: the description and the state of a run, which can resume from it.
 
     Tensors are on the CPU after `read`; in a checkpoint that is to be written they are those of the run.
     """
 
-    progress: Progress
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
-    run: RunStatus
-    metrics: dict[str, float] = field(default_factory=dict)
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
-    hooks: dict[str, dict[str, Any]] = field(default_factory=dict)  # states by `Hook.state_key`
-    pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet
     path: Path = Path()
 
     @classmethod
@@ -256,7 +262,9 @@ class Checkpoint(RunDescription):
             )
         names = {item.name for item in fields(cls)} - {"path"}
         values = {key: value for key, value in content.items() if key in names}
-        _move_former_pending_epoch(values)
+        former_pending = _former_pending_epoch(content)
+        if former_pending is not None:
+            values["pending"] = former_pending
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
             if name in values:  # a setting of another version of this program is no damage
                 values[name] = build(settings, values[name], f"{path}: {name}")
@@ -305,17 +313,20 @@ def weights_part(content: dict[str, Any]) -> dict[str, Any]:
 
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
-_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "hooks", "pending", "teacher")
-_FORMER_PENDING_KEYS = ("remote_validation", "RemoteValidation")  # earlier versions stored it as the state of a hook
+FORMER_HOOKS_KEY = "hooks"  # earlier versions stored states of hooks under it
+_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", FORMER_HOOKS_KEY, "pending", "teacher")
+_FORMER_PENDING_KEYS = ("remote_validation", "RemoteValidation")  # of the hook whose state was the pending epoch
 
 
-def _move_former_pending_epoch(values: dict[str, Any]) -> None:
-    """Moves the pending epoch of a file of an earlier version to where it is now."""
-    hooks = values.get("hooks")
+def _former_pending_epoch(content: dict[str, Any]) -> Any:
+    """Returns the pending epoch where earlier versions stored it; None if it is not there."""
+    hooks = content.get(FORMER_HOOKS_KEY)
+    if not isinstance(hooks, dict):
+        return None
     for key in _FORMER_PENDING_KEYS:
-        if isinstance(hooks, dict) and key in hooks:
-            values["hooks"] = {name: state for name, state in hooks.items() if name != key}
-            values["pending"] = hooks[key]
+        if key in hooks:
+            return hooks[key]
+    return None
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

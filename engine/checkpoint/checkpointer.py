@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.checkpoint import (
+    FORMER_HOOKS_KEY,
     Checkpoint,
     PendingEpoch,
+    Position,
     Progress,
     RunDescription,
-    RunStatus,
     TrainState,
     gather_rank_buffers,
     put_means,
@@ -28,16 +32,53 @@ from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
 
-def copied(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
     """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the
     device."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
+        return {key: copy_to_cpu(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [copied(item) for item in value]
+        return [copy_to_cpu(item) for item in value]
     return value
+
+
+class BestFile:
+    """best.pt of the run in ``folder``: which epoch it is of, set aside or restored when the run goes back.
+
+    ``write`` queues content by path.
+    """
+
+    def __init__(self, folder: Path, write: Callable[[dict[Path, Any]], None]) -> None:
+        self.path = folder / "best.pt"
+        self._write = write
+
+    def is_of_best_epoch(self, progress: Progress) -> bool:
+        """Whether the file is of the best epoch that ``progress`` knows."""
+        return _is_of_best_epoch(self.path, progress)
+
+    def restore(self, periodic: Path, progress: Progress) -> bool:
+        """Writes the file from ``periodic``, the epochN.pt of the best epoch. Returns False if that is not there, or of
+        another run."""
+        if not _is_of_best_epoch(periodic, progress):
+            return False
+        self._write({self.path: weights_part(read_checkpoint(periodic))})
+        return True
+
+    def set_aside(self) -> Path | None:
+        """Renames the file to bestN.pt, N being its epoch, or bestN-2.pt and so on if there is one, so that the run
+        does not overwrite it. Returns the new path, or None if there is no such file."""
+        stored = _stored_progress(self.path)
+        if stored is None:
+            return None
+        path = self.path.with_name(f"best{stored['epoch']}.pt")
+        for number in itertools.count(2):
+            if not os.path.lexists(path):
+                break
+            path = self.path.with_name(f"best{stored['epoch']}-{number}.pt")
+        self.path.rename(path)
+        return path
 
 
 class Checkpointer(BackgroundWriter):
@@ -53,58 +94,59 @@ class Checkpointer(BackgroundWriter):
         self.description = description
         self.period = period
         self.last = folder / "last.pt"
-        self.best = folder / "best.pt"
+        self.best = BestFile(folder, write=self.submit)
 
     def set_epochs(self, epochs: int) -> None:
         """Stores another number of epochs."""
         config = replace(self.description.config, epochs=epochs)
         self.description = replace(self.description, config=config)
 
-    def save(
-        self,
-        state: TrainState,
-        progress: Progress,
-        *,
-        run: RunStatus,
-        is_best: bool = False,
-        metrics: dict[str, float] | None = None,
-        hooks: dict[str, dict[str, Any]] | None = None,
-        pending: PendingEpoch | None = None,
-    ) -> None:
-        """Copies the state of the run, to be written in the background: last.pt always, and at the end of an epoch
-        best.pt and epochN.pt if they are due. Raises the error of an earlier write (`check`)."""
+    def save_position(self, state: TrainState, position: Position) -> None:
+        """Saves where the run stands, in last.pt.
+
+        The state is copied, and written in the background. Raises the error of an earlier write (`check`).
+        """
+        content = self._copy_content(state, position)
+        if content is not None:
+            self.submit({self.last: content})
+
+    def save_epoch(self, state: TrainState, position: Position, *, is_best: bool) -> None:
+        """Saves the run at the end of an epoch, like `save_position`, and best.pt and epochN.pt if they are due."""
+        content = self._copy_content(state, position)
+        if content is None:
+            return
+        files: dict[Path, dict[str, Any]] = {}
+        # last.pt comes last: a run that resumes from an older one writes the others again.
+        if is_best:
+            files[self.best.path] = weights_part(content)
+        if self._is_kept(position.progress.epoch):
+            files[self.periodic(position.progress.epoch)] = content
+        files[self.last] = content
+        self.submit(files)
+
+    def _copy_content(self, state: TrainState, position: Position) -> dict[str, Any] | None:
+        """Returns a copy on the CPU of what a checkpoint holds, on rank 0; None on the others. Every rank must call
+        this."""
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         buffers = None
-        if progress.batch > 0 and not progress.buffers_averaged:  # within an epoch
+        if position.progress.batch > 0 and not position.progress.buffers_averaged:  # within an epoch
             buffers = gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
-            return
+            return None
         states = {name: unwrap(module).state_dict() for name, module in models.items()}
         for name, values in (buffers or {}).items():
             put_means(values, models[name], states[name])
         checkpoint = Checkpoint(
             **vars(self.description),
+            **vars(position),
             model=states["model"],
             ema=states["ema"],
-            progress=progress,
             optimizer=state.optimizer.state_dict(),
             scaler=state.scaler.state_dict(),
-            run=run,
-            metrics=metrics or {},
             rank_buffers=buffers,
-            hooks=hooks or {},
-            pending=pending,
         )
-        content = copied(checkpoint.content())
-        files: dict[Path, dict[str, Any]] = {}
-        # last.pt comes last: a run that resumes from an older one writes the others again.
-        if is_best:
-            files[self.best] = weights_part(content)
-        if self.period > 0 and progress.batch == 0 and progress.epoch % self.period == 0:
-            files[self.periodic(progress.epoch)] = content
-        files[self.last] = content
-        self.submit(files)
+        return copy_to_cpu(checkpoint.content())
 
     def save_scored(
         self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
@@ -120,9 +162,9 @@ class Checkpointer(BackgroundWriter):
         scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
         if is_best:
             content = self.description.content() | {"ema": pending.ema} | scores
-            self.submit({self.best: weights_part(content)})
+            self.submit({self.best.path: weights_part(content)})
         epoch = pending.progress.epoch
-        if self.period > 0 and epoch % self.period == 0:
+        if self._is_kept(epoch):
             self.finish()  # so that the file is there
             self._add_scores(self.periodic(epoch), scores)
 
@@ -130,34 +172,17 @@ class Checkpointer(BackgroundWriter):
         """Writes a periodic checkpoint again, unless the user has removed it."""
         if path.is_file():
             content = read_checkpoint(path)
-            content.pop("pending", None)
+            for key in ("pending", FORMER_HOOKS_KEY):
+                content.pop(key, None)
             self.submit({path: content | scores})
 
     def periodic(self, epoch: int) -> Path:
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""
         return self.folder / f"epoch{epoch}.pt"
 
-    def has_best(self, progress: Progress) -> bool:
-        """Whether best.pt is of the best epoch that ``progress`` knows."""
-        return _is_of_best_epoch(self.best, progress)
-
-    def restore_best(self, progress: Progress) -> bool:
-        """Writes best.pt from the epochN.pt of the best epoch. Returns False if there is none."""
-        periodic = self.periodic(progress.best_epoch)
-        if not _is_of_best_epoch(periodic, progress):
-            return False
-        self.submit({self.best: weights_part(read_checkpoint(periodic))})
-        return True
-
-    def set_best_aside(self) -> Path | None:
-        """Renames best.pt to bestN.pt, N being its epoch, so that the run does not overwrite it. Returns the new path,
-        or None if there is no best.pt."""
-        stored = _stored_progress(self.best)
-        if stored is None:
-            return None
-        path = self.folder / f"best{stored['epoch']}.pt"
-        self.best.replace(path)
-        return path
+    def _is_kept(self, epoch: int) -> bool:
+        """Whether ``epoch`` has an epochN.pt."""
+        return self.period > 0 and epoch % self.period == 0
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]

@@ -93,7 +93,11 @@ class CheckedSplit:
 
     name: str
     index: DatasetIndex
-    parts: tuple[Scan, ...] = ()  # the joined data sets, in the order of the images; empty: unknown
+    parts: tuple[Scan, ...] = ()  # the joined data sets, with the same images in this order; empty: unknown
+
+    def __post_init__(self) -> None:
+        count = sum(len(part.index) for part in self.parts)
+        assert not self.parts or count == len(self.index), f"parts of {count} images, a split of {len(self.index)}"
 
     def box(self, row: int) -> LabelBox:
         """Returns box ``row`` of the split."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Training(Protocol):
     steps: StepPlan
     schedule: Schedule
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-    images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
+    step_samples: int  # of the newest step over all ranks; an image of ``--quad`` is made of four
     data_wait_s: float  # how long the newest step waited for them
 
     @property
@@ -63,25 +63,24 @@ class Training(Protocol):
     def call(self, point: str, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
-    def save(self, epoch: Epoch | None = None) -> None: ...
     def read(self, *, leave: int) -> StepFlags: ...
 
 
 class Hook:
     """Base class, which does nothing.
 
-    Every rank has the same hooks in the same order, and calls the same methods. All ranks must return the same action;
-    None continues. A single rank requests an action (`RunControl.request`), which all take after the next step or
-    epoch.
+    Most hooks are on every rank, in the same order, and their methods are called alike: all ranks must return the same
+    action; None continues. Rank 0 has others besides, which write files (`build_hooks`): these return no action and
+    call no collective, as no other rank would take part. A single rank requests an action (`RunControl.request`), which
+    all take after the next step or epoch.
+
+    What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
 
     The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
     `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. For an epoch that other
     processes validate (`Epoch.pending`), those from `score` to `report` follow after `validate_pending`, when the steps
     of the next epoch are done.
     """
-
-    # Name of `state_dict` in checkpoints; a hook that has a state needs one. It does not follow the name of the class.
-    state_key: ClassVar[str] = ""
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
     decides_next_epoch = False
@@ -133,16 +132,11 @@ class Hook:
     def finish(self, trainer: Training) -> Action | None:
         """Called when all files are written. Not called after a signal or an error."""
 
-    def saved(self) -> None:
+    def after_save(self) -> None:
         """Called after each save."""
 
     def close(self) -> None:
         """Called at the end, however the training has ended."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what checkpoints store as `state_key`; empty: nothing. A run that continues has it in
-        ``run.start.checkpoint.hooks``."""
-        return {}
 
 
 HookT = TypeVar("HookT", bound=Hook)
@@ -153,18 +147,17 @@ class Hooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        _check_state_keys(self._hooks)
         self.decide_next_epoch = any(hook.decides_next_epoch for hook in hooks)
 
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
 
     def call(self, point: str, trainer: Training, *args: Any) -> Action:
-        """Calls a method of all hooks, up to one that stops the run. Returns the greatest action."""
+        """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, joined."""
         action = Action.CONTINUE
         for hook in self._hooks:
-            action = max(action, getattr(hook, point)(trainer, *args) or Action.CONTINUE)
-            if action is Action.STOP:
+            action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE
+            if action.interrupts:
                 break
         return action
 
@@ -175,29 +168,11 @@ class Hooks:
                 return hook
         raise LookupError(f"this run has no hook {kind.__name__}; it has {', '.join(map(_class_name, self._hooks))}")
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns the states of the hooks that have one, by `Hook.state_key`."""
-        states = {hook.state_key: hook.state_dict() for hook in self._hooks if hook.state_key}
-        return {key: state for key, state in states.items() if state}
-
-    def saved(self) -> None:
+    def after_save(self) -> None:
         """Tells all hooks that the run has been saved."""
         for hook in self._hooks:
-            hook.saved()
+            hook.after_save()
 
 
 def _class_name(hook: Hook) -> str:
     return type(hook).__name__
-
-
-def _check_state_keys(hooks: Sequence[Hook]) -> None:
-    """Raises TypeError if the state of a hook would not be saved: it has no key, or that of another hook."""
-    owners: dict[str, Hook] = {}
-    for hook in hooks:
-        if hook.state_key in owners:
-            names = f"{_class_name(owners[hook.state_key])} and {_class_name(hook)}"
-            raise TypeError(f"{names} have the same state_key {hook.state_key!r}")
-        if hook.state_key:
-            owners[hook.state_key] = hook
-        elif type(hook).state_dict is not Hook.state_dict:
-            raise TypeError(f"{_class_name(hook)} has a state_dict but no state_key, under which checkpoints store it")

@@ -72,11 +72,10 @@ class Plots(Hook):
     def report(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
+        validation = None
         if epoch.result is not None and evaluator.detections is not None and evaluator.shown is not None:
-            self._page.set_validation(
-                ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
-            )
-        self._drawing.after_epoch(epoch.number, epoch.result)
+            validation = ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
+        self._drawing.after_epoch(validation)
 
     def after_training(self, trainer: Training) -> None:
         self._drawing.finish()
@@ -93,9 +92,12 @@ class Plots(Hook):
                 write_image(self._folder / f"train_batch{number}.jpg", sheet)
                 self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
 
-    def _draw(self, epoch: int, result: EvalResult | None) -> None:
+    def _draw(self, validation: ScoredValidation | None) -> None:
         """Draws the report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
-        if result is not None:
+        if validation is not None:
+            self._page.set_validation(validation)
+            result = validation.result
+            epoch = validation.epoch
             self._tensorboard.write(add_pr_curves, result, self._names, epoch)
             sheet = draw_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
             if sheet is not None:
@@ -105,25 +107,32 @@ class Plots(Hook):
 
 
 class TimeBudget:
-    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later."""
+    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later. It
+    gets the newest validation that it has not had."""
 
-    def __init__(self, work: Callable[[int, EvalResult | None], None], share: float) -> None:
+    def __init__(self, work: Callable[[ScoredValidation | None], None], share: float) -> None:
         self._work = work
         self._share = share
         self._done_at = time.monotonic()
         self._cost_s = 0.0
-        self._pending: tuple[int, EvalResult | None] | None = None
+        self._is_due = False
+        self._validation: ScoredValidation | None = None
 
-    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
-        self._pending = (epoch, result)
+    def after_epoch(self, validation: ScoredValidation | None) -> None:
+        """Takes the validation of an epoch; None if it was not validated."""
+        self._is_due = True
+        if validation is not None:
+            self._validation = validation
         if time.monotonic() - self._done_at >= self._cost_s / self._share:
             self.finish()
 
     def finish(self) -> None:
-        if self._pending is not None:
+        """Does the work that is left."""
+        if self._is_due:
             started = time.monotonic()
-            self._work(*self._pending)
-            self._pending = None
+            self._work(self._validation)
+            self._is_due = False
+            self._validation = None
             self._done_at = time.monotonic()
             self._cost_s = self._done_at - started
 

@@ -213,7 +213,7 @@ class Summary(Hook):
                 self._fitness,
                 progress.best_fitness,
                 progress.best_epoch,
-                checkpointer.best,
+                checkpointer.best.path,
             )
 
 
@@ -268,7 +268,7 @@ class TensorBoard(Hook):
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self.write(lambda writer: writer.flush())
 
-    def finish(self, trainer: Training) -> None:
+    def close(self) -> None:
         self.write(lambda writer: writer.close())
 
     def write(self, add: Callable[..., None], *arguments: object) -> None:

@@ -54,7 +54,7 @@ class Checkpoints(Hook):
         is_due = trainer.ctx.is_main and 0 < min_age_s <= self._age_s()
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
 
-    def saved(self) -> None:
+    def after_save(self) -> None:
         self._saved_at = time.monotonic()
         self._is_requested = False
 

@@ -23,23 +23,29 @@ STOP_KEY = "stop"  # in the run's store: a rank got a signal to stop while valid
 POLL_EVERY_S = 1.0
 
 
-class Action(enum.IntEnum):
-    """What all ranks do next. Of several, the greatest counts."""
+class Action(enum.Flag):
+    """What all ranks do next. Actions of several hooks are joined with ``|``: none is lost."""
 
     CONTINUE = 0
-    SAVE = 1
-    END = 2  # take no more steps: the run is done
-    STOP = 3  # save and take no more steps: a resumed run continues
+    SAVE = enum.auto()  # at once
+    END = enum.auto()  # take no more steps
+    INTERRUPT = enum.auto()  # leave the end of an epoch to a resumed run
+    STOP = SAVE | END | INTERRUPT  # by a signal or a request: a resumed run continues here
 
     @property
     def saves(self) -> bool:
         """Whether the run is saved at once."""
-        return self in (Action.SAVE, Action.STOP)
+        return Action.SAVE in self
 
     @property
     def ends_run(self) -> bool:
         """Whether this process takes no more steps."""
-        return self in (Action.END, Action.STOP)
+        return Action.END in self
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether nothing else is done at this point, not even what ends an epoch."""
+        return Action.INTERRUPT in self
 
 
 class RunControl:
@@ -109,7 +115,7 @@ class RunControl:
             return self._stop(INTERRUPTED)
         if flags.stop:  # by a signal to any rank, or else by a request
             return self._stop(max_over_ranks(self._ctx, REQUEUE if self._signals.stop else 0))
-        return max(action, Action.SAVE)
+        return action | Action.SAVE
 
     def agree(self) -> Action:
         """Returns `Action.STOP` if any rank has requested it. Called at the start and after an epoch."""

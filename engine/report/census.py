@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -107,7 +108,7 @@ def census_content(
             "Boxes and images of each class",
         ),
         scans=[
-            (c.split, i.report, [i.report.lines[n] for n in range(min(len(i.report.lines), MAX_SCAN_LINES))])
+            (c.split, i.report, list(map(str, itertools.islice(i.report.findings, MAX_SCAN_LINES))))
             for c, i in zip(censuses, indexes)
         ],
     )

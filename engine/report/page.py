@@ -185,7 +185,8 @@ class ReportPage:
         self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_validation(self, validation: ScoredValidation) -> None:
-        """Sets the newest validation. With few objects, epochs are compared on the same draws of the images."""
+        """Sets the newest validation. With few objects, the epochs that are set are compared on the same draws of the
+        images, which takes seconds."""
         self.validation = validation
         index = self._subject.validated
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
+from engine.run.run import ContinuedRun, NewRun, RunPlan, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -34,17 +34,18 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
 
-def claim_folder(ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack) -> TrainingRun:
+def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> TrainingRun:
     """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
 
     Args:
-        settings: final ones, with the batch size and ``lr_mult`` chosen.
+        plan: with final settings: the batch size and ``lr_mult`` are chosen.
         stack: when it is closed, the folder is unlocked, and removed if the run failed before it saved anything.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
     start = plan.start
+    settings = plan.settings
     folder = _make_folder(ctx, settings.config, stack) if isinstance(start, NewRun) else start.folder
     if ctx.is_main:
         is_new = not isinstance(start, ContinuedRun)

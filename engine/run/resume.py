@@ -6,6 +6,7 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
@@ -26,6 +27,17 @@ _PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks", "device")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
+# Settings on which the order of an epoch's images depends.
+_ORDER_SETTINGS = ("seed", "rect", "image_weights", "repeat_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochData:
+    """The training split of a run that continues."""
+
+    batches: int  # in an epoch, on each rank
+    images: int  # or tiles of them
+    fingerprint: str  # of the data set, see `RunDescription.data`
 
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
@@ -176,12 +188,7 @@ def stored_new_lr_mult(checkpoint: Checkpoint) -> float:
 
 
 def restore_run(
-    ctx: DistributedContext,
-    start: RunStart,
-    state: TrainState,
-    config: TrainConfig,
-    epoch_batches: int,
-    fingerprint: str,
+    ctx: DistributedContext, start: RunStart, state: TrainState, config: TrainConfig, data: EpochData
 ) -> Progress:
     """Returns where a run begins. If it continues, puts the state of its checkpoint in place, and frees that: weights,
     averaged weights, optimizer and loss scale. Raises UserError when the state does not fit the run."""
@@ -190,7 +197,7 @@ def restore_run(
     checkpoint = start.checkpoint
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, epoch_batches, fingerprint)
+    progress, messages = resumed_position(checkpoint, config, data)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:
@@ -205,11 +212,11 @@ def keep_best_epoch(ctx: DistributedContext, run: TrainingRun, checkpointer: Che
     from the epochN.pt of the best epoch, or else the next validated epoch is the best. That also holds if other images,
     or another size, are validated from now on. A best.pt that the run will not write again is kept as bestN.pt.
     """
-    if not isinstance(run.start, ContinuedRun) or progress.best_epoch < 0:
+    if not isinstance(run.start, ContinuedRun):
         return
     checkpoint = run.start.checkpoint
     is_known = _recover_best(checkpointer, checkpoint, progress) if ctx.is_main else False
-    if broadcast_object(ctx, is_known):
+    if broadcast_object(ctx, is_known) or progress.best_epoch < 0:
         return
     get_logger().info(
         "resume: there is no best.pt of epoch %d with comparable scores; the next validated epoch is the best so far",
@@ -223,41 +230,41 @@ def _recover_best(checkpointer: Checkpointer, checkpoint: Checkpoint, progress: 
     """Makes best.pt that of the best epoch in ``progress``. Returns False if that is not possible, or if its scores say
     nothing about those that follow."""
     is_comparable = checkpointer.description.validates_like(checkpoint)
-    if is_comparable and checkpointer.has_best(progress):
+    if is_comparable and checkpointer.best.is_of_best_epoch(progress):
         return True
     if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
-        kept = checkpointer.set_best_aside()
+        kept = checkpointer.best.set_aside()
         if kept is not None:
-            get_logger().info("resume: %s is kept as %s", checkpointer.best, kept.name)
-    return is_comparable and checkpointer.restore_best(progress)
+            get_logger().info("resume: %s is kept as %s", checkpointer.best.path, kept.name)
+    return is_comparable and checkpointer.best.restore(checkpointer.periodic(progress.best_epoch), progress)
 
 
-def resumed_position(
-    checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: str
-) -> tuple[Progress, list[str]]:
+def resumed_position(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
     """Returns the position at which a run continues, and a message for each reason why it is not the checkpoint's.
 
     Other batches or steps keep the position among the epoch's images, rounded down to a step, or after its last step;
-    the losses of the epoch are summed from there on. Another number of images begins the epoch anew. The schedule is a
-    function of the step among all steps, so steps are counted again.
+    the losses of the epoch are summed from there on. Another number of images, or another order of them, begins the
+    epoch anew, except that in another order an epoch whose steps are done stays so. The schedule is a function of the
+    step among all steps, so steps are counted again.
     """
+    epoch_batches = data.batches
     steps = step_plan(config, epoch_batches)
     stored = checkpoint.progress
     stored_epoch_batches = checkpoint.run.epoch_batches
     stored_batch_size = checkpoint.config.batch_size
-    is_same_data = checkpoint.fingerprint == fingerprint
+    has_same_images = _has_same_images(checkpoint, config, data)
+    has_same_order = has_same_images and _has_same_order(checkpoint, config, data)
     has_same_batches = stored_epoch_batches == epoch_batches and stored_batch_size == config.batch_size
     has_same_steps = steps.accumulate == step_plan(checkpoint.config, stored_epoch_batches).accumulate
-    keeps_position = is_same_data or has_same_batches
     position = dataclasses.replace(stored)
     messages = []
-    if not is_same_data:
+    if checkpoint.fingerprint != data.fingerprint:
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if keeps_position and stored.has_trained(stored_epoch_batches):
+    if has_same_images and stored.has_trained(stored_epoch_batches):
         position.batch = epoch_batches
-    elif stored.batch and not (has_same_batches and has_same_steps):
+    elif stored.batch and not (has_same_order and has_same_batches and has_same_steps):
         position.begin_epoch()
-        if keeps_position:
+        if has_same_order:
             batches = min(stored.batch * stored_batch_size // config.batch_size, epoch_batches)
             position.batch = batches - batches % steps.accumulate
         messages.append(f"resume: {_described_start(position, epoch_batches)}")
@@ -268,6 +275,26 @@ def resumed_position(
         epochs = counted(config.epochs, "epoch")
         messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
     return position, messages
+
+
+def _has_same_images(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
+    """Whether an epoch has as many images as in the run so far, if not the same ones."""
+    if checkpoint.fingerprint == data.fingerprint:
+        return True
+    if checkpoint.run.images is None:  # an earlier version: the number of batches says it as nearly as anything
+        return checkpoint.run.epoch_batches == data.batches and checkpoint.config.batch_size == config.batch_size
+    return checkpoint.run.images == data.images
+
+
+def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
+    """Whether an epoch with as many images takes them in the same order as in the run so far (`EpochOrder`)."""
+    names = list(_ORDER_SETTINGS)
+    if config.rect:
+        names += ["imgsz", "batch_size"]  # images of similar shapes form batches
+    if any(getattr(checkpoint.config, name) != getattr(config, name) for name in names):
+        return False
+    depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or checkpoint.tile > 0
+    return checkpoint.fingerprint == data.fingerprint or not depends_on_content
 
 
 def _described_start(position: Progress, epoch_batches: int) -> str:

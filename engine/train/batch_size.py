@@ -189,7 +189,9 @@ def prepare_step(
         RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
-        steps=StepPlan(accumulate, per_epoch=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),  # cuDNN searches as in a long run
+        # Enough for cuDNN to search as in a long run. --optimizer auto is then Muon, which needs no less memory than
+        # SGD: the steps of the run are not known before its images are.
+        steps=StepPlan(accumulate, per_epoch=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),
         batch=FullBatch(images_here),
     )
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.

@@ -37,7 +37,7 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.resume import check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
+from engine.run.resume import EpochData, check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
 from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
@@ -94,43 +94,46 @@ def build_training(
     """
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
-    settings = plan.settings
-    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))
+    stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.settings.config)))  # of the newest plan
     check_same_plan(ctx, plan)
-    check_settings(ctx, settings)
-    optional_hooks = build_optional_hooks(ctx, settings.config)  # they may refuse settings, too
-    prepare_process(ctx, settings, plan.startup_messages)
+    check_settings(ctx, plan.settings)
+    optional_hooks = build_optional_hooks(ctx, plan.settings.config)  # they may refuse settings, too
+    prepare_process(ctx, plan.settings, plan.startup_messages)
 
     # Data, model and loaders, with the settings that follow from them.
     data = open_run_data(ctx, plan)
     starting_model = build_run_model(ctx, plan, data)
     model = starting_model.model
-    settings = choose_batch_size(ctx, settings, data, model)
-    stack.enter_context(explained(advice_on_memory(ctx, settings.config)))  # with the size that was found
-    warn_of_unused_settings(ctx, settings, data, model)
-    loaders = build_loaders(ctx, settings, data, model)
-    steps = step_plan(settings.config, len(loaders.train))
-    fit_anchors(plan, settings, model, loaders.train.index)
-    settings = choose_rate_of_loaded_weights(ctx, settings, loaders, model, steps)
+    plan = choose_batch_size(ctx, plan, data, model)
+    warn_of_unused_settings(ctx, plan.settings, data, model)
+    loaders = build_loaders(ctx, plan.settings, data, model)
+    steps = step_plan(plan.settings.config, len(loaders.train))
+    fit_anchors(plan, model, loaders.train.index)
+    plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
+    settings = plan.settings  # all are chosen
     try_export(ctx, settings.config, model)
 
     # The step, in the state of the checkpoint if there is one.
     criterion = build_criterion(ctx, settings, model, data.teacher, loaders.train.index)
     warn_of_short_run(ctx, settings.config, steps)
-    loaded = loaded_parameters(plan, settings, starting_model, steps)
+    loaded = loaded_parameters(plan, starting_model, steps)
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
-    log_steps(plan, settings, step, steps)
+    log_steps(plan, step, steps)
     identity = data_identity(ctx, loaders)
-    progress = restore_run(ctx, plan.start, step, settings.config, len(loaders.train), identity["fingerprint"])
+    epoch_data = EpochData(
+        batches=len(loaders.train), images=len(loaders.train.samples), fingerprint=identity["fingerprint"]
+    )
+    progress = restore_run(ctx, plan.start, step, settings.config, epoch_data)
 
     # The folder, the first thing that is written, and what writes into it.
-    run = claim_folder(ctx, plan, settings, stack)
+    run = claim_folder(ctx, plan, stack)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     keep_best_epoch(ctx, run, checkpointer, progress)
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
+    log_start(settings.config)
     return Trainer(
         run=run,
         step=step,
@@ -238,15 +241,16 @@ def rebuild_run_model(
     return StartingModel(model, pretrained, checkpoint.origin)
 
 
-def choose_batch_size(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> RunSettings:
-    """Returns the settings with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
+def choose_batch_size(ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector) -> RunPlan:
+    """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
+    settings = plan.settings
     if settings.config.batch_size != FIND_BATCH_SIZE:
-        return settings
+        return plan
     criterion = build_criterion(ctx, settings, model, data.teacher)
     batch_size = batch_that_fits(ctx, settings, model, criterion, pixels=data.spec.pixels)
     settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
     check_settings(ctx, settings)
-    return settings
+    return replace(plan, settings=settings)
 
 
 def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> None:
@@ -272,28 +276,30 @@ def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData,
     return Loaders(train, val)
 
 
-def fit_anchors(plan: RunPlan, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     """Checks the anchors of the model, if it has any, against the training boxes, and fits new ones. A run that
     continues has those of its checkpoint."""
     if model.head.anchors is None or isinstance(plan.start, ContinuedRun):
         return
-    config = settings.config
+    config = plan.settings.config
     sides = train.sides_at(config.imgsz)
     refit = not config.noautoanchor
-    message = check_anchors(sides, model.head, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
+    message = check_anchors(sides, model.head, anchor_t=plan.settings.hyp.anchor_t, refit=refit, seed=config.seed)
     get_logger().info("%s", message)
 
 
 def choose_rate_of_loaded_weights(
-    ctx: DistributedContext, settings: RunSettings, loaders: Loaders, model: Detector, steps: StepPlan
-) -> RunSettings:
-    """Returns the settings with ``lr_mult``, which a run that continues and a recipe may have already."""
+    ctx: DistributedContext, plan: RunPlan, loaders: Loaders, model: Detector, steps: StepPlan
+) -> RunPlan:
+    """Returns the plan with ``lr_mult``, which a run that continues and a recipe may have already."""
+    settings = plan.settings
     if settings.hyp.lr_mult is not None:
-        return settings
+        return plan
     lr_mult = 1.0
     if settings.config.weights:
         lr_mult = choose_lr_mult(ctx, settings.config, loaders.train.samples, model, steps.total)
-    return replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+    settings = replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+    return replace(plan, settings=settings)
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
@@ -336,18 +342,16 @@ def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepP
         warn_of_few_steps(steps, from_weights=bool(config.weights))
 
 
-def loaded_parameters(
-    plan: RunPlan, settings: RunSettings, starting_model: StartingModel, steps: StepPlan
-) -> LoadedParameters:
+def loaded_parameters(plan: RunPlan, starting_model: StartingModel, steps: StepPlan) -> LoadedParameters:
     """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
     the run began."""
-    hyp = settings.hyp
+    hyp = plan.settings.hyp
     if hyp.lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
     if isinstance(plan.start, ContinuedRun):
         new_lr_mult = stored_new_lr_mult(plan.start.checkpoint)
     else:
-        new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
+        new_lr_mult = new_layers_lr_mult(math.inf if plan.settings.config.time else steps.total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=hyp.lr_mult, new_lr_mult=new_lr_mult)
 
 
@@ -357,12 +361,12 @@ def full_batch(train: InfiniteDataLoader) -> FullBatch:
     return FullBatch(train.global_images(0), has_regions)
 
 
-def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
+def log_steps(plan: RunPlan, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
-    config = settings.config
+    config = plan.settings.config
     log = get_logger()
-    optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, config, steps)})"
-    log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
+    optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
+    log.info("%s, learning rate %s", optimizer, _described_rates(plan.settings, step))
     log.info(
         "%s (%s of %d), each of %s of %s at %d px, in %s",
         counted(steps.total, "step"),
@@ -373,11 +377,16 @@ def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
         config.imgsz,
         str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )
+
+
+def log_start(config: TrainConfig) -> None:
+    """Logs that the training starts."""
     compiles = " and compiles the model" if config.compile else ""
-    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
 
 
-def _reason_for_optimizer(plan: RunPlan, config: TrainConfig, steps: StepPlan) -> str:
+def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
+    config = plan.settings.config
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"

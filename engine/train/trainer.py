@@ -10,7 +10,7 @@ from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import PendingEpoch, Progress, RunStatus
+from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
@@ -47,13 +47,15 @@ class Trainer:
         self.control = control
         self.checkpointer = checkpointer
         self.hooks = Hooks(hooks)
-        self.images = 0  # of the newest step, see `Training`
+        self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._is_over = False  # this process takes no more steps
+        self._has_ended = False  # this process takes no more steps
+        self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
         self._pending: PendingEpoch | None = None  # the newest epoch, while other processes validate it
         self._started = time.monotonic()
         if isinstance(run.start, ContinuedRun):
+            self._newest.metrics = run.start.checkpoint.metrics
             self._pending = run.start.checkpoint.pending
             self._started -= run.start.checkpoint.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
@@ -83,12 +85,12 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call("start")
         self._follow(self.control.agree())
-        if not self._is_over:
+        if not self._has_ended:
             self._complete_last_pending()  # of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
-        while not self._is_over and self.progress.epoch < self.epochs:
+        while not self._has_ended and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
-            if not self._is_over:
+            if not self._has_ended:
                 self._end_epoch()
         self.call("after_steps")
         if not self.control.exit_code:
@@ -103,7 +105,7 @@ class Trainer:
         self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
         self.call("before_epoch")
-        while self.progress.batch < len(self.loader) and not self._is_over:
+        while self.progress.batch < len(self.loader) and not self._has_ended:
             self._train_step(batches)
 
     def _train_step(self, batches: Prefetcher) -> None:
@@ -119,7 +121,7 @@ class Trainer:
         self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
-        self.images = samples
+        self.step_samples = samples
         self.data_wait_s = batches.take_wait()
         flags = self.read(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
@@ -150,16 +152,16 @@ class Trainer:
         """
         self._average_over_ranks()
         epoch = Epoch(self.progress.epoch + 1)
-        if self.call("after_last_step", epoch) is Action.STOP:
+        if self.call("after_last_step", epoch).interrupts:
             return
-        if self._complete_pending() is Action.STOP or self.call("validate", epoch) is Action.STOP:
+        if self._complete_pending().interrupts or self.call("validate", epoch).interrupts:
             return
         self.progress.complete_epoch()
         if epoch.pending is None:
-            self._complete(epoch, save=self.save)
+            self._complete(epoch, save=self.save_epoch)
         else:
             self._pending = epoch.pending
-            self.save()
+            self.save_epoch(epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 
@@ -176,6 +178,7 @@ class Trainer:
         """Completes an epoch whose validation is done, or not due: scores and records it, saves it and reports it."""
         self.call("score", epoch)
         self.call("record", epoch)
+        self._newest = epoch
         save(epoch)
         self.call("report", epoch)
 
@@ -186,15 +189,15 @@ class Trainer:
             return Action.CONTINUE
         epoch = Epoch(pending.progress.epoch, dict(pending.row))
         action = self.call("validate_pending", epoch, pending)
-        if action is not Action.STOP:
+        if not action.interrupts:
             self._pending = None
             self._complete(epoch, save=partial(self._save_scored, pending))
         return action
 
     def _complete_last_pending(self) -> None:
         """Completes the pending epoch and saves the run with its scores, as no other epoch has ended since."""
-        if self._pending is not None and self._complete_pending() is not Action.STOP:
-            self.save()
+        if self._pending is not None and not self._complete_pending().interrupts:
+            self.save_position()
 
     def call(self, point: str, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
@@ -203,31 +206,36 @@ class Trainer:
     def _follow(self, action: Action) -> Action:
         """Saves the run or ends it, as ``action`` says."""
         if action.saves:
-            self.save()
-        self._is_over |= action.ends_run
+            self.save_position()
+        self._has_ended |= action.ends_run
         return action
 
-    def save(self, epoch: Epoch | None = None) -> None:
-        """Saves the state of the run, which is that at the end of ``epoch`` if it is given."""
+    def save_position(self) -> None:
+        """Saves where the run stands: last.pt."""
+        self.checkpointer.save_position(self.step, self._position())
+        self.hooks.after_save()
+
+    def save_epoch(self, epoch: Epoch) -> None:
+        """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
+        self.checkpointer.save_epoch(self.step, self._position(), is_best=epoch.is_best)
+        self.hooks.after_save()
+
+    def _position(self) -> Position:
+        """Returns where the run stands. The scores of the newest epoch belong to it until a step is taken."""
+        progress = self.progress
         status = RunStatus(
             world_size=self.ctx.world_size,
             device=self.ctx.device.type,
             seconds=self.seconds(),
             epoch_batches=len(self.loader),
+            images=len(self.loader.samples),
         )
-        self.checkpointer.save(
-            self.step,
-            self.progress,
-            run=status,
-            is_best=epoch is not None and epoch.is_best,
-            metrics=epoch.metrics if epoch is not None else {},
-            hooks=self.hooks.state_dict(),
-            pending=self._pending,
-        )
-        self.hooks.saved()
+        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
+        metrics = self._newest.metrics if is_at_end_of_epoch else {}
+        return Position(progress=progress, run=status, metrics=metrics, pending=self._pending)
 
     def _save_scored(self, pending: PendingEpoch, epoch: Epoch) -> None:
-        """Saves the scores of an epoch that was pending; the next `save` stores the state of the run."""
+        """Saves the scores of an epoch that was pending; the next save stores the state of the run."""
         self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
 
     def seconds(self) -> float:

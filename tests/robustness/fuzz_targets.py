@@ -43,7 +43,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.results import ResultsCsv
-from engine.run.resume import resumed_config, resumed_hyperparameters, resumed_position
+from engine.run.resume import EpochData, resumed_config, resumed_hyperparameters, resumed_position
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector
@@ -387,7 +387,7 @@ def resume(path: Path) -> None:
     checkpoint, flags = Checkpoint.read(path), TrainConfig()
     config, _ = resumed_config(checkpoint.config, flags, ())
     resumed_hyperparameters(checkpoint.hyp, flags, (), pretrained=False)
-    resumed_position(checkpoint, replace(config, batch_size=4), 1, "")
+    resumed_position(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:

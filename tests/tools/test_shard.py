@@ -123,6 +123,28 @@ def test_joined_sets_may_be_in_shards(source: Path, tmp_path: Path):
     assert all(read_bytes(joined.path(i)) == read_bytes(joined.path(i + half)) for i in range(half))
 
 
+def test_images_that_would_have_one_path_are_refused_with_the_reason(source: Path, tmp_path: Path):
+    other = source.with_name("other.yaml")
+    other.write_text(source.read_text())
+    joined = tmp_path / "joined.yaml"
+    joined.write_text(yaml.safe_dump({"train": [str(source), str(other)]}))
+    with refused(
+        "set/images/train/000.png: is in several of the joined data sets, with labels of its own in each; shards have "
+        "an image once: leave it out of all but one"
+    ):
+        written(joined, tmp_path / "out")
+    inside = tmp_path / "inside" / "set" / "images" / "train"
+    inside.mkdir(parents=True)
+    shutil.copy(source.parent / "images" / "train" / "001.png", inside)
+    values = {"train": ["set/images/train", str(source.parent / "images" / "train")], "names": ["light", "dark"]}
+    (tmp_path / "inside" / "data.yaml").write_text(yaml.safe_dump(values))
+    with refused(
+        "/inside: ../set/images/train/001.png and set/images/train/001.png would both be set/images/train/001.png in "
+        "the shards; rename one"
+    ):
+        written(tmp_path / "inside" / "data.yaml", tmp_path / "out")
+
+
 def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
     data = EditableSet(tmp_path / "set")
     data.image("train/0").write_bytes(b"not an image")

@@ -21,19 +21,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.config.flags import parser_of
+from utils.config.settings import TrainConfig
 from utils.distributed.launch import require_one_process
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.program import write_result
 
-if TYPE_CHECKING:
-    from engine.report.gallery import DrawnDetections
-
 EXIT_WITH_ISSUES = 1
-DEFAULT_IMGSZ = 640
 DEFAULT_MIN_SCORE = 0.3
 
 
@@ -68,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--img-size",
         type=int,
         default=0,
-        help=f"longer image side in training, pixels; default: the checkpoint's, or {DEFAULT_IMGSZ}",
+        help=f"longer image side in training, pixels; default: the checkpoint's, or {TrainConfig.imgsz}",
     )
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
@@ -92,74 +89,24 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Checks the data set. Returns the content of the JSON, and the lines of the summary."""
     from engine.commands.input_files import check_scoring_files
 
-    check_scoring_files(options.weights, options.data, options.split or ())
-    # Modules that need torch are imported only after flags and files are known to be valid.
-    from data.source.dataset_spec import DataSource
-    from data.source.open import open_data
-    from tools.check.duplicates import image_issues
-    from tools.check.issue_kinds import summary_lines
-    from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
-    from tools.check.page import make_out, write_page
-    from utils.config.settings import ValConfig
-    from utils.distributed.context import DistributedContext
-    from utils.machine.resources import available_cores
-    from utils.strings import class_difference, counted
+    check_scoring_files(options.weights, options.data, options.split)
+    # `--help` and the messages about flags and files do not wait for torch.
+    from tools.check.dataset_check import CheckOptions, check_dataset
 
-    model = None
-    if options.weights:
-        from engine.commands.val import canvases_of, check_size
-        from engine.evaluation.label_errors import trust_lines
-        from engine.inference.model_data import check_channels
-        from engine.inference.predictor import open_weights
-        from tools.check.label_errors import label_issues
-
-        model = open_weights(options.weights, device=options.device, trust=options.trust)
-        validation = ValConfig(weights=options.weights, imgsz=options.imgsz, workers=options.workers)
-        check_size(validation, model)
-    spec = open_data(DataSource(options.data), DistributedContext.single())
-    if model:
-        difference = class_difference(model.names, spec.names)
-        if difference:
-            weights = options.weights
-            raise UserError(f"--weights {weights}: the classes of the model and of the data set differ ({difference})")
-        check_channels(model, spec)
-    splits = tuple(options.split or spec.splits)
-    for split in splits:
-        spec.split(split)
-    if options.out:
-        make_out(spec, options.out)
-    imgsz = canvases_of(validation, model).imgsz if model else options.imgsz or DEFAULT_IMGSZ
-    workers = available_cores() if options.workers < 0 else options.workers
-    scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers)
-    issues = [issue for split in scanned for issue in scan_issues(split)]
-    issues += image_issues(scanned, max(workers, 1))
-    issues += [issue for split in scanned for issue in box_pairs(split)]
-    issues += box_sizes(scanned, imgsz)
-    issues += class_use(scanned)
-    detections: dict[str, DrawnDetections] = {}
-    trust: list[str] = []
-    if model:
-        label_errors, detections, results = label_issues(validation, model, spec, scanned, options.min_score)
-        issues += label_errors
-        epochs = model.info.get("progress", {}).get("epoch", 0)
-        trained = f" (after {counted(epochs, 'epoch')})" if type(epochs) is int and epochs > 0 else ""
-        trust = trust_lines(Path(options.weights).name + trained, results, spec.names, label_errors)
-    lines = trust + (summary_lines(issues) or ["nothing to report"])
-    report = None
-    if not options.noplots:
-        report = write_page(options.out, spec, scanned, issues, detections, trust, imgsz=imgsz, weights=options.weights)
-    if report:
-        lines.append(f"report: {report}")
-    content = {
-        "data": spec.source,
-        "root": str(spec.root),
-        "imgsz": imgsz,
-        "report": str(report) if report else None,
-        "splits": {split.name: dict(split.index.report.totals) for split in scanned},
-        "model": trust,
-        "issues": [issue.content() for issue in issues],
-    }
-    return content, lines
+    return check_dataset(
+        CheckOptions(
+            data=options.data,
+            splits=tuple(options.split),
+            imgsz=options.imgsz,
+            weights=options.weights,
+            trust=options.trust,
+            min_score=options.min_score,
+            device=options.device,
+            workers=options.workers,
+            out=options.out,
+            noplots=options.noplots,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -41,10 +41,12 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Returns the findings of a part of a split; those of shards from the lines of their report."""
+    """Returns the findings of a part of a split; those of shards from their report."""
     if part.source is None:
-        lines = (line.split(": ", 2) for line in part.index.report.lines if line.count(": ") > 1)
-        return [Issue(kind, text, split.name, (), split.relative(part, location)) for location, kind, text in lines]
+        return [
+            Issue(finding.kind, finding.text, split.name, (), split.relative(part, finding.where))
+            for finding in part.index.report.findings
+        ]
 
     issues = []
     for finding in part.findings:

@@ -220,12 +220,15 @@ def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> l
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
     groups = sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes)
     if groups:
-        lines.append(f"{counted(groups, 'box')} around groups (IsGroupOf): regions to ignore")
+        lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if into.skipped:
         lines.append(into.skipped_text())
+    backgrounds = sum(not picked.boxes for images in into.images.values() for picked in images.values())
+    if backgrounds:
+        lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = into.num_images() - sum(map(len, into.images.values()))
     if left_out:
-        lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
+        lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
     return [
         f"{title}: {sizes}",
         *lines,

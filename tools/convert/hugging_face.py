@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.image_io.verify import check_image
-from tools.convert.annotations import AnnotatedBox, Annotations, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations, is_set, number, parse_row
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
 from utils.machine.packages import require_package
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
 MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file; BMP files may be compressed that well
+_CROWDS = ("iscrowd", "is_crowd")
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
 
 
 def read_parquet(file: Path, into: Annotations) -> None:
     """Reads a parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
-    ``category``. The images are written next to the output. Raises UserError for a file that unpacks to far more than
-    its size: a few bytes can stand for gigabytes of zeros, or for one image in a million rows."""
+    ``category``. The images are written next to the output, except those without ``objects``, which nobody has labeled.
+    Raises UserError for a file that unpacks to far more than its size: a few bytes can stand for gigabytes of zeros, or
+    for one image in a million rows."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
     import pyarrow
     from pyarrow import parquet
@@ -47,6 +50,9 @@ def read_parquet(file: Path, into: Annotations) -> None:
                 if allowance < 0:
                     raise _too_large(file)
                 boxes = _boxes(entry["objects"], names, location)
+                if boxes is None:
+                    into.unlabeled_inside += 1
+                    continue
                 path = into.keep(image["bytes"], file, row)
                 into.add(path, boxes, location=location, near=file, size=_size(path, location))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
@@ -66,42 +72,69 @@ def _too_large(file: Path) -> UserError:
 
 
 def read_image_folder(file: Path, into: Annotations) -> None:
-    """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files."""
+    """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files. A
+    row without ``objects`` is of an image that nobody has labeled."""
     for line, row in enumerate(read_text(file, most=1 << 32).split("\n"), 1):
         if not row.strip():
             continue
         location = f"{file}:{line}"
         entry = check(parse_row(row, location), dict, location)
-        into.add(str(entry.get("file_name")), _boxes(entry.get("objects"), {}, location), location=location, near=file)
+        boxes = _boxes(entry.get("objects"), {}, location)
+        path = into.find(str(entry.get("file_name")), location, file)
+        if boxes is not None:
+            into.add(path, boxes, location=location, near=file, is_whole=True)
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox]:
-    """Returns the boxes of an image. ``names``: class names by column, as `_names` returns them."""
+def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:
+    """Returns the boxes of an image; None if it has no ``objects``, not even an empty list: as a background it would
+    teach the model to ignore its objects. ``names``: class names by column, as `_names` returns them."""
     if isinstance(objects, list):
+        if not objects:
+            return []
         rows = [check(item, dict, location) for item in objects]
-        objects = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
-    objects = check(objects or {}, dict, f"{location}: objects")
-    if objects and "bbox" not in objects:
+        objects = {key: [row.get(key) for row in rows] for key in rows[0]}
+    objects = check({} if objects is None else objects, dict, f"{location}: objects")
+    if all(value is None for value in objects.values()):
+        return None
+    if "bbox" not in objects:
         raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
-    bboxes = check(objects.get("bbox") or [], list, f"{location}: bbox")
-    column = next((key for key in _CATEGORIES if key in objects), "category")
-    categories = check(objects.get(column) or [], list, f"{location}: {column}")
-    if len(bboxes) != len(categories):
-        raise UserError(f"{location}: {len(bboxes)} of 'bbox', but {len(categories)} of '{column}'")
+    bboxes = check(objects["bbox"] or [], list, f"{location}: bbox")
+    category_column = next((key for key in _CATEGORIES if key in objects), "category")
+    categories = _column(objects, category_column, len(bboxes), location)
+    crowd_column = next((key for key in _CROWDS if key in objects), "")
+    crowds = _column(objects, crowd_column, len(bboxes), location) if crowd_column else [None] * len(bboxes)
     boxes = []
-    for bbox, category in zip(bboxes, categories):
+    for bbox, category, crowd in zip(bboxes, categories, crowds):
         if not isinstance(bbox, list) or len(bbox) != 4:
             raise UserError(f"{location}: expected a bbox of four numbers, got {str(bbox)[:60]}")
         x, y, w, h = (number(value, location) for value in bbox)
-        boxes.append(AnnotatedBox(_class_name(category, names.get(column, [])), x, y, x + w, y + h))
+        name = _class_name(category, names.get(category_column, []), f"{location}: {category_column}")
+        is_crowd = is_set(crowd, f"{location}: {crowd_column}")
+        boxes.append(AnnotatedBox(name, x, y, x + w, y + h, is_crowd))
     return boxes
 
 
-def _class_name(category: Any, names: list[str]) -> str:
-    """Returns the name of a category, which is a number among ``names`` or a name itself; "" if it is missing."""
-    if isinstance(category, int) and 0 <= category < len(names):
-        return names[category]
-    return "" if category is None else str(category)
+def _column(objects: dict[str, Any], column: str, num_boxes: int, location: str) -> list[Any]:
+    """Returns the values of a column of ``objects``. Raises UserError unless each box has one."""
+    values = check(objects.get(column) or [], list, f"{location}: {column}")
+    if len(values) != num_boxes:
+        raise UserError(f"{location}: {num_boxes} of 'bbox', but {len(values)} of '{column}'")
+    return values
+
+
+def _class_name(category: Any, names: list[str], location: str) -> str:
+    """Returns the name of a category, which is a number among ``names`` or a name itself; "" if it is missing. Raises
+    UserError for a number that is none of them, such as -1, which stands for no class."""
+    if category is None or isinstance(category, str):
+        return category or ""
+    if isinstance(category, float) and category.is_integer():
+        category = int(category)
+    if type(category) is not int:
+        raise UserError(f"{location}: expected the name or the number of a class, got {one_line(str(category))[:60]}")
+    if category < 0 or (names and category >= len(names)):
+        known = f"; there are {counted(len(names), 'class')}, numbered from 0" if names else ""
+        raise UserError(f"{location}: {category} is not the number of a class{known}")
+    return names[category] if names else str(category)
 
 
 def _size(path: Path, location: str) -> tuple[int, int]:

@@ -18,7 +18,17 @@ from xml.etree import ElementTree
 
 from data.image_io.verify import check_image
 from data.labels.coco import load_json
-from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon, files_below, number, parse_row
+from data.labels.image_names import loose
+from tools.convert.annotations import (
+    AnnotatedBox,
+    Annotations,
+    around,
+    around_polygon,
+    files_below,
+    is_set,
+    number,
+    parse_row,
+)
 from tools.convert.hugging_face import read_image_folder, read_parquet
 from utils.errors import UserError, one_line
 from utils.files.encoding import decode_loosely
@@ -26,7 +36,8 @@ from utils.files.safe_io import open_regular, read_regular, read_text
 from utils.files.schema import check
 from utils.files.xml_files import XmlError, parse_xml
 
-KITTI_FIELDS = 15
+KITTI_FIELDS = 15  # a detection has one more, its score
+MAX_FRACTION = 2.0  # boxes may end outside the image, but not by more than its size
 _HEAD = 1 << 16  # bytes that suffice to recognize a format
 _PARQUET = "PAR1"  # first bytes of a parquet file
 
@@ -120,6 +131,7 @@ def _turned(
 
 
 _LABELME_WITHOUT_AREA = ("point", "points", "line", "linestrip")
+_LABELME_IGNORE = "__ignore__"  # the class of regions without a class
 _LABELME_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
 
 
@@ -127,6 +139,9 @@ def read_labelme(file: Path, into: Annotations) -> None:
     """Reads LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes
     of three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
+    image = into.find(str(content.get("imagePath")), str(file), file)
+    if loose(image.stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
+        raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     boxes: list[AnnotatedBox | None] = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         location = f"{file}: shape {position}"
@@ -145,7 +160,8 @@ def read_labelme(file: Path, into: Annotations) -> None:
         else:
             boxes.append(around_polygon(name, points, kind, location))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
-    into.add(str(content.get("imagePath")), boxes, location=str(file), near=file, size=size)
+    into.ignored |= {_LABELME_IGNORE} & {box.name for box in boxes if box is not None}
+    into.add(image, boxes, location=str(file), near=file, size=size, is_whole=True)
 
 
 def read_createml(file: Path, into: Annotations) -> None:
@@ -159,11 +175,12 @@ def read_createml(file: Path, into: Annotations) -> None:
             x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
-        into.add(str(image), boxes, location=location, near=file)
+        into.add(str(image), boxes, location=location, near=file, is_whole=True)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
-    """Reads VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each."""
+    """Reads VoTT: one JSON per export, or per image in a project; a region with several tags is an object of each. An
+    image that nobody has looked at is left out."""
     content = check(load_json(file, "a VoTT JSON"), dict, str(file))
     assets = {file.stem: content} if "asset" in content else check(content.get("assets"), dict, f"{file}: assets")
     for key, item in assets.items():
@@ -173,10 +190,13 @@ def read_vott(file: Path, into: Annotations) -> None:
         for position, region in enumerate(_list(entry, "regions", location)):
             boxes += _vott_boxes(check(region, dict, location), f"{location}: region {position}", into)
         asset = check(entry.get("asset"), dict, location)
+        if not boxes and asset.get("state") == _VOTT_NOT_VISITED:
+            continue
         size = _size(asset["size"], location) if isinstance(asset.get("size"), dict) else None
-        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size)
+        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
 
 
+_VOTT_NOT_VISITED = 0
 _VOTT_WITHOUT_AREA = ("point", "polyline")
 
 
@@ -198,7 +218,7 @@ _LABELBOX_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # keys of objec
 
 def read_labelbox(file: Path, into: Annotations) -> None:
     """Reads Labelbox: a row per image in NDJSON, or in a list; boxes, and the boxes around polygons. Rows without a
-    label are images that nobody has labeled."""
+    label, or with one that was skipped, are of images that nobody has labeled."""
     for location, row in _labelbox_rows(file):
         data, media = (check(row.get(key), dict, f"{location}: {key}") for key in ("data_row", "media_attributes"))
         projects = check(row.get("projects"), dict, f"{location}: projects")
@@ -207,6 +227,7 @@ def read_labelbox(file: Path, into: Annotations) -> None:
             for project in projects.values()
             for label in _list(check(project, dict, location), "labels", location)
         ]
+        labels = [label for label in labels if not _is_skipped(label)]
         if not labels:
             continue
         if len(labels) > 1:
@@ -218,7 +239,13 @@ def read_labelbox(file: Path, into: Annotations) -> None:
         ]
         address = urlsplit(str(data.get("row_data") or "")).path
         image = str(data.get("external_id") or data.get("global_key") or address)
-        into.add(image, boxes, location=location, near=file, size=_size(media, location))
+        into.add(image, boxes, location=location, near=file, size=_size(media, location), is_whole=True)
+
+
+def _is_skipped(label: dict[str, Any]) -> bool:
+    """Returns whether whoever was to label an image has skipped it."""
+    details = label.get("performance_details")
+    return isinstance(details, dict) and details.get("skipped") is True
 
 
 def _labelbox_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -313,8 +340,11 @@ def _read_rows(rows: csv.DictReader, file: Path, into: Annotations) -> None:
             y2 *= height
         elif "width" in columns and "height" in columns:
             size = _size({"width": row[columns["width"]], "height": row[columns["height"]]}, location)
-        crowd = "crowd" in columns and row[columns["crowd"]].strip() == "1"
+        crowd = "crowd" in columns and is_set(row[columns["crowd"]], f"{location}: {columns['crowd']}")
         into.add(image, [AnnotatedBox(name, x1, y1, x2, y2, crowd)], location=location, near=file, size=size)
+    if is_relative and largest > MAX_FRACTION:
+        reason = "with a column ImageID, corners are fractions of the image's size; call it filename if they are pixels"
+        raise UserError(f"{file}: has a corner at {largest:g}; {reason}")
     if not is_relative and 0 < largest <= 1:
         raise UserError(f"{file}: no corner is above 1; fractions of the image's size are read with a column ImageID")
 
@@ -364,12 +394,14 @@ def read_kitti(file: Path, into: Annotations) -> None:
         location = f"{file}:{line}"
         if not fields:
             continue
-        if len(fields) < KITTI_FIELDS:
-            raise UserError(f"{location}: {len(fields)} fields, expected at least {KITTI_FIELDS} of KITTI")
+        if len(fields) not in (KITTI_FIELDS, KITTI_FIELDS + 1):  # those of KITTI's tracks stand elsewhere
+            raise UserError(f"{location}: {len(fields)} fields, expected {KITTI_FIELDS} of KITTI, or one more, a score")
+        for value in fields[1:4]:  # a class with a space would move all fields
+            number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
-    into.ignored |= {"DontCare"} & {box.name for box in boxes}
-    into.add(file.stem, boxes, location=str(file), near=file)
+    into.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    into.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -135,11 +135,18 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     if warning:
         get_logger().warning("%s", warning)
     if spec.classes or spec.class_of:  # writes all classes, among which each training chooses
-        index = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
+        labeled = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
+        index = labeled.take(_positions(labeled, index))
     write_folds(folder, spec, index, group, fold)
     images = counted(len(index), "image")
     groups = counted(group.max() + 1, "group")
     get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
+
+
+def _positions(index: DatasetIndex, part: DatasetIndex) -> np.ndarray:
+    """Returns the positions in ``index`` of the images of ``part``, which has the same or fewer: int64 (n,)."""
+    position_of = {path: position for position, path in enumerate(index.paths)}
+    return np.array([position_of[path] for path in part.paths], np.int64)
 
 
 def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
@@ -176,7 +183,8 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
                 content.setdefault("annotations", {})[split] = f"{stem}.json"
                 write_whole(f"{stem}.json", json.dumps(_coco(index, images)))
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    write_csv(folder / TABLE, [("image", "group", "fold"), *zip(index.paths, group.tolist(), (fold + 1).tolist())])
+    rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
+    write_csv(folder / TABLE, [("image", "group", "fold"), *rows])
 
 
 def data_of(folder: Path, number: int) -> Path:

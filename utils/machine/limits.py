@@ -176,12 +176,15 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
 
 
 @contextlib.contextmanager
-def explained(advice: str) -> Iterator[None]:
-    """Converts errors of the block that are limits of the machine to UserError."""
+def explained(advice: Callable[[], str]) -> Iterator[None]:
+    """Converts errors of the block that are limits of the machine to UserError.
+
+    ``advice``: called when there is one, returns what to change.
+    """
     try:
         yield
     except Exception as error:
-        line = explanation(error, advice)
+        line = explanation(error, advice())
         if line is None:
             raise
         raise UserError(line) from None

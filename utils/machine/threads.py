@@ -131,5 +131,6 @@ class BackgroundWriter:
         try:
             self._write(content, path)
         except BaseException:
-            self._pending.clear()
+            with self._lock:
+                self._pending.clear()
             raise

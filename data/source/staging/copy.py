@@ -30,7 +30,7 @@ from data.labels.findings import REPEATED_IMAGE, Finding
 from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
+from data.source.files import Listing, list_split
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
@@ -56,7 +56,7 @@ class StagePlan:
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
     originals: dict[str, Original]  # by split
     folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
-    absent: frozenset[str]  # missing label files
+    absent: frozenset[str]  # label files in usual places that the original does not have
 
     @property
     def root_in_tree(self) -> Path:
@@ -103,6 +103,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}
+        absent |= _superseded(listing, spec, split)
         source = spec.split(split)
         for entry in (*source.images, *filter(None, [source.annotations])):
             name = relative_name(entry, spec.root)
@@ -120,8 +121,24 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         lists=lists,
         originals=originals,
         folders=tuple(dict.fromkeys(folders)),
-        absent=frozenset(absent),
+        absent=frozenset(absent.difference(names)),
     )
+
+
+def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
+    """Returns the usual names of label files that have unusual ones. The copy may have them from an earlier run, and
+    they would be read instead."""
+    files = listing.label_format.per_image
+    if files is None:
+        return set()
+    names = set()
+    for image in listing.images:
+        if image.name in listing.taken:
+            folder, _, base = image.name.rpartition("/")
+            folder_in_split = image.key.rpartition("/")[0]
+            usual, *_ = files.folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
+            names.add(relative_name(Path(usual) / (os.path.splitext(base)[0] + files.suffix), spec.root))
+    return names
 
 
 class StageCopy:
@@ -170,6 +187,13 @@ class StageCopy:
     def _name(self, name: str) -> str:
         """Returns the name of a file or folder of the plan, relative to the folder of the copy."""
         return os.path.normpath(os.path.join(self._root, name))
+
+    def remove_absent(self) -> None:
+        """Removes the label files that the original no longer has. Comes first: where names in another case are those
+        of the same file, such as ``a.txt`` and the ``a.TXT`` that has replaced it, that one is copied again."""
+        for name in map(self._name, self.plan.absent):
+            with self._opened(os.path.dirname(name)) as folder, contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.basename(name), dir_fd=folder)
 
     def complete_files(self) -> np.ndarray:
         """Returns which files of the plan are complete, bool (F,)."""
@@ -242,11 +266,8 @@ class StageCopy:
             os.close(folder)
 
     def finish(self) -> None:
-        """Removes images and labels that the original no longer has, and writes lists and YAML."""
+        """Removes images that the original no longer has, and writes lists and YAML."""
         self._move_written()
-        for name in map(self._name, self.plan.absent):
-            with self._opened(os.path.dirname(name)) as folder, contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.basename(name), dir_fd=folder)
         self._remove_other_images()
         for name, text in self.plan.lists.items():
             self._write_text(self._name(name), text)

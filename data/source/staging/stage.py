@@ -8,6 +8,7 @@ processes wait for their leader. The next run continues an interrupted copy, and
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +16,6 @@ import numpy as np
 import torch.distributed as dist
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import without_empty
 from data.source.staging.copy import StageCopy, StagePlan, open_copy, plan_stage
 from data.source.staging.file_exchange import exchange_items
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
@@ -28,12 +27,13 @@ from utils.logger import get_logger, progress
 from utils.strings import counted, format_bytes
 
 
-def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Callable[[], DatasetSpec]) -> DatasetSpec:
     """Copies the files of a data set that are missing in its copy in ``source.stage``, and opens the copy.
 
-    Every process of the run must call this. ``source.stage`` is on this node's disk; it may differ between nodes.
-    ``{node_rank}`` in it is replaced by the node's number. The ``source`` of the result is the original YAML. Raises
-    UserError: the data set cannot be read, the disk is too small or cannot be written, or two nodes use one folder.
+    Every process of the run must call this; the first one calls ``open_original``, which opens the data set in its own
+    folder. ``source.stage`` is on this node's disk; it may differ between nodes. ``{node_rank}`` in it is replaced by
+    the node's number. The ``source`` of the result is the original YAML. Raises UserError: the data set cannot be read,
+    the disk is too small or cannot be written, or two nodes use one folder.
     """
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
@@ -49,9 +49,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
                 plans: list[StagePlan | None] = [None]
                 if leaders.local_group_rank == 0:
-                    spec = without_empty(load_dataset_spec(source.data, source.known_root), source.optional)
-                    for note in spec.notes:
-                        get_logger().info("%s", note)
+                    spec = open_original()
                     optional = (split for split in source.optional if split in spec.splits)
                     plans[0] = plan_stage(spec, (*source.splits, *optional))
                 barrier.wait_all()
@@ -73,6 +71,7 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):
+        copy.remove_absent()
         local = copy.complete_files()
         barrier.wait_all()
         packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size

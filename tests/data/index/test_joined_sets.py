@@ -64,6 +64,23 @@ def test_classes_are_merged_by_name_and_others_ignored(root):
     assert both.report.totals["boxes"] == len(a.classes) + len(b.classes)
 
 
+def test_classes_that_a_set_does_not_label_are_counted_as_no_regions(root):
+    (root / "a/labels/train/001.txt").write_text("")
+    index = load(spec_of(root))
+    assert index.crowd.sum() == 8
+    assert (index.report.totals["backgrounds"], index.report.totals["crowd"]) == (1, 0)
+    assert index.report.summary().startswith("8 images, 1 background, ")
+    assert "crowd" not in index.report.summary()
+    # Regions that are labeled count, and their images are no backgrounds.
+    (root / "a" / "data.yaml").write_text("train: images/train\nnames: [light, dark]\nignore: [dark]\n")
+    (root / "a/labels/train/001.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    for i in (0, 2, 3):
+        (root / f"a/labels/train/00{i}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (root / "one.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
+    index = load(load_dataset_spec(root / "one.yaml"))
+    assert (index.report.totals["backgrounds"], index.report.totals["crowd"]) == (0, 1)
+
+
 def test_the_names_may_be_in_another_order_and_classes_chosen(root):
     spec = spec_of(root, names=["glow", "light", "dark", "other"])
     index = load(spec.use_classes(["light", "glow"]), "val")

@@ -170,6 +170,24 @@ def test_spatial_transforms_move_the_boxes():
     assert (image.shape, labels.shape, labels.dtype) == ((80, 100, 3), (0, 5), np.float32)
 
 
+@pytest.mark.parametrize("copied", [False, True])  # as in workers that are spawned
+def test_every_visible_piece_of_an_ignore_region_is_kept(copied):
+    """A crop of 4 % of the image shows that part of a region, of an object nothing."""
+    crops = [{"name": "Crop", "x_min": 10, "y_min": 8, "x_max": 30, "y_max": 24, "p": 1}]
+    sliver = (-1, 0.1005, 0.5, 0.003, 1)  # 0.2 pixels are in the crop
+    labels = [(1, 0.5, 0.5, 1, 1), (-1, 0.5, 0.5, 1, 1), (0, 0.2, 0.2, 0.1, 0.1), sliver, (-2, 0.9, 0.9, 0.1, 0.1)]
+    image = np.full((80, 100, 3), 114, np.uint8)
+    transforms = UserTransforms([{"name": "Blur", "p": 1}, *crops], seed=0)
+    if copied:
+        transforms = pickle.loads(pickle.dumps(transforms))
+    _, kept = transforms(image, np.array(labels, np.float32), SampleKey(0, 0, 0, (80, 100)))
+    kept = kept[np.argsort(-kept[:, 3] * kept[:, 4])]
+    np.testing.assert_allclose(kept[0], (-1, 0.5, 0.5, 1, 1), atol=1e-5)
+    np.testing.assert_allclose(kept[1], (0, 0.5, 0.5, 0.5, 0.5), atol=1e-5)
+    np.testing.assert_allclose(kept[2], (-1, 0.005, 0.5, 0.01, 1), atol=1e-4)
+    assert len(kept) == 3
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data.labels.coco import read_coco
-from data.source.dataset_spec import DataSource
+from data.source.dataset_spec import DataSource, what_exists
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.source.open import open_data
@@ -140,6 +140,12 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
         (tmp_path / path).mkdir(parents=True)
     with refused(f"{entry}: not found (named by .../d.yaml){message}; correct its paths"):
         list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
+
+
+def test_there_is_no_hint_where_no_folder_exists(monkeypatch):
+    """As on some systems after the working folder has been deleted."""
+    monkeypatch.setattr(Path, "is_dir", lambda path: False)
+    assert what_exists(Path("folder/nothing.yaml")) == ""
 
 
 def test_annotations_are_given_per_split_or_for_all(tmp_path):

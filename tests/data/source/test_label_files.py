@@ -22,7 +22,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.staging.stage import stage_dataset
+from data.source.open import open_data
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
@@ -231,7 +231,7 @@ def test_a_staged_copy_has_the_same_labels(folder, tmp_path, make):
     make(folder)
     original = folder.index()
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "images" / "stage"))
-    spec = stage_dataset(place, DistributedContext.single())
+    spec = open_data(place, DistributedContext.single())
     shutil.rmtree(folder.root)
     index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert index.fingerprint == original.fingerprint
@@ -350,7 +350,7 @@ def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(fo
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
     assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
     source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
-    staged = stage_dataset(source, DistributedContext.single())
+    staged = open_data(source, DistributedContext.single())
     assert len(load_index(staged, "train", IndexSettings(progress=False))) == NUM_IMAGES - 1
     folder.label("labels/train/03.txt", "")  # as the message says
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
@@ -487,6 +487,17 @@ def test_splits_of_lists_count_an_unused_label_file_once(folder):
     assert orphans["test"][0].startswith("labels/val/y.txt")
 
 
+def test_a_label_file_above_several_folders_of_a_split_counts_once(folder):
+    folder.images = json.dumps(["images/train", "images/more"])
+    folder.write()
+    folder.image("images/more/m.png")
+    folder.label("labels/more/m.txt")
+    folder.label("labels/x.txt")
+    index = folder.index(max_bad=0.5)
+    assert [line.split(":")[0] for line in index.report.lines] == ["labels/x.txt"]
+    assert index.report.ledger.lost_objects == 1
+
+
 def test_one_json_for_all_splits_has_lost_nothing(folder, lines):
     """An image of the same name in another split does not take another's boxes."""
     content = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
@@ -557,6 +568,18 @@ def test_images_that_share_a_label_file_are_reported(folder, lines, label):
     assert SHARED_LABEL in lines.text
 
 
+def test_a_kind_in_the_name_of_a_lost_file_hides_no_warning(folder, lines):
+    folder.write(but=3)
+    folder.label("labels/train/03.txt")
+    folder.image("images/train/03.jpg")
+    folder.label(f"labels/train/{SHARED_LABEL}.txt")
+    folder.index()
+    (lost,) = [line for line in lines.messages if "can't be used and are left out" in line]
+    assert SHARED_LABEL in lost
+    assert f"train: {SHARED_LABEL}: 1, first labels/train/03.txt" in lines.text
+    assert f"train: {ORPHAN}: 1" not in lines.text, "a loss is named twice"
+
+
 @pytest.mark.parametrize(("image", "is_lost"), [("h.heic", True), ("h.gif", True), ("h.png", False)])
 def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     folder.write()
@@ -571,12 +594,37 @@ def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     assert is_lost or lines == ["images/train/h.png: missing image: a link to nothing"]
 
 
+def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folder):
+    """``a.jpg`` fits both files, which leaves it out; ``A.png`` fits one of them exactly."""
+    folder.write()
+    folder.image("images/train/A.png")
+    folder.image("images/train/a.jpg")
+    folder.label("images/train/A.txt")
+    folder.label("images/train/a.TXT", OTHER_TEXT)
+    index = folder.index(max_bad=0.5)
+    assert len(index) == NUM_IMAGES + 1
+    assert len(index.report.lines) == 1
+    assert index.report.lines[0].startswith("images/train/a.jpg: unusable label file: its labels may be in ")
+
+
 def test_a_label_file_that_is_a_link_to_nothing_is_no_background(folder):
     folder.write(but=3)
     (folder.root / "labels/train/03.txt").symlink_to("gone.txt")
     index = folder.index()
     assert len(index) == NUM_IMAGES - 1
     assert index.report.lines[0].startswith("labels/train/03.txt: unusable label file: a link to nothing")
+
+
+def test_the_own_name_of_an_unused_voc_file_decides_before_the_image_that_it_names(folder):
+    write_voc(folder, "voc/{}.xml")
+    images = [f"images/train/unread{i}.heic" for i in range(NUM_IMAGES)]
+    for i, image in enumerate(images):
+        (folder.root / image).write_bytes(b"x")
+        named = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", "<annotation><filename>00.png</filename>")
+        folder.label(f"voc/unread{i}.xml", named)
+    lines = [line for line in folder.index(max_bad=1.0).report.lines if "unread" in line and ORPHAN in line]
+    assert len(lines) == NUM_IMAGES
+    assert all(f"its image, {image}, is not read" in "".join(lines) for image in images)
 
 
 @pytest.mark.parametrize("count", [2, NUM_IMAGES])
@@ -653,19 +701,19 @@ def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
     original = folder.index(max_bad=1.0)
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
     copy = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert copy.fingerprint == original.fingerprint
     assert copy.report.ledger == original.report.ledger
     assert list(copy.report.lines) == list(original.report.lines)
     spare[1].rename(folder.root / "labels/train/03.TXT")
     again = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert len(again) == len(again.classes) == NUM_IMAGES
     (folder.root / "labels/train/03.TXT").unlink()
     again = load_index(
-        stage_dataset(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
+        open_data(place, DistributedContext.single()), "train", IndexSettings(progress=False, max_bad=1.0)
     )
     assert (len(again), len(again.classes)) == (NUM_IMAGES, NUM_IMAGES - 1)
 

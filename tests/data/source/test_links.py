@@ -23,7 +23,7 @@ from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.staging.stage import stage_dataset
+from data.source.open import open_data
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
@@ -118,7 +118,7 @@ def test_they_are_staged(proj, tmp_path, way):
     source = described(proj, way)
     original = load_index(load_dataset_spec(source), "train", IndexSettings(progress=False))
     place = DataSource(str(source), ("train",), stage=str(tmp_path / "stage"))
-    spec = stage_dataset(place, DistributedContext.single())
+    spec = open_data(place, DistributedContext.single())
     shutil.rmtree(ext(proj))
     index = load_index(spec, "train", IndexSettings(progress=False, cache_dir=str(tmp_path / "other")))
     assert_right(index)
@@ -143,7 +143,7 @@ def test_the_stage_may_not_be_in_the_data_set_behind_a_link(proj, tmp_path):
     source = described(proj, by_folder)
     (tmp_path / "place").symlink_to(ext(proj) / "images" / "train")
     with pytest.raises(Exception, match="is inside the data set"):
-        stage_dataset(DataSource(str(source), ("train",), stage=str(tmp_path / "place")), DistributedContext.single())
+        open_data(DataSource(str(source), ("train",), stage=str(tmp_path / "place")), DistributedContext.single())
 
 
 @pytest.mark.parametrize("labels", ["beside the link", "beside its target"])

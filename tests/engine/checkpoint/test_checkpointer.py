@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, PendingEpoch, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint, PendingEpoch, Position, Progress, RunDescription, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
@@ -50,11 +50,10 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     return SimpleNamespace(model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
 
 
-def save(folder: Path, state: SimpleNamespace, **changes) -> Checkpointer:
+def save(folder: Path, state: SimpleNamespace, *, is_best: bool = True, **changes) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
-    options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
-    options["run"] = STATUS
-    checkpointer.save(state, **{**options, **changes})
+    values = {"progress": Progress(epoch=2, step=9, updates=9), "run": STATUS, "metrics": {"AP": 0.5}} | changes
+    checkpointer.save_epoch(state, Position(**values), is_best=is_best)
     checkpointer.finish()
     return checkpointer
 
@@ -86,11 +85,24 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], content["model"]["0.weight"])
 
 
+def test_a_position_is_saved_in_last_pt_alone(tmp_path):
+    """Also at the end of an epoch that has an epochN.pt: a run that resumes from it must not change it."""
+    checkpointer = save(tmp_path, parts())
+    kept = {name: (tmp_path / name).read_bytes() for name in ("best.pt", "epoch2.pt")}
+    for epoch in (0, 2):
+        progress = Progress(epoch=epoch, step=9, updates=9)
+        checkpointer.save_position(parts(seed=3), Position(progress=progress, run=STATUS, metrics={"AP": 0.25}))
+    checkpointer.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
+    assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
+    assert Checkpoint.read(tmp_path / "last.pt").metrics == {"AP": 0.25}
+
+
 def test_what_is_read_is_what_was_described(tmp_path):
-    save(tmp_path, parts(), hooks={"a": {"b": 1}})
+    save(tmp_path, parts())
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     assert {name: getattr(checkpoint, name) for name in vars(DESCRIPTION)} == vars(DESCRIPTION)
-    assert (checkpoint.run, checkpoint.hooks, checkpoint.fingerprint) == (STATUS, {"a": {"b": 1}}, "x")
+    assert (checkpoint.run, checkpoint.fingerprint) == (STATUS, "x")
     stored = read_checkpoint(tmp_path / "last.pt")
     content = checkpoint.content()
     assert content.keys() == stored.keys() - {"format", "version", "program"}
@@ -143,10 +155,10 @@ def test_a_pending_epoch_is_read_or_refused(tmp_path, changes, message):
 
 
 def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
-    """The states of hooks stay, and nothing fails if the user has removed the file."""
+    """Nothing fails if the user has removed the file."""
     progress = Progress(epoch=2, step=9, updates=9)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
-    checkpointer = save(tmp_path, parts(), is_best=False, metrics={}, hooks={"a": {"b": 1}}, pending=pending)
+    checkpointer = save(tmp_path, parts(), is_best=False, metrics={}, pending=pending)
     newest = Progress(epoch=2, batch=3, step=12, updates=12, best_epoch=2, best_fitness=0.5)
     for is_there in (True, False):
         if not is_there:
@@ -156,7 +168,7 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
         assert (tmp_path / "epoch2.pt").exists() == is_there
         if is_there:
             periodic = Checkpoint.read(tmp_path / "epoch2.pt")
-            assert (periodic.hooks, periodic.pending, periodic.metrics) == ({"a": {"b": 1}}, None, {"AP": 0.5})
+            assert (periodic.pending, periodic.metrics) == (None, {"AP": 0.5})
             assert periodic.progress == Progress(epoch=2, step=9, updates=9, best_epoch=2, best_fitness=0.5)
         best = read_checkpoint(tmp_path / "best.pt")
         assert (best["ema"]["w"].tolist(), best["progress"]["epoch"], best["metrics"]) == ([1, 1], 2, {"AP": 0.5})
@@ -165,9 +177,10 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
 
 @pytest.mark.parametrize("key", ["RemoteValidation", "remote_validation"])
 def test_a_pending_epoch_of_an_earlier_version_is_found(tmp_path, key):
-    save(tmp_path, parts(), hooks={key: PENDING, "other": {"a": 1}})
-    checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    assert (checkpoint.hooks, checkpoint.pending.progress.epoch) == ({"other": {"a": 1}}, 3)
+    save(tmp_path, parts())
+    content = read_checkpoint(tmp_path / "last.pt")
+    write_checkpoint(content | {"hooks": {key: PENDING, "other": {"a": 1}}}, tmp_path / "last.pt")
+    assert Checkpoint.read(tmp_path / "last.pt").pending.progress.epoch == 3
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
@@ -181,7 +194,9 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
 def test_other_ranks_write_nothing(tmp_path):
     ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
     checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
-    checkpointer.save(parts(), Progress(), run=STATUS, is_best=True)
+    position = Position(progress=Progress(), run=STATUS)
+    checkpointer.save_epoch(parts(), position, is_best=True)
+    checkpointer.save_position(parts(), position)
     checkpointer.finish()
     assert not list(tmp_path.iterdir())
 

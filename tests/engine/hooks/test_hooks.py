@@ -58,38 +58,13 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
 
     assert called() == (Action.CONTINUE, "")
     assert called(Action.SAVE, Action.CONTINUE, Action.CONTINUE) == (Action.SAVE, "abc")
-    assert called(Action.END, Action.SAVE, Action.CONTINUE) == (Action.END, "abc")
+    assert called(Action.END, Action.SAVE, Action.CONTINUE) == (Action.END | Action.SAVE, "abc")
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
 
 
 class Counts(Hook):
-    """Has a state."""
-
-    state_key = "counts"
-
     def __init__(self, count: int) -> None:
         self.count = count
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count} if self.count else {}
-
-
-def test_the_state_of_a_hook_is_stored_under_its_key():
-    class Renamed(Counts):
-        pass
-
-    assert Hooks([Hook(), Renamed(2)]).state_dict() == {"counts": {"count": 2}}
-    assert Hooks([Hook(), Renamed(0)]).state_dict() == {}
-
-
-def test_a_state_that_would_not_be_stored_is_an_error_before_the_training():
-    class Keyless(Counts):
-        state_key = ""
-
-    with pytest.raises(TypeError, match="Keyless has a state_dict but no state_key"):
-        Hooks([Keyless(1)])
-    with pytest.raises(TypeError, match="Counts and Counts have the same state_key 'counts'"):
-        Hooks([Counts(1), Counts(2)])
 
 
 def test_a_hook_that_a_run_lacks_is_named():
@@ -105,7 +80,7 @@ def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     now[0] += 61
     assert [hook.after_step(trainer) for _ in range(3)] == [None] * 3
     assert trainer.requested == [Action.SAVE]  # once, until the checkpoint is saved
-    hook.saved()
+    hook.after_save()
     hook.after_step(trainer)
     assert len(trainer.requested) == 1
     now[0] += 61
@@ -124,7 +99,7 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
         now[0] = 100.0 + seconds
         due.append(hook.before_validation(FakeTrainer()) is Action.SAVE)
     assert due == [least_s is not None and seconds >= least_s for seconds in times]
-    hook.saved()
+    hook.after_save()
     assert hook.before_validation(FakeTrainer()) is None
 
 

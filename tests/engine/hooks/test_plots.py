@@ -115,7 +115,8 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
     tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(start=NewRun(), settings=settings)))
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
-    tracker.finish(None)
+    tracker.close()  # also after an error
+    tracker.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
     assert events.Images("mosaic")[0].width == 4
     assert "pr/cat" in events.Tags()["tensors"]
@@ -141,20 +142,23 @@ def test_counts_of_pr_curves_reproduce_precision_and_recall():
 def test_work_after_epochs_takes_its_share_of_the_time():
     done = []
 
-    def work(epoch: int, result: None) -> None:
-        done.append(epoch)
+    def work(validation: int | None) -> None:
+        done.append(validation)
         time.sleep(0.02)
 
     rare, frequent = TimeBudget(work, 1e-4), TimeBudget(work, 1.0)
-    for epoch in (1, 2, 3):
-        rare.after_epoch(epoch, None)
+    for number in (1, 2, 3, None):  # the last epoch is not validated
+        rare.after_epoch(number)
     assert done == [1]  # the others would have to wait for 200 s
     for _ in range(2):
         rare.finish()
     assert done == [1, 3]
-    until, epoch = time.monotonic() + 20, 4
-    while done[-1] < 5 and time.monotonic() < until:
-        frequent.after_epoch(epoch, None)
-        epoch = done[-1] + 1
+    rare.after_epoch(None)
+    rare.finish()
+    assert done == [1, 3, None]  # a validation is drawn once
+    until, number = time.monotonic() + 20, 4
+    while done[-1] != 5 and time.monotonic() < until:
+        frequent.after_epoch(number)
+        number = (done[-1] or 3) + 1
         time.sleep(0.01)
-    assert done == [1, 3, 4, 5]
+    assert done == [1, 3, None, 4, 5]

@@ -45,6 +45,7 @@ def test_values_reach_the_host_a_step_late():
 
 
 def test_actions_say_what_they_mean():
-    assert [action.saves for action in Action] == [False, True, False, True]
-    assert [action.ends_run for action in Action] == [False, False, True, True]
-    assert max(Action.SAVE, Action.STOP, Action.END) is Action.STOP
+    actions = (Action.CONTINUE, Action.SAVE, Action.END, Action.SAVE | Action.END, Action.STOP)
+    assert [action.saves for action in actions] == [False, True, False, True, True]
+    assert [action.ends_run for action in actions] == [False, False, True, True, True]
+    assert [action.interrupts for action in actions] == [False, False, False, False, True]

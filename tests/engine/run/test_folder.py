@@ -33,7 +33,7 @@ def _restored_kernels() -> Iterator[None]:
 
 def claim(stack: ExitStack, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
-    return claim_folder(CPU, RunPlan(settings=run_settings, start=NewRun()), run_settings, stack)
+    return claim_folder(CPU, RunPlan(settings=run_settings, start=NewRun()), stack)
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:

@@ -13,6 +13,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
 from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.resume import (
+    EpochData,
     check_can_continue,
     check_is_newest,
     keep_best_epoch,
@@ -32,7 +33,7 @@ from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 STORED = {
     "model_spec": {}, "names": [], "hyp": Hyperparameters(), "data": {"fingerprint": "x"},
     "config": TrainConfig(batch_size=8, epochs=10),
-    "run": RunStatus(epoch_batches=10, seconds=1.0, world_size=2, device="cpu"),
+    "run": RunStatus(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
 }  # fmt: skip
 
@@ -44,10 +45,17 @@ def inside() -> Progress:
 
 
 def resumed(
-    progress: Progress, *, epoch_batches: int = 10, fingerprint: str = "x", **settings
+    progress: Progress,
+    *,
+    epoch_batches: int = 10,
+    images: int = 80,
+    fingerprint: str = "x",
+    stored: dict | None = None,
+    **settings,
 ) -> tuple[Progress, list[str]]:
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
-    return resumed_position(Checkpoint(**STORED | {"progress": progress}), config, epoch_batches, fingerprint)
+    data = EpochData(batches=epoch_batches, images=images, fingerprint=fingerprint)
+    return resumed_position(Checkpoint(**STORED | {"progress": progress} | (stored or {})), config, data)
 
 
 def test_an_unchanged_resume_prints_nothing():
@@ -202,10 +210,48 @@ def test_what_a_run_cannot_change_is_refused(name, old, new, message):
 
 
 def test_changed_images_restart_the_epoch():
-    where, lines = resumed(inside(), fingerprint="y", epoch_batches=12)
+    where, lines = resumed(inside(), fingerprint="y", epoch_batches=12, images=96)
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "have changed since the run began" in lines[0]
     assert lines[1] == "resume: begins epoch 3 again"
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "keeps"),
+    [
+        ({}, {"fingerprint": "y"}, True),  # other labels, or a copy
+        ({}, {"fingerprint": "y", "images": 79}, False),  # in as many batches, but in another permutation
+        ({"run": None}, {"fingerprint": "y"}, True),  # an earlier version
+        ({"run": None}, {"fingerprint": "y", "epoch_batches": 11}, False),
+        ({}, {"seed": 1}, False),
+        ({}, {"rect": True}, False),
+        ({}, {"image_weights": True}, False),
+        ({}, {"repeat_factor": 0.1}, False),
+        ({}, {"quad": True}, True),
+        ({}, {"imgsz": 320}, True),
+        ({"rect": True}, {"rect": True}, True),
+        ({"rect": True}, {"rect": True, "imgsz": 320}, False),
+        ({"rect": True}, {"rect": True, "batch_size": 16, "epoch_batches": 5}, False),
+        ({"rect": True}, {"rect": True, "fingerprint": "y"}, False),  # other shapes
+    ],
+)
+def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, keeps):
+    values = {}
+    if "run" in stored:
+        values["run"] = dataclasses.replace(STORED["run"], images=None)
+    else:
+        values["config"] = dataclasses.replace(STORED["config"], **stored)
+    where, lines = resumed(inside(), stored=values, **changes)
+    if keeps:
+        assert where == inside()
+    else:
+        assert (where.epoch, where.batch, where.loss_sums) == (2, 0, [])
+        assert "resume: begins epoch 3 again" in lines
+
+
+def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
+    trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
+    assert resumed(trained, seed=1) == (trained, [])
 
 
 def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():
@@ -318,6 +364,7 @@ def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
         ({"best": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
         ({"best": LATER, "epoch3": replace(BEFORE, epoch=3)}, {"config": TrainConfig(epochs=20)}, 3, ["best9.pt"]),
         ({"best": LATER, "epoch3": replace(LATER, epoch=3)}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
+        ({"best": LATER, "best9": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9-2.pt", "best9.pt"]),
         ({"best": LATER}, {}, -1, []),  # the run repeats epoch 9, and writes the file again
         ({}, {}, -1, []),
         ({"best": replace(BEFORE, epoch=3)}, {"imgsz": 96, "config": TrainConfig(imgsz=96)}, -1, ["best3.pt"]),
@@ -339,9 +386,24 @@ def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, 
     keep_best_epoch(single, run, checkpointer, progress)
     checkpointer.finish()
     assert (progress.best_epoch, progress.best_fitness) == (best, 0.3 if best == 3 else -1.0)
-    assert sorted(path.name for path in tmp_path.glob("best?.pt")) == aside
+    assert sorted(path.name for path in tmp_path.glob("best?*.pt")) == aside
     if best == 3:
         assert read_checkpoint(tmp_path / "best.pt")["progress"]["epoch"] == 3
+
+
+def test_a_best_pt_is_kept_when_a_run_goes_back_to_before_its_first_validation(tmp_path: Path):
+    saved(tmp_path / "best.pt", LATER)
+    start = Progress(epoch=1)
+    checkpoint = saved(tmp_path / "epoch1.pt", start)
+    changes = {"config": TrainConfig(epochs=20)}
+    description = RunDescription(**{name: getattr(checkpoint, name) for name in RUN_FIELDS} | changes)
+    single = DistributedContext.single()
+    checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
+    run = TrainingRun(folder=tmp_path, settings=None, start=ContinuedRun(checkpoint))
+    keep_best_epoch(single, run, checkpointer, start)
+    assert start == Progress(epoch=1)
+    assert not (tmp_path / "best.pt").exists()
+    assert read_checkpoint(tmp_path / "best9.pt")["progress"]["epoch"] == 9
 
 
 @pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])

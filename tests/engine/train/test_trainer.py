@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import PendingEpoch, Progress
+from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
@@ -26,8 +26,7 @@ from utils.logger import configure_logging
 from utils.machine.stop_signals import StopSignals
 
 BATCHES = 3
-NO_POINTS = ("decides_next_epoch", "state_key", "state_dict")
-POINTS = [name for name in vars(Hook) if not name.startswith("_") and name not in NO_POINTS]
+POINTS = [name for name in vars(Hook) if not name.startswith("_") and name != "decides_next_epoch"]
 
 
 class Loader:
@@ -35,6 +34,7 @@ class Loader:
 
     renderer = None
     class_weights = None
+    samples = range(2 * BATCHES)
 
     def __init__(self) -> None:
         self.position = 0
@@ -62,11 +62,16 @@ class Saves:
     last = Path("last.pt")
 
     def __init__(self) -> None:
-        self.saved: list[tuple[int, int, dict]] = []
+        self.saved: list[tuple[int, int, Position]] = []
+        self.epochs: list[tuple[int, bool]] = []
         self.scored: list[tuple[int, bool]] = []
 
-    def save(self, step, progress, **parts) -> None:
-        self.saved.append((progress.epoch, progress.batch, parts))
+    def save_position(self, step, position) -> None:
+        self.saved.append((position.progress.epoch, position.progress.batch, position))
+
+    def save_epoch(self, step, position, *, is_best) -> None:
+        self.save_position(step, position)
+        self.epochs.append((position.progress.epoch, is_best))
 
     def save_scored(self, pending, progress, *, is_best, metrics) -> None:
         self.scored.append((pending.progress.epoch, is_best))
@@ -141,7 +146,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
         ("after_last_step", 0, 3), ("validate", 0, 3),
-        ("score", 1, 0), ("record", 1, 0), ("saved",), ("report", 1, 0), ("after_epoch", 1, 0),
+        ("score", 1, 0), ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
@@ -184,24 +189,36 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
         assert out == ""
 
 
+class Scores(Hook):
+    def score(self, trainer: Training, epoch: Epoch) -> None:
+        epoch.is_best = epoch.number == 2
+        epoch.metrics = {"AP": epoch.number / 10}
+
+
 def test_each_epoch_is_saved_with_its_scores():
-    class Scores(Hook):
-        state_key = "scores"
-
-        def score(self, trainer: Training, epoch: Epoch) -> Action:
-            epoch.is_best, epoch.metrics = epoch.number == 2, {"AP": epoch.number / 10}
-
-        def state_dict(self) -> dict:
-            return {"seen": 1}
-
     trainer = build(Scores(), epochs=3)
     trainer.fit()
     saved = trainer.checkpointer.saved
     assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
-    assert [parts["is_best"] for *_, parts in saved] == [False, True, False]
-    assert [parts["metrics"]["AP"] for *_, parts in saved] == [0.1, 0.2, 0.3]
-    assert saved[0][2]["hooks"] == {"scores": {"seen": 1}}
-    assert saved[0][2]["run"].epoch_batches == BATCHES
+    assert trainer.checkpointer.epochs == [(1, False), (2, True), (3, False)]
+    assert [position.metrics["AP"] for *_, position in saved] == [0.1, 0.2, 0.3]
+    assert (saved[0][2].run.epoch_batches, saved[0][2].run.images) == (BATCHES, 2 * BATCHES)
+
+
+def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
+    """As after a callback that stops the run at the end of an epoch."""
+    trainer = build(Scores(), Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)))
+    trainer.fit()
+    saves = trainer.checkpointer
+    metrics = [(epoch, batch, position.metrics) for epoch, batch, position in saves.saved]
+    assert metrics == [(1, 0, {"AP": 0.1}), (1, 0, {"AP": 0.1}), (1, 1, {}), (2, 0, {"AP": 0.2})]
+    assert saves.epochs == [(1, False), (2, True)]
+
+
+def test_a_save_is_not_lost_when_another_hook_ends_the_run():
+    trainer = build(Watch(after_epoch=(1, 0, Action.SAVE)), Watch(after_epoch=(1, 0, Action.END)))
+    trainer.fit()
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0), (1, 0)]
 
 
 class Elsewhere(Hook):
@@ -232,15 +249,15 @@ def test_a_pending_epoch_is_completed_by_the_end_of_the_next_one():
         ("validate", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
     saves = trainer.checkpointer
-    assert [(epoch, parts["pending"] is not None) for epoch, _, parts in saves.saved] == [(1, True), (2, False)]
+    assert [(epoch, position.pending is not None) for epoch, _, position in saves.saved] == [(1, True), (2, False)]
     assert saves.scored == [(1, True)]
 
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     trainer = build(Elsewhere(stops=True), epochs=3)
     trainer.fit()
-    epoch, batch, parts = trainer.checkpointer.saved[-1]
-    assert (epoch, batch, parts["pending"].row) == (1, 3, {"time": 1.5})
+    epoch, batch, position = trainer.checkpointer.saved[-1]
+    assert (epoch, batch, position.pending.row) == (1, 3, {"time": 1.5})
     assert trainer.checkpointer.scored == []
 
 
@@ -255,7 +272,7 @@ def test_a_pending_epoch_that_no_other_follows_is_completed_and_saved(moment):
         trainer._pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=progress, ema={})
     trainer.fit()
     assert len(watch.of("score", "record", "report")) == 3
-    assert [parts["pending"] is None for *_, parts in trainer.checkpointer.saved][-1]
+    assert [position.pending is None for *_, position in trainer.checkpointer.saved][-1]
     assert trainer.checkpointer.scored == [(1, True)]
 
 

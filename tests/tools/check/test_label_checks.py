@@ -23,6 +23,7 @@ from tests.helpers.tiny import write_dataset
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, scan_dataset, scan_issues
 from tools.convert.__main__ import convert
+from tools.shard import write_set
 from utils.logger import get_logger
 
 NAMES = ["cat", "dog", "DontCare"]
@@ -189,3 +190,25 @@ def test_counts_are_those_of_the_labels(index):
     assert found.boxes == len(index.boxes_xywh_px) == found.centers.sum()
     assert found.class_boxes.tolist() == np.bincount(index.classes, minlength=2).tolist()
     assert found.backgrounds == int((np.diff(index.offsets) == 0).sum())
+
+
+@pytest.mark.parametrize("annotations", [{}, {"annotations": "instances.json"}])
+def test_findings_of_shards_and_joined_sets_are_those_of_the_files(tmp_path, annotations):
+    """Places have colons: those of annotations in COCO JSON, and file names as they are."""
+    names = [f"a: {i}: b.png" for i in range(3)]
+    objects = {name: [(0, 16, 16, 80, 64), (1, 120, 16, 168, 64)] for name in names}
+    write_three_formats(tmp_path / "set", NAMES, dict.fromkeys(names, (128, 160)), objects)
+    data = tmp_path / "set" / "data.yaml"
+    data.write_text(yaml.safe_dump({"train": "images/train", "names": NAMES} | annotations))
+    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, cache_dir=str(tmp_path))
+    (tmp_path / "joined.yaml").write_text("train: [set/data.yaml]\n")
+
+    (files,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)
+    (shards,) = scan_dataset(load_dataset_spec(tmp_path / "shards/data.yaml"), ("train",), workers=0)
+    (joined,) = scan_dataset(load_dataset_spec(tmp_path / "joined.yaml"), ("train",), workers=0)
+    expected = [(CLIPPED, issue.text, issue.where) for issue in scan_issues(files)]
+    assert len(expected) == 3
+    assert [(issue.kind, issue.text, issue.where) for issue in scan_issues(shards)] == expected
+    places = [f"set/{where}" for _, _, where in expected]
+    assert [finding.where for finding in joined.index.report.findings] == places
+    assert joined.index.report.lines[0] == f"{places[0]}: {CLIPPED}: {expected[0][1]}"

@@ -336,12 +336,67 @@ def test_images_of_one_name_are_those_of_the_subset(images, tmp_path):
     assert [box["bbox"] for box in val] == [[0, 0, 80, 60]]
 
 
-def test_regions_that_kitti_leaves_out_are_ignored(images, tmp_path):
+@pytest.mark.parametrize("name", ["DontCare", "dontcare"])  # the latter in NVIDIA TAO
+def test_regions_that_kitti_leaves_out_are_ignored(name, images, tmp_path):
     write_kitti(images)
     with open(images / "label_2" / "one.txt", "a") as file:
-        file.write("DontCare -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
-    assert "DontCare: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+        file.write(f"{name} -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
+    assert f"{name}: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
     assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
+
+
+def test_regions_that_labelme_ignores_are_ignored(images, tmp_path):
+    write_labelme(images)
+    path = images / "one.json"
+    path.write_text(path.read_text().replace("wild dog", "__ignore__"))
+    assert "__ignore__: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+    assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat",)
+
+
+def label_twice_labelme(folder: Path) -> None:
+    write_labelme(folder)
+    (folder / "old").mkdir()
+    (folder / "old" / "one.json").write_text((folder / "one.json").read_text().replace("50", "49"))
+
+
+def label_twice_kitti(folder: Path) -> None:
+    write_kitti(folder)
+    (folder / "old").mkdir()
+    (folder / "old" / "one.txt").write_text((folder / "label_2" / "one.txt").read_text().replace("50.00", "49.00"))
+
+
+def label_twice_image_folder(folder: Path) -> None:
+    write_image_folder(folder)
+    path = folder / "metadata.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[0])
+
+
+def label_twice_labelbox(folder: Path) -> None:
+    rows = labelbox_rows()
+    rows[1]["data_row"]["external_id"] = "one.png"
+    (folder / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
+
+
+def label_twice_createml(folder: Path) -> None:
+    write_createml(folder)
+    path = folder / CREATEML
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, entries[0] | {"annotations": []}]))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (label_twice_labelme, "set/one.json: one.png is labeled in .../old/one.json, too"),
+        (label_twice_kitti, "set/old/one.txt: one.png is labeled in .../label_2/one.txt, too"),
+        (label_twice_image_folder, "metadata.jsonl:4: one.png is labeled in .../metadata.jsonl:1, too"),
+        (label_twice_labelbox, "export.ndjson:2: one.png is labeled in .../export.ndjson:1, too"),
+        (label_twice_createml, ": entry 3: one.png is labeled in ...: entry 0, too"),
+    ],
+)
+def test_two_entries_that_each_have_all_objects_of_an_image_are_refused(write, message, images):
+    write(images)
+    check_refusal(images, f"{message}; remove one of them")
 
 
 def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_path):
@@ -356,7 +411,7 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
     lines = convert(images, tmp_path / "b.json")
     assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
-    assert "1 image without an entry in the annotations: left out of training" in lines
+    assert "1 image whose boxes the annotations do not state: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
     check_refusal(
         images,
@@ -544,7 +599,7 @@ def test_groups_of_open_images_are_regions_to_ignore(images, tmp_path):
     (file,) = (path for path in images.glob("*.csv") if "ImageID" in path.read_text())
     header, first, *rows = file.read_text().splitlines()
     file.write_text("\n".join([f"{header},IsGroupOf", f"{first},1", *(f"{row},0" for row in rows)]))
-    assert "1 box around groups (IsGroupOf): regions to ignore" in convert(images, tmp_path / "out.json")
+    assert "1 box around groups: regions to ignore" in convert(images, tmp_path / "out.json")
     index = load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False))
     assert index.crowd.sum() == 1
     assert len(index.crowd) == sum(map(len, TRUTH.values()))
@@ -626,7 +681,15 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "x" * 200_000,
             ": malformed CSV (field larger than field limit (131072))",
         ),
-        (write_kitti, "label_2/one.txt", " 8.4 0.0", "", ":1: 13 fields, expected at least 15 of KITTI"),
+        (write_kitti, "label_2/one.txt", " 8.4 0.0", "", ":1: 13 fields, expected 15 of KITTI, or one more, a score"),
+        (
+            write_kitti,
+            "label_2/one.txt",
+            "cat 0",
+            "0 2 cat 0",
+            ":1: 17 fields, expected 15 of KITTI, or one more, a score",
+        ),
+        (write_kitti, "label_2/one.txt", "wild_dog", "wild dog", ":2: fields 2 to 4: expected a number, got 'dog'"),
     ],
 )
 def test_wrong_files_are_named(write, name, old, new, message, images):
@@ -726,6 +789,15 @@ def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
             '{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}',
             "expected a bbox of four numbers, got 1",
         ),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]], "label": [-1]}}',
+            "label: -1 is not the number of a class",
+        ),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]], "label": ["a"], "iscrowd": ["x"]}}',
+            "iscrowd: expected 0 or 1, got 'x'",
+        ),
+        ('{"file_name": "one.png", "objects": false}', "objects: must be 'key: value' lines, got False"),
         ('{"file_name": "one.png", "objects": 3}', "objects: must be 'key: value' lines, got 3"),
         ('{"file_name": "one.png"', "malformed JSON"),
         ('{"file_name": "one.jpg"}', "the image 'one.jpg': not found below .../set, but one.png is there"),
@@ -734,6 +806,122 @@ def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
 def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
     (images / "metadata.jsonl").write_text(row)
     check_refusal(images, f"metadata.jsonl:1: {message}")
+
+
+def test_a_labelme_file_may_name_its_image_in_another_way(images, tmp_path):
+    (images / "one.png").rename(images / "one more.png")
+    write_labelme(images)
+    path = images / "one.json"
+    text = path.read_text().replace("one.png", "..\\\\x\\\\one%20more.png")
+    path.rename(images / "One more.json").write_text(text)
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
+def unlabel_parquet(folder: Path) -> None:
+    write_parquet(folder)
+    from pyarrow import Table, parquet
+
+    path = folder / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    rows = table.to_pylist()
+    rows[1]["objects"] = None
+    parquet.write_table(Table.from_pylist(rows, metadata=table.schema.metadata), path)
+
+
+def unlabel_image_folder(folder: Path, objects: dict | None = None) -> None:
+    write_image_folder(folder)
+    path = folder / "metadata.jsonl"
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    rows[1] = {"file_name": "two.png"} | (objects or {})
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def unlabel_image_folder_with_nulls(folder: Path) -> None:
+    unlabel_image_folder(folder, {"objects": {"bbox": None, "categories": None}})
+
+
+def unlabel_labelbox(folder: Path) -> None:
+    rows = labelbox_rows()
+    (label,) = rows[1]["projects"]["p"]["labels"]
+    label["annotations"]["objects"] = []
+    label["performance_details"] = {"seconds_to_create": 3, "skipped": True}
+    (folder / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
+
+
+def unlabel_vott(folder: Path) -> None:
+    write_vott(folder)
+    path = folder / "vott-export.json"
+    content = json.loads(path.read_text())
+    for asset in content["assets"].values():
+        asset["asset"]["state"] = 2 if asset["regions"] else 1
+        if asset["asset"]["name"] == "two.png":
+            asset["asset"]["state"] = 0
+            asset["regions"] = []
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [unlabel_parquet, unlabel_image_folder, unlabel_image_folder_with_nulls, unlabel_labelbox, unlabel_vott],
+    ids=lambda write: write.__name__,
+)
+def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_path):
+    """In contrast to one with an empty list of objects, three.png."""
+    write(images)
+    lines = convert(images, tmp_path / "out.json")
+    assert "1 image without objects: background" in lines
+    assert "1 image whose boxes the annotations do not state: left out of training" in lines
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert len(content["images"]) == 2
+    assert len(content["annotations"]) == len(TRUTH["one.png"])
+
+
+@pytest.mark.parametrize(("value", "is_crowd"), [(1, True), (True, True), (0, False), (None, False)])
+def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, tmp_path):
+    rows = [
+        {"file_name": name, "objects": {"bbox": [[1, 2, 30, 20]], "category": ["cat"], "iscrowd": [flag]}}
+        for name, flag in (("one.png", value), ("two.png", 0))
+    ]
+    (images / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    convert(images, tmp_path / "out.json")
+    annotations = json.loads((tmp_path / "out.json").read_text())["annotations"]
+    assert [bool(each["iscrowd"]) for each in annotations] == [is_crowd, False]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_crowd"), [("1", True), ("True", True), ("1.0", True), ("-1", False), ("", False)]
+)
+def test_flags_of_open_images_are_read_as_tables_write_them(value, is_crowd, images, tmp_path):
+    write_rows(
+        images / "boxes.csv",
+        [("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"), ("one", "cat", 0, 0.5, 0, 0.5, value)],
+    )
+    convert(images, tmp_path / "out.json")
+    (annotation,) = json.loads((tmp_path / "out.json").read_text())["annotations"]
+    assert bool(annotation["iscrowd"]) == is_crowd
+
+
+@pytest.mark.parametrize(
+    ("group", "corner", "message"),
+    [
+        ("maybe", "0.5", ":2: IsGroupOf: expected 0 or 1, got 'maybe'"),
+        ("0", "31", ": has a corner at 31; with a column ImageID, corners are fractions of the image's size; ..."),
+    ],
+)
+def test_rows_of_open_images_that_mean_something_else_are_refused(group, corner, message, images):
+    write_rows(
+        images / "boxes.csv",
+        [("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"), ("one", "cat", 0, corner, 0, 1, group)],
+    )
+    check_refusal(images, f"boxes.csv{message}")
+
+
+def test_a_labelme_file_of_another_image_is_refused(images):
+    """As after a copy: the boxes would be drawn on the other image, and its own one left out."""
+    write_labelme(images)
+    (images / "two.json").write_text((images / "one.json").read_text().replace("cat", "dog"))
+    check_refusal(images, "two.json: its 'imagePath' is one.png, but an image is called like the file")
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path):
@@ -756,6 +944,23 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
         ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: must be a list, got 5"),
         ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 of 'bbox', but 0 of 'category'"),
         ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers, got [1, 2, 3]"),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [2]}},
+            "row 0: category: 2 is not the number of a class; there are 2 classes, numbered from 0",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [-1]}},
+            "row 0: category: -1 is not the number of a class; there are 2 classes, numbered from 0",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [True]}},
+            "row 0: category: expected the name or the number of a class, got True",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [0.5]}},
+            "row 0: category: expected the name or the number of a class, got 0.5",
+        ),
+        ({"objects": None}, "1 file of Hugging Face parquet without objects"),
         ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded (damaged, or not an image)"),
         ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
         (b"{}{}", "its 'huggingface' metadata is not JSON"),
@@ -771,9 +976,9 @@ def test_odd_parquet_files_are_named(images, change, message):
     if isinstance(change, bytes):
         table = table.replace_schema_metadata({"huggingface": change})
     else:
-        table = Table.from_pylist([row | change for row in table.to_pylist()])
+        table = Table.from_pylist([row | change for row in table.to_pylist()], metadata=table.schema.metadata)
     parquet.write_table(table, path)
-    check_refusal(images, f"train-00000-of-00001.parquet: {message}")
+    check_refusal(images, f"...{message}")
 
 
 @pytest.mark.parametrize("kind", ["zeros", "rows"])

@@ -56,6 +56,21 @@ def test_an_error_is_raised_once_and_pending_content_is_dropped():
     assert disk.written == []
 
 
+def test_an_error_drops_no_files_that_are_just_being_submitted():
+    """Files that belong together, such as best.pt and last.pt, are dropped together or not at all."""
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: -1})
+    assert disk.begun.wait(10)
+    with writer._lock:  # as `submit` holds it
+        writer._pending[A] = 1
+        disk.go_on.set()
+        time.sleep(0.05)
+        assert writer._pending == {A: 1}
+    writer.wait()
+    assert writer._pending == {}
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("ahead", [None, lambda: 0, lambda: 6])
 def test_a_map_keeps_the_order_and_is_never_further_ahead(threads, ahead):

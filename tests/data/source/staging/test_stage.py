@@ -23,10 +23,10 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.open import open_data
 from data.source.staging import copy as stage_copy
 from data.source.staging import file_exchange
 from data.source.staging.file_exchange import assign
-from data.source.staging.stage import stage_dataset
 from tests.helpers.messages import refused
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.preloaded import python
@@ -40,7 +40,7 @@ BOTH = ("train", "val")
 
 
 def stage(source: Path, folder: Path | str, splits=BOTH):
-    return stage_dataset(DataSource(str(source), splits, stage=str(folder)), DistributedContext.single())
+    return open_data(DataSource(str(source), splits, stage=str(folder)), DistributedContext.single())
 
 
 def contents(root: Path) -> dict[str, tuple[bytes, int]]:
@@ -67,7 +67,7 @@ def _two_nodes(ctx, source, places):
                 path.unlink()
         dist.barrier()
         with OpenCounter(Path(source).parent) as counter:
-            spec = stage_dataset(DataSource(source, BOTH, stage=places), ctx)
+            spec = open_data(DataSource(source, BOTH, stage=places), ctx)
             dist.barrier()
             opened.append(counter.counts())
     index = load_index(spec, "train", IndexSettings(cache_dir=str(place / "cache")))
@@ -105,7 +105,7 @@ def _late(ctx, source, places, how):
 
     stage_copy._read_checked = slow
     try:
-        spec = stage_dataset(DataSource(source, ("val",), stage=places), ctx)
+        spec = open_data(DataSource(source, ("val",), stage=places), ctx)
     except (UserError, OSError) as error:
         return type(error), str(error), time.monotonic() - begun
     return contents(spec.root), time.monotonic() - begun
@@ -140,7 +140,7 @@ def _same_place(ctx, source, place):
     with pytest.raises(
         (UserError, PeerFailure), match=r"another node or run is copying into .*; name a folder on a local disk"
     ):
-        stage_dataset(DataSource(source, BOTH, stage=place), ctx)
+        open_data(DataSource(source, BOTH, stage=place), ctx)
     return True
 
 
@@ -212,6 +212,35 @@ def test_changes_of_the_original_are_copied(tmp_path):
     assert copied.fingerprint == original.fingerprint
     assert not (spec.root / "images" / "train" / "000.png").exists()
     assert not (spec.root / "labels" / "train" / "003.txt").exists()
+
+
+@pytest.mark.parametrize("moved", ["labels/train/001.TXT", "images/train/001.txt", "labels/train/001.png.txt"])
+def test_a_label_that_moves_to_an_unusual_place_replaces_the_old_one(tmp_path, moved):
+    """And back: the copy always has the labels of the original."""
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    usual = source.parent / "labels" / "train" / "001.txt"
+    stage(source, tmp_path / "stage")
+    for old, new, row in ((usual, source.parent / moved, "1 0.5 0.5 0.5 0.5"), (source.parent / moved, usual, "")):
+        old.unlink()
+        new.write_text(row)
+        spec = stage(source, tmp_path / "stage")
+        copied, original = (load_index(each, "train") for each in (spec, load_dataset_spec(source)))
+        assert copied.fingerprint == original.fingerprint
+        assert np.array_equal(copied.boxes_xywh_px, original.boxes_xywh_px)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("coca.yaml", "--data coca.yaml: no such file (did you mean 'coco'?); known by name: demo, ..."),
+        ("set.zip", "--data set.zip: an archive; unpack it and name the folder, or the YAML in it"),
+    ],
+)
+def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monkeypatch, data, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set.zip").touch()
+    with refused(message):
+        stage(data, tmp_path / "stage")
 
 
 @pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
