@@ -17,10 +17,11 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, Postprocess, stitchers_of
 from engine.evaluation.matching import match_detections
-from engine.hooks.plots import Subject, write_plots
+from engine.hooks.plots import write_plots
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.open_model import is_exported, open_model
+from engine.report.page import Subject
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
@@ -145,7 +146,8 @@ def score(
         box_voting=config.box_voting,
     )
     scored: nn.Module = _with_tta(model) if config.tta else model
-    postprocess: Postprocess = partial(select_for_validation, settings=settings)
+    select: Postprocess = partial(select_for_validation, settings=settings)
+    postprocess = select  # from the outputs of ``scored``
     loader_tile = 0
     if tiles is not None and tiles.scaled:  # the loader yields tiles, as in training
         loader_tile = tiles.size
@@ -153,7 +155,7 @@ def score(
         batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
         view_input = ViewInput(stride=model.stride, imgsz=canvases.imgsz, only_hw=model.input_hw, batch=batch)
         selections = settings.selections(model.nms_iou)
-        scored = TiledDetector(scored, postprocess, tiles=tiles, view_input=view_input, selections=selections)
+        scored = TiledDetector(scored, select, tiles=tiles, view_input=view_input, selections=selections)
         postprocess = _stitch
     sized = replace(config, imgsz=canvases.imgsz)
     loader = build_val_loader(ctx, sized, spec, canvases, tile=loader_tile, index=index)

@@ -159,7 +159,13 @@ class Reference:
     """
 
     def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
-        """``model`` is the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare."""
+        """Runs the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare.
+
+        Args:
+            model: the checkpoint.
+            index: the images of the check.
+            config: of `resolve_options`.
+        """
         self._index = index
         self._letterboxed = partial(letterboxed, index, config, model.stride, BATCH)  # anew for each model
         self._truth = index.ground_truth()
@@ -178,9 +184,11 @@ class Reference:
             )
 
     def compare(self, exported: InferenceModel, allowed: Tolerance, *, threshold: float | None = None) -> Parity:
-        """Runs an exported model on the same images.
+        """Runs an exported model on the same images, and returns how its detections differ from the checkpoint's.
 
-        ``threshold``: confidence at which F1 of the scored detections is compared; None: the checkpoint's best one.
+        Args:
+            allowed: its ``min_iou`` is the lowest IoU of two detections that match.
+            threshold: confidence at which F1 of the scored detections is compared; None: the checkpoint's best one.
         """
         if threshold is None:
             threshold = self.result.best_confidence
@@ -227,10 +235,10 @@ class Reference:
 
 @torch.no_grad()
 def largest_difference(model: InferenceModel, exported: InferenceModel, images: Tensor) -> tuple[float, float]:
-    """Compares the boxes of two models that return them in the same order.
+    """Compares the boxes of two models that return them in the same order, on ``images`` float32 (B, C, H, W).
 
-    Returns the largest difference of a coordinate, as a fraction of the longer side of ``images`` (B, 3, H, W), and of
-    a score; nan if one has nan.
+    Returns the largest difference of a coordinate, as a fraction of the longer side of the images, and of a score; nan
+    if one has nan.
     """
     boxes, scores = model.decode(model(images))
     other_boxes, other_scores = exported.decode(exported(images))

@@ -207,7 +207,9 @@ def _read_metadata(path: Path) -> dict[str, str]:
             metadata = json.loads(archive.read(entry))
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError, EOFError, zlib.error):
         raise UserError(f"{path}: damaged metadata ({METADATA_FILE} cannot be read)") from None
-    return metadata if isinstance(metadata, dict) else {}
+    if not isinstance(metadata, dict):
+        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} is not a mapping)")
+    return metadata
 
 
 def _write_program(graphs: ModelGraphs, path: Path) -> None:

@@ -39,13 +39,15 @@ class _TorchFormat(ModelFormat):
             metadata = json.loads(extra_files[EXTRA_FILE] or "{}")
         except (ValueError, RecursionError):
             raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
+        if not isinstance(metadata, dict):
+            raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not a mapping)")
 
         def run(images: Tensor) -> Tensor:
             with torch.no_grad():
                 output = module(images.contiguous())
             return (output[0] if isinstance(output, tuple | list) else output).float()
 
-        return Session(run, metadata if isinstance(metadata, dict) else {}, None)
+        return Session(run, metadata, None)
 
 
 class TorchScriptFormat(_TorchFormat):

@@ -170,6 +170,15 @@ def test_the_metadata_follow_the_model(tmp_path: Path):
             litert_format._read_metadata(tmp_path / FILE)
 
 
+def test_metadata_that_are_no_mapping_are_damaged(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "metadata.zip", "w") as archive:
+        archive.writestr("metadata.json", "[]")
+    archived = (tmp_path / "metadata.zip").read_bytes()
+    (tmp_path / FILE).write_bytes(b"\x1c\0\0\0TFL3" + bytes(100) + archived)
+    with pytest.raises(UserError, match=r"damaged metadata \(metadata.json is not a mapping\)"):
+        litert_format._read_metadata(tmp_path / FILE)
+
+
 def test_box_scale():
     assert box_scale((1, 6, 100), (64, 96), has_rows=False)[0, :, 0].tolist() == [96, 64, 96, 64, 1, 1]
     assert box_scale((1, 300, 6), (64, 96), has_rows=True)[0, 0].tolist() == [96, 64, 96, 64, 1, 1]
