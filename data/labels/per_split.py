@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Container, Sequence
+from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -87,16 +88,16 @@ class LabelsPerSplit:
         of_any_split = []
         for left in matched.left:
             owner = owners.owner(left.entry.file_name)
-            if owner == ELSEWHERE:
+            if owner is Owner.ELSEWHERE:
                 continue
             finding = Finding(
                 where=f"{self._name}: image {left.entry.image_id}",
                 kind=ABSENT,
                 text=f"{left.entry.file_name.strip() or 'the empty name'} {left.reason}",
-                lost_images=int(left.entry.num_labeled > 0 and owner != ROW),
+                lost_images=int(left.entry.num_labeled > 0 and owner is not Owner.ROW),
                 lost_objects=left.entry.num_labeled,
             )
-            if owner == ANY:
+            if owner is Owner.ANY:
                 of_any_split.append(finding)
             else:
                 findings.append(finding)
@@ -162,11 +163,13 @@ class _Matched(NamedTuple):
     left: list[_Left]  # all others
 
 
-# Whose image an entry without an image is:
-ROW = "listed here"  # a row of the split's lists names it, and counts as the lost image
-HERE = "here"
-ELSEWHERE = "elsewhere"
-ANY = "any"  # of any split with this file
+class Owner(Enum):
+    """Says which split an image that does not exist would belong to."""
+
+    ROW = "this one, where a row of its lists names it, and counts as the lost image"
+    HERE = "this one"
+    ELSEWHERE = "another one"
+    ANY = "any with this label file"
 
 
 class _Owners:
@@ -177,16 +180,16 @@ class _Owners:
         self._images = images
         self._others = others
 
-    def owner(self, file_name: str) -> str:
+    def owner(self, file_name: str) -> Owner:
         if self._others.missing and self._missing_here.find(file_name):
-            return ROW
+            return Owner.ROW
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
-            return ELSEWHERE
+            return Owner.ELSEWHERE
         here = self._folders_here.agreement(file_name) if self._has_others else 0
         elsewhere = self._folders_elsewhere.agreement(file_name) if self._has_others else 0
         if here == elsewhere:
-            return ANY
-        return HERE if here > elsewhere else ELSEWHERE
+            return Owner.ANY
+        return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
 
     @cached_property
     def _missing_here(self) -> ImageNames:
@@ -229,33 +232,27 @@ class _ImageFolders:
 def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
     """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
     candidates = [*request.images, *(image for image in request.others.images if image.key)]
+    names = ImageNames([image.name for image in candidates])
     positions = _by_key(entries, candidates)
     entry_at = {i: entries[number] for number, i in positions.items()}
-    names = ImageNames([image.name for image in candidates])
     fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
-    for i, numbers in _claims(fits, entry_at).items():
-        # A file of several splits may name images of another one that has the same file names in another folder.
-        best = numbers[0]
-        if len(numbers) > 1:
-            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
-        entry_at[i] = entries[best]
+    entry_at |= _by_name(entries, fits, entry_at, names)
+
     count = len(request.images)
-    of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
+    entry_of = {i: entry for i, entry in entry_at.items() if i < count}
     elsewhere = [entry for i, entry in entry_at.items() if i >= count]
+    of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
     left = []
-    for number, found in fits.items():
+    for number, positions_that_fit in fits.items():
         entry = entries[number]
-        reason = _reason(entry, found, candidates, entry_at, names)
+        reason = _reason(entry, positions_that_fit, candidates, entry_at, names)
         if not reason:
             continue
-        others = of_no_split.find(entry.file_name)
-        if found:  # an image of the split has this name: only the folder can show that another one is meant
-            others = [i for i in others if of_no_split.agreement(entry.file_name, i)]
-        if others:
+        if _is_of_no_split(entry, of_no_split, has_name=bool(positions_that_fit)):
             elsewhere.append(entry)
         else:
-            left.append(_Left(entry, reason, has_name=bool(found)))
-    return _Matched({i: entry for i, entry in entry_at.items() if i < count}, elsewhere, left)
+            left.append(_Left(entry, reason, has_name=bool(positions_that_fit)))
+    return _Matched(entry_of, elsewhere, left)
 
 
 def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
@@ -271,6 +268,30 @@ def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[
         if i not in number_of or (entry.num_labeled and not entries[number_of[i]].num_labeled):
             number_of[i] = number
     return {number: i for i, number in number_of.items()}
+
+
+def _by_name(
+    entries: Sequence[ImageEntry], fits: dict[int, list[int]], taken: Container[int], names: ImageNames
+) -> dict[int, ImageEntry]:
+    """Returns the entry of each image that entries fit by name alone, by the image's position, unless it is ``taken``.
+    ``fits``: positions of images by those of entries."""
+    entry_at = {}
+    for i, numbers in _claims(fits, taken).items():
+        # A file of several splits may name images of another one that has the same file names in another folder.
+        best = numbers[0]
+        if len(numbers) > 1:
+            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
+        entry_at[i] = entries[best]
+    return entry_at
+
+
+def _is_of_no_split(entry: ImageEntry, of_no_split: ImageNames, *, has_name: bool) -> bool:
+    """Returns whether an entry is about an image of no split. ``has_name``: an image of the split has this name, so
+    only the folder can show that another one is meant."""
+    others = of_no_split.find(entry.file_name)
+    if has_name:
+        others = [i for i in others if of_no_split.agreement(entry.file_name, i)]
+    return bool(others)
 
 
 def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:
