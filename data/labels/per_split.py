@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Container, Sequence
-from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -88,16 +87,16 @@ class LabelsPerSplit:
         of_any_split = []
         for left in matched.left:
             owner = owners.owner(left.entry.file_name)
-            if owner is Owner.ELSEWHERE:
+            if owner == ELSEWHERE:
                 continue
             finding = Finding(
                 where=f"{self._name}: image {left.entry.image_id}",
                 kind=ABSENT,
                 text=f"{left.entry.file_name.strip() or 'the empty name'} {left.reason}",
-                lost_images=int(left.entry.num_labeled > 0 and owner is not Owner.ROW),
+                lost_images=int(left.entry.num_labeled > 0 and owner != ROW),
                 lost_objects=left.entry.num_labeled,
             )
-            if owner is Owner.ANY:
+            if owner == ANY:
                 of_any_split.append(finding)
             else:
                 findings.append(finding)
@@ -163,13 +162,11 @@ class _Matched(NamedTuple):
     left: list[_Left]  # all others
 
 
-class Owner(Enum):
-    """Says which split an image that does not exist would belong to."""
-
-    ROW = "this one, where a row of its lists names it, and counts as the lost image"
-    HERE = "this one"
-    ELSEWHERE = "another one"
-    ANY = "any with this label file"
+# Whose image an entry without an image is:
+ROW = "listed here"  # a row of the split's lists names it, and counts as the lost image
+HERE = "here"
+ELSEWHERE = "elsewhere"
+ANY = "any"  # of any split with this file
 
 
 class _Owners:
@@ -180,16 +177,16 @@ class _Owners:
         self._images = images
         self._others = others
 
-    def owner(self, file_name: str) -> Owner:
+    def owner(self, file_name: str) -> str:
         if self._others.missing and self._missing_here.find(file_name):
-            return Owner.ROW
+            return ROW
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
-            return Owner.ELSEWHERE
+            return ELSEWHERE
         here = self._folders_here.agreement(file_name) if self._has_others else 0
         elsewhere = self._folders_elsewhere.agreement(file_name) if self._has_others else 0
         if here == elsewhere:
-            return Owner.ANY
-        return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
+            return ANY
+        return HERE if here > elsewhere else ELSEWHERE
 
     @cached_property
     def _missing_here(self) -> ImageNames:
@@ -233,26 +230,28 @@ def _match(entries: Sequence[ImageEntry], request: LabelRequest) -> _Matched:
     """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
     candidates = [*request.images, *(image for image in request.others.images if image.key)]
     names = ImageNames([image.name for image in candidates])
-    positions = _by_key(entries, candidates)
-    entry_at = {i: entries[number] for number, i in positions.items()}
-    fits = {n: names.find(entry.file_name) for n, entry in enumerate(entries) if n not in positions}
-    entry_at |= _by_name(entries, fits, entry_at, names)
+    image_of = _by_key(entries, candidates)
+    entry_of = {image: entries[number] for number, image in image_of.items()}
+    matches_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in image_of}
+    entry_of |= _by_name(entries, matches_of, entry_of, names)
 
-    count = len(request.images)
-    entry_of = {i: entry for i, entry in entry_at.items() if i < count}
-    elsewhere = [entry for i, entry in entry_at.items() if i >= count]
     of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
-    left = []
-    for number, positions_that_fit in fits.items():
-        entry = entries[number]
-        reason = _reason(entry, positions_that_fit, candidates, entry_at, names)
+    known: list[ImageEntry] = []
+    left: list[_Left] = []
+    for number, matches in matches_of.items():
+        reason = _reason(entries[number], matches, candidates, entry_of, names)
         if not reason:
             continue
-        if _is_of_no_split(entry, of_no_split, has_name=bool(positions_that_fit)):
-            elsewhere.append(entry)
+        each = _Left(entries[number], reason, has_name=bool(matches))
+        if _is_of_no_split(each, of_no_split):
+            known.append(each.entry)
         else:
-            left.append(_Left(entry, reason, has_name=bool(positions_that_fit)))
-    return _Matched(entry_of, elsewhere, left)
+            left.append(each)
+
+    num_images = len(request.images)
+    ours = {image: entry for image, entry in entry_of.items() if image < num_images}
+    of_other_splits = [entry for image, entry in entry_of.items() if image >= num_images]
+    return _Matched(ours, of_other_splits + known, left)
 
 
 def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
@@ -271,36 +270,34 @@ def _by_key(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[
 
 
 def _by_name(
-    entries: Sequence[ImageEntry], fits: dict[int, list[int]], taken: Container[int], names: ImageNames
+    entries: Sequence[ImageEntry], matches_of: dict[int, list[int]], taken: Container[int], names: ImageNames
 ) -> dict[int, ImageEntry]:
-    """Returns the entry of each image that entries fit by name alone, by the image's position, unless it is ``taken``.
-    ``fits``: positions of images by those of entries."""
-    entry_at = {}
-    for i, numbers in _claims(fits, taken).items():
-        # A file of several splits may name images of another one that has the same file names in another folder.
-        best = numbers[0]
-        if len(numbers) > 1:
-            best = max(numbers, key=lambda n: (names.agreement(entries[n].file_name, i), entries[n].num_labeled > 0))
-        entry_at[i] = entries[best]
-    return entry_at
+    """Returns the entries that fit one image alone, by its position, unless it is ``taken``.
+
+    Of several entries of an image, the one whose folders agree best is taken, then one that has annotations: a file of
+    several splits may name images of another one that has the same file names in another folder.
+    """
+    numbers_of: dict[int, list[int]] = {}  # positions of entries by those of images
+    for number, matches in matches_of.items():
+        if len(matches) == 1 and matches[0] not in taken:
+            numbers_of.setdefault(matches[0], []).append(number)
+    entry_of = {}
+    for image, numbers in numbers_of.items():
+        rivals = [entries[number] for number in numbers]
+        best = rivals[0]
+        if len(rivals) > 1:
+            best = max(rivals, key=lambda entry: (names.agreement(entry.file_name, image), entry.num_labeled > 0))
+        entry_of[image] = best
+    return entry_of
 
 
-def _is_of_no_split(entry: ImageEntry, of_no_split: ImageNames, *, has_name: bool) -> bool:
-    """Returns whether an entry is about an image of no split. ``has_name``: an image of the split has this name, so
-    only the folder can show that another one is meant."""
-    others = of_no_split.find(entry.file_name)
-    if has_name:
-        others = [i for i in others if of_no_split.agreement(entry.file_name, i)]
-    return bool(others)
-
-
-def _claims(fits: dict[int, list[int]], taken: Container[int]) -> dict[int, list[int]]:
-    """Returns the positions of the entries that fit one image alone, by its position, unless it is ``taken``."""
-    claims: dict[int, list[int]] = {}
-    for number, positions in fits.items():
-        if len(positions) == 1 and positions[0] not in taken:
-            claims.setdefault(positions[0], []).append(number)
-    return claims
+def _is_of_no_split(left: _Left, of_no_split: ImageNames) -> bool:
+    """Returns whether an entry belongs to an image of no split. If an image of the split has its file name, too, only
+    the folder can show that the other one is meant."""
+    matches = of_no_split.find(left.entry.file_name)
+    if left.has_name:
+        return any(of_no_split.agreement(left.entry.file_name, image) for image in matches)
+    return bool(matches)
 
 
 def _reason(

@@ -32,15 +32,15 @@ from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
 
-def copied(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
     """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the
     device."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
+        return {key: copy_to_cpu(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [copied(item) for item in value]
+        return [copy_to_cpu(item) for item in value]
     return value
 
 
@@ -146,7 +146,7 @@ class Checkpointer(BackgroundWriter):
             scaler=state.scaler.state_dict(),
             rank_buffers=buffers,
         )
-        return copied(checkpoint.content())
+        return copy_to_cpu(checkpoint.content())
 
     def save_scored(
         self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,16 +48,17 @@ def detect(config: DetectConfig) -> Path | None:
         check_sequence(config.source)
         require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     predictor = _open_predictor(config)
-    with contextlib.ExitStack() as stack:  # closes the last stage first, and waits for the files that it writes
+    with (
+        contextlib.ExitStack() as stack
+    ):  # waits for the files that are being written, then closes them, then the source
         stream = stack.enter_context(_open_stream(predictor, config))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
-        output = stack.enter_context(contextlib.closing(Output(predictor.model.names, config, stream.skip)))
-        drawn = map_ahead(output.draw, stream, threads=predictor.threads, ahead=stream.ahead)
-        written = map_ahead(output.write, stack.enter_context(contextlib.closing(drawn)), threads=1, ahead=stream.ahead)
-        for shown in stack.enter_context(contextlib.closing(written)):
-            if window is None or shown is None or shown.drawing is None:
+        output = stack.enter_context(contextlib.closing(Output(stream, predictor.model.names, config)))
+        written = stack.enter_context(contextlib.closing(output.draw_and_write(predictor.threads)))
+        for item in written:
+            if window is None or item is None or item.drawing is None:
                 continue
-            if not window.show(shown.drawing, wait=not shown.detected.frame.is_video):
+            if not window.show(item.drawing, wait=not item.detected.frame.is_video):
                 break
     output.summarise()
     output.raise_failures()
@@ -147,13 +148,14 @@ def _reason(error: Exception, path: str) -> str:
 
 
 class Output:
-    """Draws, logs and writes frames and their detections, and reports the files for which that failed."""
+    """Draws, logs and writes the frames of a stream and their detections, and reports the files for which that
+    failed, whose other frames the stream skips."""
 
-    def __init__(self, names: tuple[str, ...], config: DetectConfig, skip: Callable[[str], None]) -> None:
-        """``names``: of the classes. ``skip``: called with the path of a file that has failed."""
+    def __init__(self, stream: DetectionStream, names: tuple[str, ...], config: DetectConfig) -> None:
+        """``names``: of the classes."""
+        self._stream = stream
         self._names = names
         self._config = config
-        self._skip = skip
         self._log = FrameLog(names, config)
         self._files: ResultFiles | None = None  # until the first frame; an unreadable source leaves no folder
         self._used: set[str] = set()  # files that had frames
@@ -164,7 +166,16 @@ class Output:
         """Folder of the results; None if there is none."""
         return None if self._files is None else self._files.run_dir
 
-    def draw(self, item: Detected | FileProblem) -> DrawnFrame | FileProblem:
+    def draw_and_write(self, threads: int) -> Generator[DrawnFrame | None, None, None]:
+        """Draws in ``threads`` threads and writes in another, while the stream detects in the next frames. Yields each
+        frame when it is written, in order; None for a file that has failed."""
+        ahead = self._stream.ahead
+        drawn = map_ahead(self._draw, self._stream, threads=threads, ahead=ahead)
+        written = map_ahead(self._write, drawn, threads=1, ahead=ahead)
+        with contextlib.closing(drawn), contextlib.closing(written):  # closes the last stage first
+            yield from written
+
+    def _draw(self, item: Detected | FileProblem) -> DrawnFrame | FileProblem:
         """Draws and encodes the boxes of a frame. Several threads may call it."""
         if isinstance(item, FileProblem):
             return item
@@ -172,11 +183,11 @@ class Output:
         if is_unused or isinstance(item.outcome, Exception):
             return DrawnFrame(item)
         try:
-            return self._draw(item, item.outcome)
+            return self._draw_boxes(item, item.outcome)
         except Exception as error:
             return DrawnFrame(replace(item, outcome=error))
 
-    def _draw(self, item: Detected, table: DetectionTable) -> DrawnFrame:
+    def _draw_boxes(self, item: Detected, table: DetectionTable) -> DrawnFrame:
         labels = None
         if not self._config.hide_labels:
             scores = None if self._config.hide_conf else table.scores
@@ -190,7 +201,7 @@ class Output:
         is_needed = item.frame.is_video or self._config.view_img
         return DrawnFrame(item, drawing if is_needed else None, encoded)
 
-    def write(self, item: DrawnFrame | FileProblem) -> DrawnFrame | None:
+    def _write(self, item: DrawnFrame | FileProblem) -> DrawnFrame | None:
         """Logs and writes the next frame. Returns it, or None if its file has failed."""
         if isinstance(item, FileProblem):
             self._add_problem(item)
@@ -210,7 +221,7 @@ class Output:
                 self._files.add(item, detected.outcome)
         except Exception as error:
             self._add_problem(FileProblem(path, _reason(error, path), is_skipped=True))
-            self._skip(path)
+            self._stream.skip(path)
             return None
         return item
 

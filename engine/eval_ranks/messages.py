@@ -7,7 +7,7 @@ so the loss of an evaluating process cannot break a collective of the training o
 Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
 torch.distributed.rpc would wait.
 
-evaluators.py has the side of the training processes, process.py the other one.
+service.py has the side of the training processes, process.py the other one.
 """
 
 from __future__ import annotations

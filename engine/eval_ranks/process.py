@@ -22,7 +22,6 @@ from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
-from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import (
     ENDED,
     FAILED,
@@ -38,6 +37,7 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
+from engine.eval_ranks.service import common_facts
 from engine.evaluation.evaluator import training_evaluator
 from engine.run.process import choose_kernels
 from engine.run.starting_model import rebuild_model

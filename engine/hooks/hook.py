@@ -55,7 +55,7 @@ class Training(Protocol):
     steps: StepPlan
     schedule: Schedule
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-    images: int  # of the newest step over all ranks; one of ``--quad`` counts as the four that it is made of
+    step_samples: int  # of the newest step over all ranks; an image of ``--quad`` is made of four
     data_wait_s: float  # how long the newest step waited for them
 
     @property

@@ -115,7 +115,7 @@ class ProgressBar(Hook):
         if self._is_first_step:
             get_logger().info("first step %.1f s after the start", time.monotonic() - STARTED)
         self._is_first_step = False
-        self._meter.count_step(trainer.images, trainer.data_wait_s)
+        self._meter.count_step(trainer.step_samples, trainer.data_wait_s)
         self._losses = trainer.progress.mean_losses(trainer.step.criterion.names)
         silent_s = time.monotonic() - self._shown_at
         if self._bar is not None:

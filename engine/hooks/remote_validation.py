@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.checkpoint import PendingEpoch, Progress
-from engine.checkpoint.checkpointer import copied
-from engine.eval_ranks.evaluators import Evaluators, common_facts
+from engine.checkpoint.checkpointer import copy_to_cpu
 from engine.eval_ranks.messages import Setup, Weights
+from engine.eval_ranks.service import ValidationService, common_facts
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import Validation
 from engine.run.run import training_source
@@ -27,7 +27,7 @@ class RemoteValidation(Hook):
     Raises UserError for settings that need the scores of an epoch before the next one begins.
     """
 
-    _evaluators: Evaluators  # made by `start`
+    _service: ValidationService  # made by `start`
     _validation: Validation
 
     def __init__(self, ctx: DistributedContext, config: TrainConfig) -> None:
@@ -38,20 +38,20 @@ class RemoteValidation(Hook):
 
     def start(self, trainer: Training) -> None:
         self._validation = trainer.hooks.get(Validation)
-        self._evaluators = Evaluators(self._ctx, self._validation.evaluator, self._setup(trainer))
+        self._service = ValidationService(self._ctx, self._validation.evaluator, self._setup(trainer))
         self._is_started = True
 
     def validate(self, trainer: Training, epoch: Epoch) -> None:
-        if self._can_wait(trainer, epoch) and self._evaluators.is_free():
+        if self._can_wait(trainer, epoch) and self._service.is_free():
             epoch.pending = self._pending(trainer, epoch)
-            self._evaluators.send(epoch.number, Weights(epoch.pending.ema, epoch.pending.is_closing))
+            self._service.send(epoch.number, Weights(epoch.pending.ema, epoch.pending.is_closing))
 
     def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> None:
-        epoch.result = self._evaluators.collect(trainer.control.stops_validation)
+        epoch.result = self._service.collect(trainer.control.stops_validation)
 
     def close(self) -> None:
         if self._is_started:
-            self._evaluators.close()
+            self._service.close()
 
     def _can_wait(self, trainer: Training, epoch: Epoch) -> bool:
         """Whether an epoch is validated, and may be so after the next one: it is not the last of the run."""
@@ -66,7 +66,7 @@ class RemoteValidation(Hook):
             row={"time": trainer.seconds(), **epoch.row},
             is_closing=trainer.is_closing,
             progress=_after_epoch(trainer.progress),
-            ema=copied(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {},
+            ema=copy_to_cpu(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {},
         )
 
     def _setup(self, trainer: Training) -> Setup:
@@ -80,7 +80,7 @@ class RemoteValidation(Hook):
             val_images=description.val_images,
             names=description.names,
             model_spec=description.model_spec,
-            ema=copied(trainer.step.ema.module.state_dict()),
+            ema=copy_to_cpu(trainer.step.ema.module.state_dict()),
             class_weights=None if class_weights is None else class_weights.cpu(),
             device=self._ctx.device.type,
             threads=torch.get_num_threads(),

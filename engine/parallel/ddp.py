@@ -163,7 +163,9 @@ class Strategy:
         is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         self.ddp_divides_by = ctx.world_size if is_ddp else 1
 
-    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+    def compute_gradients(
+        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
+    ) -> tuple[Tensor, Tensor]:
         """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
 
         Args:

@@ -96,8 +96,10 @@ class Stage(Strategy):
         self._statistics = _statistics([*first_norms, *last_norms])
         self._begin([])
 
-    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
-        """Does what `Strategy.run` does, and leaves the mean over the copies of the model in the batch norms'
+    def compute_gradients(
+        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
+    ) -> tuple[Tensor, Tensor]:
+        """Like `Strategy.compute_gradients`, and leaves the mean over the copies of the model in the batch norms'
         statistics. The peer has the same ``batches``."""
         self._begin([tuple(batch.images.shape) for batch in batches])
         sums, total = accumulate(batches)

@@ -38,7 +38,9 @@ class VirtualRanks(Strategy):
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
 
-    def run(self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate) -> tuple[Tensor, Tensor]:
+    def compute_gradients(
+        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
+    ) -> tuple[Tensor, Tensor]:
         parameters = self._optimizer.parameters
         per_process = self._count // self.ctx.world_size
         first_rank = self.ctx.rank * per_process

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from data.index.index import SMALL_PX, DatasetIndex, median_side, remedy_for_small_boxes
+from data.labels.report import ScanReport
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
 from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture
@@ -63,27 +65,41 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CensusSection:
+    """Content of census.html."""
+
+    splits: page.Table
+    censuses: Sequence[Census]  # the first is of the training split if there is one
+    figures: dict[str, dict[str, Picture]]  # by split and title; splits without boxes have none
+    imgsz: int
+    least_px: float  # boxes with shorter sides are too small for most models
+    remedy: str | None  # what to do about them; None if there are not many
+    classes: page.Table
+    scans: Sequence[tuple[str, ScanReport, list[str]]]  # splits, reports and their first lines
+
+
 def census_content(
     censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
-) -> dict[str, Any]:
-    """Returns the variables of census.html. The first census is of the training split if there is one."""
+) -> CensusSection:
+    """Returns the content of the census. The first census is of the training split if there is one."""
     names = indexes[0].names
     first = censuses[0]
     sides = [page.UNKNOWN if c.median_side_px is None else f"{c.median_side_px:.1f} px" for c in censuses]
     columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
     order = np.argsort(-first.class_boxes, kind="stable")
-    return {
-        "splits": page.Table(
+    return CensusSection(
+        splits=page.Table(
             columns,
             [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, side) for c, side in zip(censuses, sides)],
             "The splits. A background is an image without boxes; a side is the square root of a box's area",
         ),
-        "censuses": censuses,
-        "figures": {c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
-        "imgsz": imgsz,
-        "least_px": SMALL_PX,
-        "remedy": remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
-        "classes": page.Table(
+        censuses=censuses,
+        figures={c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
+        imgsz=imgsz,
+        least_px=SMALL_PX,
+        remedy=remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
+        classes=page.Table(
             ("class", *(f"{c.split}: {unit}" for c in censuses for unit in ("boxes", "images"))),
             [
                 [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
@@ -91,11 +107,11 @@ def census_content(
             ],
             "Boxes and images of each class",
         ),
-        "scans": [
+        scans=[
             (c.split, i.report, list(map(str, itertools.islice(i.report.findings, MAX_SCAN_LINES))))
             for c, i in zip(censuses, indexes)
         ],
-    }
+    )
 
 
 def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ import torch
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
 from engine.evaluation.bootstrap import ap_of_draws
-from engine.evaluation.issues import CheckedSplit
+from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS, Fitness
@@ -30,7 +29,7 @@ from engine.report.advice import (
     what_to_do,
     where_it_is_wrong,
 )
-from engine.report.census import census_content, take_census
+from engine.report.census import CensusSection, census_content, take_census
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
@@ -65,6 +64,75 @@ class ScoredValidation:
     shown: DetectionTable  # as detect.py finds them
     epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet
+
+
+@dataclass(frozen=True)
+class CurvesSection:
+    """Precision, recall and F1."""
+
+    figures: dict[str, Picture]  # by the name of the file; empty without objects
+    scores: page.Table  # of each class
+
+
+@dataclass(frozen=True)
+class ConfusionSection:
+    """The confusion matrix."""
+
+    figures: dict[str, Picture]
+    pairs: page.Table  # of classes
+
+
+@dataclass(frozen=True)
+class ErrorsSection:
+    """The kinds of errors, and what they cost."""
+
+    split: ErrorSplit
+    figures: dict[str, Picture]  # empty without objects
+    counts: page.Table  # of each class
+
+
+@dataclass(frozen=True)
+class WorstImagesSection:
+    """The images with the most errors."""
+
+    errors: ImageErrors
+    gallery: Sequence[page.Card]
+    legend: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class LabelsSection:
+    """Labels that the model contradicts."""
+
+    trust: Sequence[str]
+    issues: Sequence[Issue]
+    gallery: Sequence[page.Card]
+    legend: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ValidationSections:
+    """What the page shows of a validation."""
+
+    result: EvalResult
+    curves: CurvesSection
+    confusion: ConfusionSection
+    errors: ErrorsSection
+    worst: WorstImagesSection
+    labels: LabelsSection
+
+
+@dataclass(frozen=True)
+class PageContent:
+    """The variables of `TEMPLATE`."""
+
+    subject: Subject
+    summary: dict[str, list[str]]  # sentences by title
+    changed: page.Table  # settings that differ from their defaults
+    machine: Sequence[tuple[str, str]]
+    data: CensusSection
+    history: dict[str, Picture]  # by title; empty before the first epoch
+    validation: ValidationSections | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +180,7 @@ class ReportPage:
         self.path = folder / FILE_NAME
         self.validation: ScoredValidation | None = None  # the newest
         self._ap_of_draws: dict[int, np.ndarray] = {}  # `ap_of_draws` by epoch, of this process
-        self._data: dict[str, Any] | None = None  # variables of census.html
+        self._data: CensusSection | None = None
         self._warning = ""
         self.is_written = False  # whether the newest call of `write` has replaced the page
 
@@ -152,7 +220,7 @@ class ReportPage:
                 subtitle = f"Written {page.now()}, before the first validation."
             elif validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
-            page.write_page(path, TEMPLATE, self._subject.title, subtitle, **content)
+            page.write_page(path, TEMPLATE, self._subject.title, subtitle, **vars(content))
             self.is_written = True
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
@@ -165,13 +233,33 @@ class ReportPage:
         if self.is_written:
             get_logger().info("report: %s", self.path)
 
-    def _content(self, history: dict[str, np.ndarray], validation: ScoredValidation | None) -> dict[str, Any]:
+    def _content(self, history: dict[str, np.ndarray], validation: ScoredValidation | None) -> PageContent:
         subject = self._subject
         if self._data is None:
             censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
             indexes = list(subject.indexes.values())
             self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
-        content = {} if validation is None else self._validation_content(validation)
+        sections = None if validation is None else self._validation_sections(validation)
+        findings = self._findings(history, self._data, sections)
+        return PageContent(
+            subject=subject,
+            summary={
+                "How it went": list(how_it_went(findings)),
+                "Where the model is wrong": list(where_it_is_wrong(findings)),
+                "What to do next": list(what_to_do(findings)),
+            },
+            changed=_changed_settings(subject),
+            machine=_machine(subject.ctx),
+            data=self._data,
+            history={chart.title: chart_picture(chart) for chart in history_charts(history)},
+            validation=sections,
+        )
+
+    def _findings(
+        self, history: dict[str, np.ndarray], data: CensusSection, validation: ValidationSections | None
+    ) -> Findings:
+        """Collects what the advice is based on."""
+        subject = self._subject
         train = subject.indexes.get("train")
         findings = Findings(
             history=history,
@@ -179,35 +267,27 @@ class ReportPage:
             names=subject.validated.names,
             imgsz=subject.imgsz,
             stride=subject.stride,
-            train=next((c for c in self._data["censuses"] if c.split == "train"), None),
-            data=self._data["censuses"][0],
+            train=next((census for census in data.censuses if census.split == "train"), None),
+            data=data.censuses[0],
             last=self._folder / "last.pt",
             fitness=subject.fitness,
             balances=any(getattr(subject.config, name, 0) for name in BALANCING),
-            result=None if validation is None else validation.result,
-            errors=content.get("error_split"),
             ap_of_draws=self._ap_of_draws,
             few_steps=subject.few_steps,
             tile=subject.validated.tile,
             ignored=() if train is None else tuple(train.names_ignored_everywhere()),
-            suspects=len(content.get("issues", ())),
-            backgrounds=content["errors"].backgrounds() if content else 0,
         )
-        return content | {
-            "subject": subject,
-            "validation": validation,
-            "summary": {
-                "How it went": list(how_it_went(findings)),
-                "Where the model is wrong": list(where_it_is_wrong(findings)),
-                "What to do next": list(what_to_do(findings)),
-            },
-            "changed": _changed_settings(subject),
-            "machine": _machine(subject.ctx),
-            "data": self._data,
-            "history": {chart.title: chart_picture(chart) for chart in history_charts(history)},
-        }
+        if validation is None:
+            return findings
+        return replace(
+            findings,
+            result=validation.result,
+            errors=validation.errors.split,
+            suspects=len(validation.labels.issues),
+            backgrounds=validation.worst.errors.backgrounds(),
+        )
 
-    def _validation_content(self, validation: ScoredValidation) -> dict[str, Any]:
+    def _validation_sections(self, validation: ScoredValidation) -> ValidationSections:
         split, index = list(self._subject.indexes.items())[-1]
         names = index.names
         truth = index.ground_truth()
@@ -219,39 +299,47 @@ class ReportPage:
         model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
         drawn = DrawnDetections(validation.shown, result.confusion_confidence)
         confusion_title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
-        return {
-            "names": names,
-            "error_split": error_split,
-            "errors": errors,
-            "issues": issues,
-            "trust": trust_lines(model, {split: result}, names, issues),
-            "curves": {f"{kind}_curve": chart_picture(chart) for kind, chart in metric_charts(result, names).items()},
-            "scores": _score_table(result, names),
-            "confusion": {"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
-            "pairs": _confused_pairs(result, names),
-            "costs": {} if np.isnan(error_split.ap) else {"errors": errors_picture(error_split)},
-            "counts": page.Table(
-                ("class", *KINDS),
-                [[name, *count] for name, count in zip(names, error_split.counts.tolist()) if any(count)],
-                "Errors of each class, at any confidence",
+        return ValidationSections(
+            result=result,
+            curves=CurvesSection(
+                figures={f"{kind}_curve": chart_picture(chart) for kind, chart in metric_charts(result, names).items()},
+                scores=_score_table(result, names),
             ),
-            "worst": worst_gallery(checked, errors),
-            "label_errors": Galleries([checked], {split: drawn}).label_errors(issues, Album(MAX_LABEL_BYTES)),
-            "kinds": KIND_LEGEND,
-            "label_legend": LABEL_LEGEND,
-        }
+            confusion=ConfusionSection(
+                figures={"confusion_matrix": confusion_picture(result.confusion, names, confusion_title)},
+                pairs=_confused_pairs(result, names),
+            ),
+            errors=ErrorsSection(
+                split=error_split,
+                figures={} if np.isnan(error_split.ap) else {"errors": errors_picture(error_split)},
+                counts=page.Table(
+                    ("class", *KINDS),
+                    [[name, *count] for name, count in zip(names, error_split.counts.tolist()) if any(count)],
+                    "Errors of each class, at any confidence",
+                ),
+            ),
+            worst=WorstImagesSection(errors, gallery=worst_gallery(checked, errors), legend=KIND_LEGEND),
+            labels=LabelsSection(
+                trust=trust_lines(model, {split: result}, names, issues),
+                issues=issues,
+                gallery=Galleries([checked], {split: drawn}).label_errors(issues, Album(MAX_LABEL_BYTES)),
+                legend=LABEL_LEGEND,
+            ),
+        )
 
 
-def _figure_files(content: Mapping[str, Any]) -> dict[str, Picture]:
+def _figure_files(content: PageContent) -> dict[str, Picture]:
     """Returns the pictures of the page that are also written as PNG files, by name."""
-    sheets = {"results": content["history"], "labels": content["data"]["figures"].get("train", {})}
+    sheets = {"results": content.history, "labels": content.data.figures.get("train", {})}
     files = {
         name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
         for name, shown in sheets.items()
         if shown
     }
-    for name in ("curves", "confusion", "costs"):
-        files |= content.get(name, {})
+    validation = content.validation
+    if validation is not None:
+        for section in (validation.curves, validation.confusion, validation.errors):
+            files |= section.figures
     return files
 
 

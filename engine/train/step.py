@@ -116,7 +116,7 @@ class TrainStep:
         before = flatten(self._statistics)  # restored below if the step is skipped
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
         num_images = sum(counts)
-        vector, local_total = self.strategy.run(batches, counts, accumulate)
+        vector, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
         sums = StepSums.unpack(vector)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
         self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing

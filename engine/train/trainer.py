@@ -47,7 +47,7 @@ class Trainer:
         self.control = control
         self.checkpointer = checkpointer
         self.hooks = Hooks(hooks)
-        self.images = 0  # of the newest step, see `Training`
+        self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._has_ended = False  # this process takes no more steps
@@ -121,7 +121,7 @@ class Trainer:
         self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
-        self.images = samples
+        self.step_samples = samples
         self.data_wait_s = batches.take_wait()
         flags = self.read(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it

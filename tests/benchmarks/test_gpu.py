@@ -23,7 +23,7 @@ from benchmarks.gpu.parts import DRY, Part, Parts, Sizes, flags
 from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
 from benchmarks.speed import report, step
 from benchmarks.speed.training_step import build_step, loss_pass, make_batches
-from engine.eval_ranks.evaluators import Evaluators
+from engine.eval_ranks.service import ValidationService
 from engine.train.step import TrainStep
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_weights
 from utils.config.parser import parse_config
@@ -507,7 +507,7 @@ def test_a_training_that_fails_is_reported_after_the_others(monkeypatch: pytest.
 
 def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
     """By the words of train.py."""
-    gone = Evaluators.__new__(Evaluators)
+    gone = ValidationService.__new__(ValidationService)
     gone._ranks, gone._failure = range(0), ""
     gone._store = SimpleNamespace(check=lambda keys: True, get=lambda key: b"rank 1: no fp16 on CPUs")
     monkeypatch.setattr(get_logger(), "propagate", True)

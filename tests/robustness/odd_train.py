@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 def make_odd(kind: str, *args: str) -> None:
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
-    from utils.distributed.rendezvous import evaluators
+    from utils.distributed.rendezvous import evaluation_store
     from utils.errors import UserError
 
     take, score = TrainStep.__call__, Evaluator.run
@@ -40,7 +40,7 @@ def make_odd(kind: str, *args: str) -> None:
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
                 file.write(f"{updates}: {seen}\n")
         elif kind == "ready" and updates == 1:
-            store = evaluators(self.ctx.store)
+            store = evaluation_store(self.ctx.store)
             while not store.check([f"ready/{rank}" for rank in range(self.ctx.eval_ranks)]):
                 time.sleep(0.05)
         elif kind == "slow":

@@ -53,6 +53,7 @@ class Annotations:
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
         self.unlabeled_inside = 0  # images that annotation files contain without saying what is in them
+        self._whole: dict[Path, str] = {}  # locations of the entries that have all objects of an image
         self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
         self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
         self._stems = {loose(path.stem) for path in self._paths}
@@ -66,6 +67,7 @@ class Annotations:
         near: Path,
         split: str = "",
         size: tuple[int, int] | None = None,
+        is_whole: bool = False,
     ) -> None:
         """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid.
 
@@ -77,11 +79,17 @@ class Annotations:
             near: the annotation file; an image in its folder is preferred.
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
+            is_whole: whether these are all objects of the image. Another entry for it is then of another image that is
+                called the same, or an older version.
         """
         checked = [None if box is None else self._checked(box, location) for box in boxes]
         if checked and not any(checked):
             return
         path = image if isinstance(image, Path) else self.find(image, location, near, split)
+        if is_whole:
+            other_location = self._whole.setdefault(path, location)
+            if other_location != location:
+                raise UserError(f"{location}: {path.name} is labeled in {other_location}, too; remove one of them")
         named = split_of(split) or _split_of_paths(path, near, self.root)
         picked = self.images.setdefault(named, {}).setdefault(path, Picked())
         picked.size = size or picked.size

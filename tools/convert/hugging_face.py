@@ -82,7 +82,7 @@ def read_image_folder(file: Path, into: Annotations) -> None:
         boxes = _boxes(entry.get("objects"), {}, location)
         path = into.find(str(entry.get("file_name")), location, file)
         if boxes is not None:
-            into.add(path, boxes, location=location, near=file)
+            into.add(path, boxes, location=location, near=file, is_whole=True)
 
 
 def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:

@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -131,6 +131,7 @@ def _turned(
 
 
 _LABELME_WITHOUT_AREA = ("point", "points", "line", "linestrip")
+_LABELME_IGNORE = "__ignore__"  # the class of regions without a class
 _LABELME_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
 
 
@@ -138,10 +139,9 @@ def read_labelme(file: Path, into: Annotations) -> None:
     """Reads LabelMe and X-AnyLabeling: a JSON per image; rectangles, and the boxes around circles, masks and all shapes
     of three points or more (polygons, turned rectangles, quadrilaterals, cuboids)."""
     content = check(load_json(file, "a LabelMe JSON"), dict, str(file))
-    image = str(content.get("imagePath"))
-    stem = PureWindowsPath(image).stem  # takes both separators
-    if loose(stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
-        raise UserError(f"{file}: its 'imagePath' is {one_line(image)[:200]!r}, but an image is called like the file")
+    image = into.find(str(content.get("imagePath")), str(file), file)
+    if loose(image.stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
+        raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     boxes: list[AnnotatedBox | None] = []
     for position, entry in enumerate(_list(content, "shapes", str(file))):
         location = f"{file}: shape {position}"
@@ -160,7 +160,8 @@ def read_labelme(file: Path, into: Annotations) -> None:
         else:
             boxes.append(around_polygon(name, points, kind, location))
     size = _size({"width": content.get("imageWidth"), "height": content.get("imageHeight")}, str(file))
-    into.add(image, boxes, location=str(file), near=file, size=size)
+    into.ignored |= {_LABELME_IGNORE} & {box.name for box in boxes if box is not None}
+    into.add(image, boxes, location=str(file), near=file, size=size, is_whole=True)
 
 
 def read_createml(file: Path, into: Annotations) -> None:
@@ -174,7 +175,7 @@ def read_createml(file: Path, into: Annotations) -> None:
             x, y, w, h = (number(box.get(key), f"{location}: {key}") for key in ("x", "y", "width", "height"))
             boxes.append(AnnotatedBox(str(annotation.get("label") or ""), x - w / 2, y - h / 2, x + w / 2, y + h / 2))
         image = entry.get("image", entry.get("imagefilename"))
-        into.add(str(image), boxes, location=location, near=file)
+        into.add(str(image), boxes, location=location, near=file, is_whole=True)
 
 
 def read_vott(file: Path, into: Annotations) -> None:
@@ -192,7 +193,7 @@ def read_vott(file: Path, into: Annotations) -> None:
         if not boxes and asset.get("state") == _VOTT_NOT_VISITED:
             continue
         size = _size(asset["size"], location) if isinstance(asset.get("size"), dict) else None
-        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size)
+        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
 
 
 _VOTT_NOT_VISITED = 0
@@ -238,7 +239,7 @@ def read_labelbox(file: Path, into: Annotations) -> None:
         ]
         address = urlsplit(str(data.get("row_data") or "")).path
         image = str(data.get("external_id") or data.get("global_key") or address)
-        into.add(image, boxes, location=location, near=file, size=_size(media, location))
+        into.add(image, boxes, location=location, near=file, size=_size(media, location), is_whole=True)
 
 
 def _is_skipped(label: dict[str, Any]) -> bool:
@@ -399,8 +400,8 @@ def read_kitti(file: Path, into: Annotations) -> None:
             number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
-    into.ignored |= {"DontCare"} & {box.name for box in boxes}
-    into.add(file.stem, boxes, location=str(file), near=file)
+    into.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    into.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class DistributedContext(Membership):
         Args:
             device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
             eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
-                messages in the store that `evaluators` returns.
+                messages in the store that `evaluation_store` returns.
             timeout_s: of collectives.
 
         Raises UserError if the environment is incomplete, a device does not exist, or a port is in use.

@@ -188,7 +188,7 @@ def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> Memb
         node_rank=launch.node_rank,
         device=place.device,
         backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
-        store=evaluators(store) if is_evaluating else store,
+        store=evaluation_store(store) if is_evaluating else store,
         launcher=_launcher_name(launch),
         eval_ranks=0 if is_evaluating else eval_ranks,
     )
@@ -220,7 +220,7 @@ def _init_process_group(membership: Membership, launch: Launch, timeout_s: float
         raise rendezvous_error(launch, error) from None
 
 
-def evaluators(store: dist.Store) -> dist.Store:
+def evaluation_store(store: dist.Store) -> dist.Store:
     """Returns the part of the run's store that holds the messages to and from the evaluating processes."""
     return dist.PrefixStore("evaluators", store)
 

@@ -30,7 +30,7 @@ def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> Simpl
     progress = SimpleNamespace(epoch=epoch, batch=0, mean_losses=lambda names: shown)
     step, plan = SimpleNamespace(criterion=SimpleNamespace(names=())), SimpleNamespace(per_epoch=steps, accumulate=1)
     parts = {"progress": progress, "step": step, "steps": plan, "ctx": DistributedContext.single(), "losses": shown}
-    return SimpleNamespace(**parts, epochs=epochs, images=16, data_wait_s=0.0)
+    return SimpleNamespace(**parts, epochs=epochs, step_samples=16, data_wait_s=0.0)
 
 
 def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.open import open_data
-from engine.eval_ranks.evaluators import common_facts
 from engine.eval_ranks.messages import Setup, Weights, discard_message, post_message, read_message
 from engine.eval_ranks.process import _Scorer
+from engine.eval_ranks.service import common_facts
 from engine.run.run import NewRun, RunSettings, training_source
 from models.detector import build_detector
 from tests.helpers.processes import Processes
@@ -88,7 +88,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
 
 
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.evaluators:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -99,7 +99,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.evaluators:LATE_S:1000"
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))

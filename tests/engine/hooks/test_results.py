@@ -135,7 +135,7 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     board = TensorBoard(tmp_path)
     board.start(trainer_at(epochs=3, data="coco.yaml"))
     add(board, [(1, {"train/box": 1.5}), (2, {"train/box": 0.5})])
-    board.finish(trainer_at())
+    board.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0}).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.5), (2, 0.5)]
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -151,7 +151,7 @@ def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, va
         board = TensorBoard(tmp_path)
         board.start(trainer_at(epochs[0] - 1))
         add(board, [(epoch, {"AP": epoch * (1.0 if len(epochs) > 1 else 30.0 / first)}) for epoch in epochs])
-        board.finish(trainer_at())
+        board.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [e.value for e in events.Scalars("AP")] == values
 
@@ -163,7 +163,7 @@ def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     board.start(trainer_at())
     add(board, [(1, {"loss": 1.0})])
     board.write(lambda writer: writer.add_scalar("a", 1.0, 1))
-    board.finish(trainer_at())
+    board.close()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
@@ -181,7 +181,7 @@ def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
     for number in (1, 2):
         add(board, [(number, {"loss": 1.0})])
         board.after_epoch(trainer_at(), None)
-    board.finish(trainer_at())
+    board.close()
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.checkpoint.checkpointer import copied
+from engine.checkpoint.checkpointer import copy_to_cpu
 from engine.optim.build import (
     RULES,
     LoadedParameters,
@@ -236,7 +236,7 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
         for step in range(4):
             if interrupted and step == 2:
                 file = io.BytesIO()
-                torch.save(copied({"optimizer": optimizer.state_dict()}), file)
+                torch.save(copy_to_cpu({"optimizer": optimizer.state_dict()}), file)
                 file.seek(0)
                 optimizer = build(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
                 optimizer.load_state_dict(torch.load(file)["optimizer"])

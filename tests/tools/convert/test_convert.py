@@ -336,12 +336,67 @@ def test_images_of_one_name_are_those_of_the_subset(images, tmp_path):
     assert [box["bbox"] for box in val] == [[0, 0, 80, 60]]
 
 
-def test_regions_that_kitti_leaves_out_are_ignored(images, tmp_path):
+@pytest.mark.parametrize("name", ["DontCare", "dontcare"])  # the latter in NVIDIA TAO
+def test_regions_that_kitti_leaves_out_are_ignored(name, images, tmp_path):
     write_kitti(images)
     with open(images / "label_2" / "one.txt", "a") as file:
-        file.write("DontCare -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
-    assert "DontCare: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+        file.write(f"{name} -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
+    assert f"{name}: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
     assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
+
+
+def test_regions_that_labelme_ignores_are_ignored(images, tmp_path):
+    write_labelme(images)
+    path = images / "one.json"
+    path.write_text(path.read_text().replace("wild dog", "__ignore__"))
+    assert "__ignore__: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
+    assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat",)
+
+
+def label_twice_labelme(folder: Path) -> None:
+    write_labelme(folder)
+    (folder / "old").mkdir()
+    (folder / "old" / "one.json").write_text((folder / "one.json").read_text().replace("50", "49"))
+
+
+def label_twice_kitti(folder: Path) -> None:
+    write_kitti(folder)
+    (folder / "old").mkdir()
+    (folder / "old" / "one.txt").write_text((folder / "label_2" / "one.txt").read_text().replace("50.00", "49.00"))
+
+
+def label_twice_image_folder(folder: Path) -> None:
+    write_image_folder(folder)
+    path = folder / "metadata.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[0])
+
+
+def label_twice_labelbox(folder: Path) -> None:
+    rows = labelbox_rows()
+    rows[1]["data_row"]["external_id"] = "one.png"
+    (folder / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
+
+
+def label_twice_createml(folder: Path) -> None:
+    write_createml(folder)
+    path = folder / CREATEML
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, entries[0] | {"annotations": []}]))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (label_twice_labelme, "set/one.json: one.png is labeled in .../old/one.json, too"),
+        (label_twice_kitti, "set/old/one.txt: one.png is labeled in .../label_2/one.txt, too"),
+        (label_twice_image_folder, "metadata.jsonl:4: one.png is labeled in .../metadata.jsonl:1, too"),
+        (label_twice_labelbox, "export.ndjson:2: one.png is labeled in .../export.ndjson:1, too"),
+        (label_twice_createml, ": entry 3: one.png is labeled in ...: entry 0, too"),
+    ],
+)
+def test_two_entries_that_each_have_all_objects_of_an_image_are_refused(write, message, images):
+    write(images)
+    check_refusal(images, f"{message}; remove one of them")
 
 
 def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_path):
@@ -753,6 +808,16 @@ def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
     check_refusal(images, f"metadata.jsonl:1: {message}")
 
 
+def test_a_labelme_file_may_name_its_image_in_another_way(images, tmp_path):
+    (images / "one.png").rename(images / "one more.png")
+    write_labelme(images)
+    path = images / "one.json"
+    text = path.read_text().replace("one.png", "..\\\\x\\\\one%20more.png")
+    path.rename(images / "One more.json").write_text(text)
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def unlabel_parquet(folder: Path) -> None:
     write_parquet(folder)
     from pyarrow import Table, parquet
@@ -856,7 +921,7 @@ def test_a_labelme_file_of_another_image_is_refused(images):
     """As after a copy: the boxes would be drawn on the other image, and its own one left out."""
     write_labelme(images)
     (images / "two.json").write_text((images / "one.json").read_text().replace("cat", "dog"))
-    check_refusal(images, "two.json: its 'imagePath' is 'one.png', but an image is called like the file")
+    check_refusal(images, "two.json: its 'imagePath' is one.png, but an image is called like the file")
 
 
 def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path):

@@ -31,7 +31,7 @@ from engine.eval_ranks.messages import (
 from engine.evaluation.evaluator import Evaluator
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
-from utils.distributed.rendezvous import evaluators
+from utils.distributed.rendezvous import evaluation_store
 from utils.logger import get_logger
 from utils.machine.processes import has_died
 from utils.strings import rank_list
@@ -43,7 +43,7 @@ LATE_FRACTION = 0.1
 LEAVE_S = 2.0  # how long rank 0 waits for the evaluating processes to end
 
 
-class Evaluators:
+class ValidationService:
     """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls.
 
     Args:
@@ -57,7 +57,7 @@ class Evaluators:
         self._ctx = ctx
         self._evaluator = evaluator
         self._run_store = ctx.store
-        self._store = evaluators(ctx.store)
+        self._store = evaluation_store(ctx.store)
         self._number = 0  # of the newest message with weights, from 1
         self._epoch = 0  # whose weights these are
         self._sent_at = 0.0
