@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from data.loading.prefetcher import Prefetcher
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
 from engine.evaluation.evaluator import Evaluator
-from engine.inference import settings as pipeline
+from engine.inference import image_detector
 from engine.inference.model import CheckpointModel
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
@@ -159,7 +159,7 @@ class InCaller:
     ],
 )
 def test_detection(order, monkeypatch, kind, amp):
-    monkeypatch.setattr(pipeline, "ThreadPoolExecutor", InCaller)
+    monkeypatch.setattr(image_detector, "ThreadPoolExecutor", InCaller)
     if kind != "yolo26":
         monkeypatch.setattr(pipeline, "_select", lambda model, raw, settings: decoded(model, raw))
     with unset_fake_temporarily():

@@ -235,7 +235,7 @@ def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
     for successes in (0, 1, 10):  # a worker needs 3 semaphores, all of them 5 more
         with monkeypatch.context() as patches:
             patches.setattr(place, failing_after(successes, original, OSError(number, os.strerror(number))))
-            loader = open_loader(workers=12)
+            loader = open_loader(workers=3)
             with pytest.raises(UserError if message else BlockingIOError, match=message):
                 next(iter(loader))
         del loader
