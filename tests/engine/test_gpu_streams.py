@@ -161,7 +161,7 @@ class InCaller:
 def test_detection(order, monkeypatch, kind, amp):
     monkeypatch.setattr(image_detector, "ThreadPoolExecutor", InCaller)
     if kind != "yolo26":
-        monkeypatch.setattr(pipeline, "_select", lambda model, raw, settings: decoded(model, raw))
+        monkeypatch.setattr(image_detector, "_select", lambda model, raw, settings: decoded(model, raw))
     with unset_fake_temporarily():
         detector = build_detector(MODELS[kind], 2, seed=1).fuse()
     predictor = Predictor(CheckpointModel(detector, {"imgsz": 64}, Path("x.pt"), CUDA), amp=amp)

@@ -205,6 +205,9 @@ def test_impossible_loader_settings_are_one_line(open_loader, options, message):
         open_loader(**options)
 
 
+SEMAPHORE = "multiprocessing.synchronize.SemLock._make_name"
+
+
 def failing_after(successes: int, function: Callable[[], object], error: Exception) -> Callable[..., object]:
     """Stands for ``function``, without its arguments, and raises ``error`` after some calls."""
     remaining = iter(range(successes))
@@ -218,23 +221,24 @@ def failing_after(successes: int, function: Callable[[], object], error: Excepti
 
 
 @pytest.mark.parametrize(
-    ("place", "number", "message"),
+    ("place", "successes", "number", "message"),
     [
-        ("multiprocessing.synchronize.SemLock._make_name", errno.ENOSPC, "/dev/shm, which is full; make it larger"),
-        ("multiprocessing.synchronize.SemLock._make_name", errno.EROFS, r"cannot be used \(read-only file system\)"),
-        ("multiprocessing.synchronize.SemLock._make_name", errno.ENOSYS, "or use --workers 0"),
-        ("os.fork", errno.EAGAIN, None),  # explained by `run_main`
+        (SEMAPHORE, (0, 1, 10), errno.ENOSPC, "/dev/shm, which is full; make it larger"),
+        (SEMAPHORE, (0, 1, 10), errno.EROFS, r"cannot be used \(read-only file system\)"),
+        (SEMAPHORE, (0, 1, 10), errno.ENOSYS, "or use --workers 0"),
+        ("os.fork", (0, 2), errno.EAGAIN, None),  # explained by `run_main`
     ],
 )
 def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
-    open_loader, monkeypatch, place, number, message
+    open_loader, monkeypatch, place, successes, number, message
 ):
+    """A worker needs 3 semaphores, and all three workers need 5 more."""
     ignored = []
     monkeypatch.setattr("sys.unraisablehook", ignored.append)
     original = os.fork if place == "os.fork" else staticmethod(SemLock._make_name)
-    for successes in (0, 1, 10):  # a worker needs 3 semaphores, all of them 5 more
+    for count in successes:
         with monkeypatch.context() as patches:
-            patches.setattr(place, failing_after(successes, original, OSError(number, os.strerror(number))))
+            patches.setattr(place, failing_after(count, original, OSError(number, os.strerror(number))))
             loader = open_loader(workers=3)
             with pytest.raises(UserError if message else BlockingIOError, match=message):
                 next(iter(loader))
