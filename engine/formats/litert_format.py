@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -36,6 +34,7 @@ from engine.formats.runtimes import (
     errors_of_runtime,
     log_cpu_only,
     quiet,
+    run_converter,
     try_in_process,
 )
 from utils.errors import UserError
@@ -103,16 +102,16 @@ class LiteRtFormat(ModelFormat):
             program = Path(folder, "program.pt2")
             model = Path(folder, "model.tflite")
             _write_program(graphs, program)
-            _run_converter("convert", program, model)
+            _run_step("convert", program, output=model)
             program.unlink()
             rounded = Path(folder, "rounded.tflite")
             if config.half:
-                _run_converter("round_weights", model, rounded)
+                _run_step("round_weights", model, output=rounded)
                 return rounded.read_bytes()
             if config.int8:
                 ranges = Path(folder, "ranges.json")
                 ranges.write_text(json.dumps(_measure_ranges(model.read_bytes(), graphs)), encoding="utf-8")
-                _run_converter("quantize", model, ranges, rounded)
+                _run_step("quantize", model, ranges, output=rounded)
                 return rounded.read_bytes()
             return model.read_bytes()
 
@@ -224,25 +223,16 @@ def _write_program(graphs: ModelGraphs, path: Path) -> None:
         torch.export.save(program, path)
 
 
-def _run_converter(*arguments: object) -> None:
-    """Runs `litert_converter`. Raises UserError if it fails."""
-    command = [sys.executable, "-P", str(CONVERTER), *map(str, arguments)]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            env=os.environ | offline,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CONVERSION_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"--format litert: litert-torch did not end within {CONVERSION_TIMEOUT_S:.0f} s") from None
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise UserError(f"--format litert: litert-torch failed ({lines[-1][:300] if lines else done.returncode})")
+def _run_step(name: str, *inputs: Path, output: Path) -> None:
+    """Runs a function of `litert_converter`. Raises UserError if it fails."""
+    run_converter(
+        "litert-torch",
+        [sys.executable, "-P", CONVERTER, name, *inputs, output],
+        output,
+        user="--format litert",
+        timeout_s=CONVERSION_TIMEOUT_S,
+        variables={"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+    )
 
 
 def _measure_ranges(model: bytes, graphs: ModelGraphs) -> dict[str, Any]:

@@ -6,7 +6,6 @@ pnnx makes them from TorchScript. A graph has a fixed size and takes one image a
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine.formats.runtimes import (
     log_cpu_only,
     quiet,
     read_metadata_file,
+    run_converter,
     try_in_process,
     write_metadata_file,
 )
@@ -83,11 +83,10 @@ class NcnnFormat(ModelFormat):
                 torch.jit.save(traced, str(Path(folder, "model.pt")))
             shape = f"inputshape=[1,{graphs.detector.channels},{height},{width}]"
             command = [pnnx.EXEC_PATH, "model.pt", shape, f"fp16={int(config.half)}"]
-            done = _run_converter(command, folder)
             param_path = Path(folder, PARAM_FILE)
-            if done.returncode != 0 or not param_path.is_file():
-                lines = (done.stderr or done.stdout).strip().splitlines()
-                raise UserError(f"--format ncnn: pnnx failed ({lines[-1][:300] if lines else done.returncode})")
+            run_converter(
+                "pnnx", command, param_path, user="--format ncnn", timeout_s=CONVERSION_TIMEOUT_S, folder=Path(folder)
+            )
             graph = NcnnGraph(param_path.read_bytes(), Path(folder, WEIGHTS_FILE).read_bytes())
         _check_layers(graph)
         return graph
@@ -149,22 +148,6 @@ def _model_files(path: Path) -> tuple[Path, Path]:
         if not file.is_file():
             raise UserError(f"{file}: no such file; an ncnn model has a .param and a .bin file")
     return param, weights
-
-
-def _run_converter(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
-    """Raises UserError if pnnx does not end."""
-    try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CONVERSION_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"--format ncnn: pnnx did not end within {CONVERSION_TIMEOUT_S:.0f} s") from None
 
 
 def _check_layers(graph: NcnnGraph) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,6 +109,47 @@ def try_in_process(path: Path, program: str, arguments: Sequence[object], runtim
     if done.returncode != 0:
         reason = "; ".join(done.stderr.strip().splitlines()) or "it is damaged"
         raise UserError(f"{path}: cannot be opened ({reason[-300:]})")  # what the runtime prints comes first
+
+
+def run_converter(
+    program: str,
+    command: Sequence[object],
+    output: Path,
+    *,
+    user: str,
+    timeout_s: float,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a program that converts a model, in a process of its own.
+
+    Args:
+        program: its name in messages.
+        command: the program and its arguments.
+        output: the file that it writes.
+        user: the flag that needs it, for messages.
+        timeout_s: how long it may take.
+        folder: its working folder; None: that of this process.
+        variables: what its environment has besides that of this process.
+
+    Raises UserError if it fails, does not end, or does not write ``output``.
+    """
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=folder,
+            env=os.environ | dict(variables or {}),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{user}: {program} did not end within {timeout_s:.0f} s") from None
+    if done.returncode != 0 or not output.is_file():
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise UserError(f"{user}: {program} failed ({lines[-1][:300] if lines else done.returncode})")
 
 
 def check_ports(path: Path, inputs: int, outputs: int) -> None:
