@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,14 @@ def small(family: str) -> dict:
 def noise() -> torch.Tensor:
     """Images float32 (8, 3, 64, 96), the ones that `lively` detectors know."""
     return torch.rand(8, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+
+
+def check_threads_get_the_same_bits(model: nn.Module, inputs: list[torch.Tensor]) -> None:
+    """Fails unless threads that share an opened model get the outputs that one thread gets, bit for bit."""
+    alone = [model(pixels)[0] for pixels in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda i: model(inputs[i % len(inputs)])[0], range(24)))
+    assert all(torch.equal(output, alone[i % len(inputs)]) for i, output in enumerate(together))
 
 
 @torch.no_grad()

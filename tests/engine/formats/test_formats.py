@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from engine.formats.torch_formats import move_constants
 from engine.inference import open_model as opening
 from engine.inference.open_model import is_exported
 from engine.inference.predictor import Predictor
-from tests.helpers.exports import FAMILIES, lively, noise, options, small, tiny_graph
+from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, options, small, tiny_graph
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
@@ -117,11 +116,7 @@ def test_the_devices_that_tracing_stored_follow_a_torchscript_file(tiny):
 def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     folder, _, _ = tiny
     model = open_model(folder / name, device=CPU, trust=True)
-    inputs = [images(n) for n in (1, 2, 3, 1)]
-    alone = [model(pixels)[0] for pixels in inputs]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda i: model(inputs[i % 4])[0], range(24)))
-    assert all(torch.equal(output, alone[i % 4]) for i, output in enumerate(together))
+    check_threads_get_the_same_bits(model, [images(n) for n in (1, 2, 3, 1)])
 
 
 @STATIC

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import subprocess
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.environments import environment_with
-from tests.helpers.exports import FAMILIES, lively, noise, small
+from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
 from tests.helpers.requirements import requirements
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
@@ -89,11 +88,7 @@ def test_other_programs_find_channels_last_fractions_and_metadata(tiny):
 
 def test_threads_that_share_a_model_get_the_same_bits(tiny):
     model = open_model(tiny[0], device=CPU, trust=True)
-    images = noise()
-    alone = [model(image[None])[0] for image in images]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda i: model(images[i % 8][None])[0], range(24)))
-    assert all(torch.equal(output, alone[i % 8]) for i, output in enumerate(together))
+    check_threads_get_the_same_bits(model, list(noise().split(1)))
 
 
 @NEEDS_PACKAGES

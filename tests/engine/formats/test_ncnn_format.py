@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from engine.formats.ncnn_format import PARAM_FILE, WEIGHTS_FILE
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
-from tests.helpers.exports import FAMILIES, lively, noise, small
+from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector
 from utils.errors import UserError
@@ -59,11 +58,7 @@ def test_boxes_and_scores_are_those_of_the_detector(tiny):
 
 def test_threads_that_share_a_model_get_the_same_bits(tiny):
     model = open_model(tiny[0], device=CPU, trust=True)
-    images = noise()
-    alone = [model(image[None])[0] for image in images]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda i: model(images[i % 8][None])[0], range(24)))
-    assert all(torch.equal(output, alone[i % 8]) for i, output in enumerate(together))
+    check_threads_get_the_same_bits(model, list(noise().split(1)))
 
 
 @torch.no_grad()
