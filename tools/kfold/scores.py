@@ -39,7 +39,7 @@ class ScoredFold:
         return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
 
 
-def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
+def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> None:
     """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
     device = config.device.split(",")[0]
     ctx = DistributedContext.from_environment(device)
@@ -59,7 +59,6 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
         torch.cuda.empty_cache()
-    return fold
 
 
 def read_fold(path: Path) -> ScoredFold:

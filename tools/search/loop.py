@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from engine.evaluation.metrics import Fitness
 from tools.continued import continued, folder_of, train_config
-from tools.kfold.cross_validate import TABLE, CrossValidation, cross_validate, make_folds, prepare, write_results
+from tools.kfold.cross_validate import Comparison, CrossValidation, cross_validate, open_comparison, write_results
+from tools.kfold.folds import TABLE, make_folds
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, reached, write_report
 from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of
@@ -43,15 +43,17 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         Stopped: a signal has ended the search.
     """
     log = get_logger()
-    folder, spec, fitness, names = prepare(config)
+    comparison = open_comparison(config)
+    folder = comparison.folder
+    fitness = comparison.fitness
     with ExitStack() as stack:
         with FileLock(folder / ".settings.lock").wait("another process that begins this search"):
             made = (TABLE, JOURNAL, TRIALS)
             stack.enter_context(continued(config, folder / SETTINGS, space.plain(), made))
             study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
             if config.folds:
-                make_folds(config, spec, folder, fitness)
-        failure = _Search(config, space, study, fitness, names, signals).run_trials()
+                make_folds(config, comparison.spec, folder, fitness)
+        failure = _Search(config, space, study, comparison, signals).run_trials()
     if failure:
         raise UserError(failure)
     elsewhere = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
@@ -72,8 +74,7 @@ class _Search:
     config: SearchConfig
     space: Space
     study: SharedStudy
-    fitness: Fitness
-    names: tuple[str, ...]
+    comparison: Comparison
     signals: StopSignals
 
     def run_trials(self) -> str:
@@ -104,7 +105,7 @@ class _Search:
             steps = f" after {counted(reached(frozen), self.config.unit)}"
         best = best_of(trials)
         best_text = "" if best is None else f"; best {best.value:.4f} (trial {best.number})"
-        return f"{steps}, {self.fitness.name} {frozen.value:.4f}{best_text}"
+        return f"{steps}, {self.comparison.fitness.name} {frozen.value:.4f}{best_text}"
 
     def _run_trial(self, claim: Claim) -> tuple[TrialState, str]:
         """Trains, or cross-validates, with the hyper-parameters of a trial.
@@ -115,7 +116,7 @@ class _Search:
         recipe = claim.folder / RECIPE
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False))
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
-        fitness = self.fitness
+        fitness = self.comparison.fitness
         best: list[float] = []
 
         def after_epoch(epoch: int, value: float) -> bool:
@@ -123,7 +124,7 @@ class _Search:
             return self.study.report(claim, epoch, value) or epoch >= config.epochs
 
         def after_fold(number: int, so_far: CrossValidation) -> bool:
-            write_results(claim.folder / "results.csv", so_far, self.names)
+            write_results(claim.folder / "results.csv", so_far, self.comparison.names)
             value = fitness.of(so_far.pooled)
             best.clear()  # the pooled result replaces that of fewer folds
             if not math.isnan(value):
