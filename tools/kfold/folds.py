@@ -156,7 +156,11 @@ def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:
 
 
 def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Returns COCO JSON for ``images``, int64 (n,)."""
+    """Returns COCO JSON for ``images``, int64 (n,).
+
+    An image with a label that could not be used gets an annotation that cannot be used either. Otherwise its tiles
+    without objects, or the image in a training of some classes, would be backgrounds.
+    """
     truth = index.ground_truth()  # splits an ignore region of all classes into one of each class
     rows = np.flatnonzero(np.isin(truth.image_of_box, images))
     columns = {
@@ -168,6 +172,10 @@ def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dic
         "iscrowd": truth.crowd[rows].astype(int),
     }
     annotations = [dict(zip(columns, values)) for values in zip(*(column.tolist() for column in columns.values()))]
+    incomplete = images[index.incomplete[images]]
+    unused_id = len(truth.classes)
+    for number, i in enumerate(incomplete.tolist(), unused_id):
+        annotations.append({"id": number, "image_id": i, "category_id": None, "bbox": None})
     entries = []
     for i in images.tolist():
         height, width = index.image_hw[i].tolist()
