@@ -12,7 +12,7 @@ from engine.report.census import census_content, take_census
 from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS
 from engine.report.photos import COLORS, Album
 from tools.check.galleries import IssueGalleries
-from tools.check.issue_kinds import ADVICE, DUPLICATES
+from tools.check.issue_kinds import ADVICE, DUPLICATES, NO_ADVICE
 from tools.check.label_checks import SIZE_STEP
 from tools.check.out_folder import new_folder
 from tools.check.result import CheckResult
@@ -99,7 +99,7 @@ def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
     for kind, group in kinds.items():
         by_split = Counter(_splits_of(issue) or "whole data set" for issue in group)
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
-        meaning, remedy = ADVICE.get(kind, ("", ""))
+        meaning, remedy = ADVICE.get(kind, NO_ADVICE)
         rows.append((kind, len(group), remedy, meaning, counts))
     return page.Table(("finding", "number", "what to do", "what it means", "splits"), rows, "Findings by kind")
 
