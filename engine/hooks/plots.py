@@ -13,7 +13,6 @@ from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import EpochResults, TensorBoard, Validation
 from engine.report.page import ReportPage, ScoredValidation, Subject
 from engine.report.sheets import draw_batch, write_preview
-from engine.run.run import ContinuedRun
 from utils.drawing.draw import write_image
 from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package
@@ -54,8 +53,9 @@ class Plots(Hook):
             fitness=trainer.hooks.get(EpochResults).fitness,
             batches=len(trainer.loader),
         )
-        self._page = ReportPage(run.folder, subject, is_resumed=isinstance(run.start, ContinuedRun))
-        if not isinstance(run.start, ContinuedRun):
+        is_continued = run.checkpoint is not None
+        self._page = ReportPage(run.folder, subject, is_resumed=is_continued)
+        if not is_continued:
             self._draw_batches(trainer.loader)
             self._page.write({})
 
