@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from data.source.dataset_spec import DataSource
-from engine.checkpoint.checkpoint import PendingEpoch, Progress
-from engine.checkpoint.checkpointer import copy_to_cpu
+from engine.checkpoint.checkpoint import copy_to_cpu
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.eval_ranks.messages import Setup, Weights
 from engine.eval_ranks.service import ValidationService, common_facts
 from engine.hooks.hook import Epoch, Hook, Training

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.checkpoint import PendingEpoch, Progress
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress, TrainState
+from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object

@@ -16,8 +16,10 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages

@@ -10,8 +10,8 @@ from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
 from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.results import ClassScores, EpochResults, ResultsCsv, TensorBoard

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import train
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
 from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb

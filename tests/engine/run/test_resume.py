@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress, RunStatus
 from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
 from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.restore import EpochData, keep_best_epoch, resumed_position

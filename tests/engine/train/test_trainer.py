@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress
+from engine.checkpoint.progress import PendingEpoch, Position, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
