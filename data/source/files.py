@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data.image_io.decode import image_suffixes
+from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, OtherImages

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.image_names import ImageNames, loose
 from data.source.folder_splits import split_of

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.decode import image_suffixes
+from data.image_io.file_kinds import image_suffixes
 from data.labels.findings import Finding
 from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
