@@ -123,7 +123,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
             members["size"][i] = len(content)
             members["crc"][i] = zlib.crc32(content)
     members["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
-    shards = [[name, (folder / name).stat().st_size] for name in tars.names]
+    shards: list[list[Any]] = [[name, (folder / name).stat().st_size] for name in tars.names]
     _write_index(folder / f"{split}{SUFFIX}", index, paths, members, shards)
     total = sum(size for _, size in shards)
     num_images = counted(len(index), "image")
