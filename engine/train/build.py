@@ -25,13 +25,17 @@ from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
 from engine.export.trial import try_formats
 from engine.hooks.callbacks import load_callbacks
+from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.hook import Hook
+from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.plots import Plots
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.results import ClassScores, ClassWeights, EpochResults, ResultsCsv, Summary, TensorBoard, Validation
-from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.results import ClassScores, ClassWeights, EpochResults, Summary
+from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.trackers import open_services
+from engine.hooks.validation import Validation
+from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters
 from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
