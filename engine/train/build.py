@@ -11,7 +11,15 @@ import torch
 
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex, warn_of_small_boxes
-from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
+from data.loading.build import (
+    TrainSamples,
+    build_train_loader,
+    build_train_sampler,
+    build_val_loader,
+    check_loader_settings,
+    open_train_samples,
+    warn_of_shared_images,
+)
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
@@ -110,9 +118,10 @@ def build_training(
     data = open_run_data(ctx, plan)
     starting_model = build_run_model(ctx, plan, data)
     model = starting_model.model
-    plan = choose_batch_size(ctx, plan, data, model)
+    samples = open_train_samples(ctx, plan.settings.config, plan.settings.hyp, data.spec, stride=model.stride)
+    plan = choose_batch_size(ctx, plan, data, model, samples)
     warn_of_unused_settings(ctx, plan.settings, data, model)
-    loaders = build_loaders(ctx, plan.settings, data, model)
+    loaders = build_loaders(ctx, plan.settings, data, model, samples)
     steps = step_plan(plan.settings.config, len(loaders.train))
     fit_anchors(plan, model, loaders.train.index)
     plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
@@ -250,13 +259,20 @@ def rebuild_run_model(
     return StartingModel(model, pretrained, checkpoint.origin)
 
 
-def choose_batch_size(ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector) -> RunPlan:
+def choose_batch_size(
+    ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: TrainSamples
+) -> RunPlan:
     """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
     settings = plan.settings
     if settings.config.batch_size != FIND_BATCH_SIZE:
         return plan
+
+    def plan_steps(config: TrainConfig) -> StepPlan:
+        sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
+        return step_plan(config, epoch_batches=len(sampler))
+
     criterion = build_criterion(ctx, settings, model, data.teacher)
-    batch_size = batch_that_fits(ctx, settings, model, criterion, pixels=data.spec.pixels)
+    batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
     settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
     check_settings(ctx, settings)
     return replace(plan, settings=settings)
@@ -270,12 +286,14 @@ def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data
             get_logger().warning("%s", line)
 
 
-def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> Loaders:
-    """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
+def build_loaders(
+    ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector, samples: TrainSamples
+) -> Loaders:
+    """Opens the validation split, and builds the loaders of both. Warns about data that would spoil the result."""
     config = settings.config
     hyp = settings.hyp
     spec = data.spec
-    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
+    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride, samples=samples)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
     data.fitness.check_objects(val.index.ground_truth())

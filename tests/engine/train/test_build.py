@@ -194,7 +194,7 @@ def fail(*_, **__):
             "build_starting_model",
             "set/nothing: not found (named by set/empty.yaml); .../set has images, labels; correct its paths",
         ),
-        (["--freeze", "6"], "build_train_loader", "--freeze 6: leaves no layer to train"),
+        (["--freeze", "6"], "open_train_samples", "--freeze 6: leaves no layer to train"),
         (
             ["--fitness", "AP:other", "--data", "set/three.yaml"],
             "build_step",
