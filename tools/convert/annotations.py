@@ -161,6 +161,10 @@ class Annotations:
         """Returns whether the source has an image with this stem."""
         return loose(stem) in self._stems
 
+    def annotated(self) -> list[AnnotatedImage]:
+        """Returns what is known of the images of all splits."""
+        return [annotated for images in self.images.values() for annotated in images.values()]
+
     def num_images(self) -> int:
         """Counts the images below the source, and those that its files contain."""
         return len(set(self._paths).union(*self.images.values())) + self.unlabeled_inside
