@@ -1,5 +1,14 @@
 """Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
-(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
+(engine/train/trainer.py), as detectron2's ``HookBase`` does:
+
+    start
+      before_epoch                               each epoch
+        after_step, read                         each step
+      after_last_step, validate                  the steps of the epoch are done
+      score, record, (the run is saved), report  now, or for a pending epoch an epoch later: after validate_pending
+      after_epoch
+    after_steps, after_training, finish
+"""
 
 from __future__ import annotations
 
@@ -96,10 +105,8 @@ class Hook:
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
 
-    The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
-    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. For an epoch that other
-    processes validate (`Epoch.pending`), those from `score` to `report` follow after `validate_pending`, when the steps
-    of the next epoch are done.
+    The end of an epoch has several points, so that each hook finds what it needs wherever it is in the list. An epoch
+    is pending (`Epoch.pending`) while other processes validate it.
     """
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
