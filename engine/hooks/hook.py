@@ -3,7 +3,7 @@
 
     start
       before_epoch                               each epoch
-        after_step, read                         each step
+        after_step, after_read                   each step
       after_last_step, validate                  the steps of the epoch are done
       score, record, (the run is saved), report  now, or for a pending epoch an epoch later: after validate_pending
       after_epoch
@@ -35,7 +35,7 @@ Point = Literal[
     "start",
     "before_epoch",
     "after_step",
-    "read",
+    "after_read",
     "after_last_step",
     "validate",
     "validate_pending",
@@ -92,7 +92,7 @@ class Training(Protocol):
     def call(self, point: Point, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
-    def read(self, *, leave: int) -> StepFlags: ...
+    def read_values(self, *, leave: int) -> StepFlags: ...
 
 
 class Hook:
@@ -121,7 +121,7 @@ class Hook:
     def after_step(self, trainer: Training) -> Action | None:
         """Called after each step of the optimizer."""
 
-    def read(self, trainer: Training, values: StepValues) -> Action | None:
+    def after_read(self, trainer: Training, values: StepValues) -> Action | None:
         """Called when the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
