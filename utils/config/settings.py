@@ -368,7 +368,7 @@ class DetectConfig(_DetectionsConfig):
     save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
-    save_crop: bool = setting(False, help="write a crop of each detection")
+    save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print no line for each image, only the summary and what went wrong")
     view_img: bool = setting(False, help="show results in a window")
