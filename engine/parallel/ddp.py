@@ -25,6 +25,7 @@ from utils.structures import Batch
 
 log = logging.getLogger("lockstep")
 
+# Adds the gradients of micro-batches to ``.grad``; returns their packed `StepSums` (n,) and the sum of their losses ().
 Accumulate = Callable[[Sequence[Batch]], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -171,7 +172,7 @@ class Strategy:
         Args:
             batches: this process's micro-batches; any may be empty.
             counts: images of each micro-batch over all ranks.
-            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and a total ().
+            accumulate: called for each part of the step that this process computes.
 
         Returns the sums over all ranks, and the total of this rank.
         """
