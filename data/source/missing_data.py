@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.voc import is_voc
 from data.labels.yolo import has_row
 from utils.errors import look_alike, one_line
