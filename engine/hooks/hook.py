@@ -1,17 +1,27 @@
 """Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
-(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
+(engine/train/trainer.py), as detectron2's ``HookBase`` does:
+
+    start
+      before_epoch                               each epoch
+        after_step, after_read                   each step
+      after_last_step, validate                  the steps of the epoch are done
+      score, record, (the run is saved), report  now, or for a pending epoch an epoch later: after validate_pending
+      after_epoch
+    after_steps, after_training, finish
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import PendingEpoch, Progress, TrainState
+from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepFlags, StepValues
@@ -19,6 +29,25 @@ from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
+
+# Methods of `Hook` that the loop calls with the trainer. "before_validation" is called by `Validation`.
+Point = Literal[
+    "start",
+    "before_epoch",
+    "after_step",
+    "after_read",
+    "after_last_step",
+    "validate",
+    "validate_pending",
+    "before_validation",
+    "score",
+    "record",
+    "report",
+    "after_epoch",
+    "after_steps",
+    "after_training",
+    "finish",
+]
 
 
 @dataclass
@@ -60,10 +89,10 @@ class Training(Protocol):
 
     @property
     def step(self) -> TrainingStep: ...
-    def call(self, point: str, *args: Any) -> Action: ...
+    def call(self, point: Point, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
-    def read(self, *, leave: int) -> StepFlags: ...
+    def read_values(self, *, leave: int) -> StepFlags: ...
 
 
 class Hook:
@@ -76,10 +105,8 @@ class Hook:
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
 
-    The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
-    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. For an epoch that other
-    processes validate (`Epoch.pending`), those from `score` to `report` follow after `validate_pending`, when the steps
-    of the next epoch are done.
+    The end of an epoch has several points, so that each hook finds what it needs wherever it is in the list. An epoch
+    is pending (`Epoch.pending`) while other processes validate it.
     """
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
@@ -94,7 +121,7 @@ class Hook:
     def after_step(self, trainer: Training) -> Action | None:
         """Called after each step of the optimizer."""
 
-    def read(self, trainer: Training, values: StepValues) -> Action | None:
+    def after_read(self, trainer: Training, values: StepValues) -> Action | None:
         """Called when the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
@@ -152,7 +179,7 @@ class Hooks:
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
 
-    def call(self, point: str, trainer: Training, *args: Any) -> Action:
+    def call(self, point: Point, trainer: Training, *args: Any) -> Action:
         """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, joined."""
         action = Action.CONTINUE
         for hook in self._hooks:

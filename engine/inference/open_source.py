@@ -10,15 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.image_io.decode import (
-    MAX_IMAGE_BYTES,
-    OnWarning,
-    decode_image,
-    image_suffixes,
-    read_header,
-    read_image,
-    unread_summary,
-)
+from data.image_io.decode import MAX_IMAGE_BYTES, OnWarning, decode_image, read_image
+from data.image_io.file_kinds import image_suffixes, unread_summary
+from data.image_io.header import read_header
 from engine.inference.frames import FileProblem, Frame, Items, SourceOptions
 from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
 from engine.inference.video import open_stream, stream_frames, video_file_frames

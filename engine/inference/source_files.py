@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.image_io.decode import ARRAY_SUFFIX, IMAGE_SUFFIXES, unread_image, unread_summary
+from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, unread_image, unread_summary
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 

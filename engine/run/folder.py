@@ -15,7 +15,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import ContinuedRun, NewRun, RunPlan, TrainingRun
+from engine.run.run import RunPlan, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -29,7 +29,7 @@ from utils.program import resume_flag, write_result
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
-_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
@@ -44,11 +44,12 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> Tr
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    start = plan.start
     settings = plan.settings
-    folder = _make_folder(ctx, settings.config, stack) if isinstance(start, NewRun) else start.folder
+    folder = plan.folder
+    if folder is None:
+        folder = _make_folder(ctx, settings.config, stack)
     if ctx.is_main:
-        is_new = not isinstance(start, ContinuedRun)
+        is_new = plan.checkpoint is None
         note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
@@ -57,7 +58,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> Tr
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
         write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, start=start)
+    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:
@@ -98,7 +99,7 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
 def _lock(folder: Path) -> FileLock:
     """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
-    holder = lock.acquire(_PATIENCE_S)
+    holder = lock.acquire(LOCK_PATIENCE_S)
     if holder:
         raise UserError(
             f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "

@@ -10,14 +10,14 @@ from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.hooks.hook import Action, Epoch, Hook, Hooks
+from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
+from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import ContinuedRun, TrainingRun
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.errors import UserError
@@ -54,10 +54,10 @@ class Trainer:
         self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
         self._pending: PendingEpoch | None = None  # the newest epoch, while other processes validate it
         self._started = time.monotonic()
-        if isinstance(run.start, ContinuedRun):
-            self._newest.metrics = run.start.checkpoint.metrics
-            self._pending = run.start.checkpoint.pending
-            self._started -= run.start.checkpoint.run.seconds  # as if there had been no interruption
+        if run.checkpoint is not None:
+            self._newest.metrics = run.checkpoint.metrics
+            self._pending = run.checkpoint.pending
+            self._started -= run.checkpoint.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -123,9 +123,9 @@ class Trainer:
         batches.prefetch(self._batches_of_next_step())
         self.step_samples = samples
         self.data_wait_s = batches.take_wait()
-        flags = self.read(leave=0 if progress.batch == per_epoch else 1)
+        flags = self.read_values(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
-        self._follow(self.control.after_step(flags, action, lambda: self.read(leave=0)))
+        self._follow(self.control.after_step(flags, action, lambda: self.read_values(leave=0)))
 
     def _batches_of_next_step(self) -> int:
         """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
@@ -134,14 +134,14 @@ class Trainer:
             left = len(self.loader)
         return min(self.steps.accumulate, left)
 
-    def read(self, *, leave: int) -> StepFlags:
+    def read_values(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
         what any rank requested."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
             self.progress.count_losses(values.losses, is_finite=values.finite)
-            self.call("read", values)
+            self.call("after_read", values)
         return flags
 
     def _end_epoch(self) -> None:
@@ -199,7 +199,7 @@ class Trainer:
         if self._pending is not None and not self._complete_pending().interrupts:
             self.save_position()
 
-    def call(self, point: str, *args: Any) -> Action:
+    def call(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
         return self._follow(self.hooks.call(point, self, *args))
 

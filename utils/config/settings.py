@@ -71,8 +71,16 @@ def setting(
         bare: the value of a flag given without a value; None: the flag requires one.
         is_line: the text must be a single line, as it is printed in a line of the log.
     """
-    metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "is_line": is_line}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "also": also,
+        "aliases": aliases,
+        "bare": bare,
+        "is_line": is_line,
+    }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes
+from data.folds.assign import assign_folds, class_counts, rare_classes
+from data.folds.groups import groups_of
 from data.folds.held_out import validation_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
@@ -19,7 +20,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.kfold.cross_validate import data_of, make_folds, pooled_index, write_folds
+from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
 
 

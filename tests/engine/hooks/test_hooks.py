@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
-from engine.hooks import stopping
+from engine.hooks import nonfinite
+from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.results import ClassWeights, EpochResults, Validation
-from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.nonfinite import NonFiniteSteps
+from engine.hooks.results import ClassWeights, EpochResults
+from engine.hooks.stopping import EarlyStopping, TimeLimit
+from engine.hooks.validation import Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.pixels import RGB8
@@ -36,7 +39,7 @@ class FakeTrainer(SimpleNamespace):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
-    monkeypatch.setattr("engine.hooks.stopping.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("engine.hooks.checkpointing.time.monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -141,13 +144,13 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 
 
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(stopping, "MAX_CONSECUTIVE_BAD_STEPS", 2)
+    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
     trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
 
     def read(**values) -> None:
         values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)
         trainer.progress.count_losses((1.0,), is_finite=values.finite)
-        hook.read(trainer, values)
+        hook.after_read(trainer, values)
 
     read()
     trainer.progress.count_losses((1.0,), is_finite=True)
@@ -169,7 +172,7 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
     trainer.progress.bad_steps = in_a_row
     values = SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf"), paths=("a.jpg",))
-    NonFiniteSteps().read(trainer, values)
+    NonFiniteSteps().after_read(trainer, values)
     assert [record.levelname for record in caplog.records] == [level]
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 

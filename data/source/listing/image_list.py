@@ -1,0 +1,202 @@
+"""Reads .txt lists of images, as Darknet, CVAT and Pascal VOC write them: a path in each row."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
+from data.labels.label_format import ImageFile
+from data.source.missing_data import labels_without_images
+from data.source.walk import Folders, query, walk
+from utils.errors import UserError
+from utils.files.paths import relative_name
+from utils.files.safe_io import read_text
+from utils.logger import get_logger
+
+MAX_LIST_BYTES = 1 << 31
+NO_FILE = "a pipe or device, not a file; left out"
+_MAX_TRIED_ROWS = 10  # rows that are tried of a list that was written for another folder
+
+
+@dataclass(slots=True)
+class ImageList:
+    """Holds what the rows of a list name."""
+
+    images: list[tuple[str, ImageFile]] = field(default_factory=list)  # location of the row, and the image, in order
+    missing: list[str] = field(default_factory=list)  # rows whose images do not exist, as paths with /
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Row(NamedTuple):
+    line: int
+    text: str
+
+
+class _RowReader(Protocol):
+    """Says which image a row of a list names."""
+
+    def names_image(self, row: str) -> bool:
+        """Returns whether a row looks like the path of an image."""
+
+    def path(self, row: str) -> str | None:
+        """Returns the absolute path of the image; None if there is no such image."""
+
+
+def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
+    """Reads a list. If no row is an image as it is written, finds out for which folder the list was written. Raises
+    UserError if all rows name nothing, or several images."""
+    rows = _rows(file)
+    reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
+    if rows and all(reader.path(row.text) is None for row in rows):
+        reader = _reader_for_another_folder(rows, file, folders, suffixes)
+    content = ImageList()
+    for row in rows:
+        _add_row(content, row, f"{relative_name(file, folders.root)}:{row.line}", reader, folders)
+    return content
+
+
+def is_image(name: str, suffixes: frozenset[str]) -> bool:
+    return os.path.splitext(name)[1].lower() in suffixes
+
+
+def _rows(file: Path) -> list[_Row]:
+    lines = read_text(file, most=MAX_LIST_BYTES).splitlines()
+    rows = [_Row(number, line.strip()) for number, line in enumerate(lines, 1)]
+    return [row for row in rows if row.text]
+
+
+def _add_row(content: ImageList, row: _Row, location: str, reader: _RowReader, folders: Folders) -> None:
+    """Adds the image of a row to ``content``, or what is wrong with it."""
+    if not reader.names_image(row.text):
+        message = f"{row.text[:100]!r} is not the path of an image"
+        content.findings.append(Finding(location, BAD_LISTED, message, lost_images=1))
+        return
+    path = reader.path(row.text)
+    if path is None:
+        content.missing.append("/".join(_parts(row.text)))
+        content.findings.append(Finding(location, MISSING_IMAGE, f"{row.text} not found", lost_images=1))
+        return
+    parent, name = os.path.split(path)
+    if not query(folders.entries(parent)[name].is_file):
+        content.findings.append(Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1))
+        return
+    content.images.append((location, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))))
+
+
+class _RowsAsWritten:
+    """Reads rows as absolute paths, or as relative ones: to the list's folder if they begin with ``./``, else to the
+    data set's folder first, then to the list's."""
+
+    def __init__(self, list_folder: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+        self._list_folder = list_folder
+        self._folders = folders
+        self._suffixes = suffixes
+
+    def names_image(self, row: str) -> bool:
+        return is_image(row, self._suffixes)
+
+    def path(self, row: str) -> str | None:
+        if not self.names_image(row):
+            return None
+        bases = [self._folders.root, self._list_folder]
+        if row.startswith("./"):
+            bases.reverse()
+        paths = [self._folders.normal(os.path.join(base, row)) for base in bases]
+        for path in paths:
+            if self._folders.exists(path):
+                return path
+        for path in paths:
+            alike = self._folders.alike(path)
+            if alike is not None:
+                return alike
+        return None
+
+
+class _RowsForAnotherFolder:
+    """Reads rows whose first ``left_out`` folders are those of another place, with or without suffixes, as paths in
+    ``folder``."""
+
+    def __init__(self, folder: Path, left_out: int, folders: Folders, suffixes: frozenset[str]) -> None:
+        self._folder = folder
+        self._left_out = left_out
+        self._folders = folders
+        self._suffixes = suffixes
+
+    def names_image(self, row: str) -> bool:
+        return True
+
+    def path(self, row: str) -> str | None:
+        parts = _parts(row)[self._left_out :]
+        if not parts:  # it has fewer folders than the row that shows how to read them
+            return None
+        path = os.path.join(self._folder, *parts)
+        if is_image(row, self._suffixes):
+            return path if self._folders.exists(path) else None
+        endings = (*self._suffixes, *map(str.upper, self._suffixes))
+        existing = [path + ending for ending in endings if self._folders.exists(path + ending)]
+        return existing[0] if len(existing) == 1 else None
+
+
+def _reader_for_another_folder(
+    rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str]
+) -> _RowsForAnotherFolder:
+    """Finds the images of a list whose rows name no image as written: they have Windows separators, are for another
+    folder (CVAT's ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's
+    ``000012``).
+
+    The first of ``rows`` that ends like the path of one image in the data set decides for all. Raises UserError if no
+    image fits, or several do.
+    """
+    root = folders.root
+    tried_rows = rows[:_MAX_TRIED_ROWS]
+    candidates = _images_called_like(tried_rows, file, root, suffixes)
+    for row in tried_rows:
+        parts = _parts(row.text)
+        for left_out in range(len(parts)):
+            tail = parts[left_out:]
+            matches = _paths_ending_in(tail, candidates, has_suffix=is_image(row.text, suffixes))
+            if len(matches) > 1:
+                raise _several_images(row, sorted(matches), file, root)
+            if matches:
+                image = Path(matches[0])
+                message = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
+                get_logger().info(message, file, row.line, row.text, relative_name(image, root))
+                return _RowsForAnotherFolder(image.parents[len(tail) - 1], left_out, folders, suffixes)
+    advice = labels_without_images(root) or f"; give paths of images relative to {root}"
+    first = rows[0]
+    raise UserError(f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row{advice}")
+
+
+def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:
+    """Returns the ``paths``, or those that without their suffixes, end in the parts ``tail``."""
+    ending = os.sep + os.path.join(*tail)
+    if has_suffix:
+        return [path for path in paths if path.endswith(ending)]
+    return [path for path in paths if os.path.splitext(path)[0].endswith(ending)]
+
+
+def _several_images(row: _Row, images: list[str], file: Path, root: Path) -> UserError:
+    """Makes the error about a row that may name any of several ``images``."""
+    shown = images if len(images) <= 2 else [*images[:2], "..."]
+    return UserError(
+        f"{file}:{row.line}: {len(images)} images fit {row.text[:200]!r}: {', '.join(shown)}; name images by "
+        f"their paths relative to {root}"
+    )
+
+
+def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: frozenset[str]) -> list[str]:
+    """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
+    names = {_parts(row.text)[-1] for row in rows}
+    voc_images = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
+    base = voc_images if voc_images.is_dir() else root
+    if not base.is_dir():
+        return []
+    images = [entry for visit in walk(base) for entry in visit.entries if is_image(entry.name, suffixes)]
+    return [entry.path for entry in images if entry.name in names or os.path.splitext(entry.name)[0] in names]
+
+
+def _parts(row: str) -> list[str]:
+    return [part for part in row.replace("\\", "/").split("/") if part not in ("", ".", "..")] or [row]

@@ -1,0 +1,86 @@
+"""The lists and labels of folds, from data sets with images that a run of some classes leaves out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
+from engine.evaluation.metrics import Fitness
+from tests.helpers.three_formats import write_three_formats
+from tools.kfold.folds import data_of, make_folds
+from utils.config.search_settings import KfoldConfig
+
+NAMES = ["cat", "dog"]
+CAT = (0, 16, 16, 80, 64)
+DOG = (1, 96, 16, 140, 64)
+WITHOUT_AREA = (1, 20, 20, 20, 20)
+
+
+def write_set(folder: Path) -> None:
+    """Nine images of three groups, alternately. The second, the third and the fifth have lost a label, the last two of
+    these have no dog, and the last image is a background."""
+    names = [f"{'abc'[i % 3]}{i}.png" for i in range(9)]
+    objects = {name: [CAT, DOG] for name in names}
+    objects[names[1]] = [CAT, DOG, WITHOUT_AREA]
+    objects[names[2]] = objects[names[4]] = [CAT, WITHOUT_AREA]
+    objects[names[8]] = []
+    write_three_formats(folder, NAMES, dict.fromkeys(names, (128, 160)), objects)
+
+
+def labels_of(index) -> dict[str, tuple]:
+    """The labels of each image, and whether it has lost one, by its path."""
+    return {
+        str(Path(index.path(i)).resolve()): (index.labels(i).tolist(), bool(index.incomplete[i]))
+        for i in range(len(index))
+    }
+
+
+@pytest.mark.parametrize("chosen", [{"classes": ["dog"]}, {"ignore": ["cat"]}])
+@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "instances.json"}, "joined"])
+def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotations, chosen):
+    write_set(tmp_path / "set")
+    content = {"train": "images/train", "names": NAMES, "ignore": chosen.get("ignore", [])}
+    if annotations == "joined":
+        (tmp_path / "set/part.yaml").write_text(yaml.safe_dump({"train": "images/train", "names": NAMES}))
+        del content["names"]
+        content["train"] = ["part.yaml"]
+    else:
+        content |= annotations
+    data = tmp_path / "set" / "data.yaml"
+    data.write_text(yaml.safe_dump(content))
+    classes = chosen.get("classes", [])
+    cache = str(tmp_path / "cache")
+    config = KfoldConfig(
+        data=str(data),
+        model="yolov8n",
+        folds=3,
+        groups=r"([abc])\d",
+        near_duplicates=False,
+        max_bad=0.5,
+        cache_dir=cache,
+    )
+    settings = IndexSettings(cache_dir=cache, max_bad=0.5, progress=False)
+    spec = load_dataset_spec(data).use_classes(classes)
+    direct = labels_of(load_index(spec, "train", settings))
+    assert len(direct) == 7
+    make_folds(config, spec, tmp_path, Fitness.parse("AP", spec.names))
+    with open(tmp_path / "folds.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    letters = {(Path(row["image"]).name[0], row["group"], row["fold"]) for row in rows}
+    assert len(letters) == 3, "the groups are divided"
+    validated = {}
+    for number in range(3):
+        fold = load_dataset_spec(data_of(tmp_path, number)).use_classes(classes)
+        train, val = (labels_of(load_index(fold, split, settings)) for split in ("train", "val"))
+        assert train | val == direct
+        assert not train.keys() & val.keys()
+        listed = {Path(row["image"]).name for row in rows if row["fold"] == str(number + 1)}
+        assert {Path(path).name for path in val} == listed
+        validated |= val
+    assert validated == direct
