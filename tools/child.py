@@ -34,7 +34,7 @@ class Child:
 
     @property
     def reason(self) -> str:
-        """The reason for which the finished command has failed: the line that it would print."""
+        """Why the finished command has failed: the line that it would print."""
         code = self.process.returncode
         if code < 0:
             return killed_by(-code)
