@@ -120,6 +120,7 @@ def _position(project: Path) -> tuple[int, int] | None:
     return (progress["epoch"], progress["batch"]) if progress else None
 
 
+@pytest.mark.slow
 def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
