@@ -19,8 +19,9 @@ from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ORPHAN, UNREAD_LABELS
 from data.labels.label_format import ImageFile, LabelFile
 from data.labels.yolo import label_folders
-from data.source.dataset_spec import DatasetSpec, class_names, what_exists
+from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing, list_split
+from data.source.missing_data import what_exists
 from data.source.walk import walk
 from utils.files.folders import cache_folder
 from utils.files.paths import path_of, relative_name

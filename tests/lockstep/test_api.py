@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep import api
+from lockstep import command as command_module
 from lockstep.keywords import flags_of_keywords
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -38,7 +38,7 @@ def command(monkeypatch, tmp_path):
 
     def replace(text: str) -> None:
         text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
-        monkeypatch.setattr(api, "start_of", lambda name: [python(), "-c", text, name])
+        monkeypatch.setattr(command_module, "start_of", lambda name: [python(), "-c", text, name])
 
     return replace
 
@@ -79,7 +79,7 @@ def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path, m
         (tmp_path / "passes on").touch()
         return before
 
-    monkeypatch.setattr(api.signal, "signal", noted)
+    monkeypatch.setattr(signal, "signal", noted)
     command("""
 def stop(*_):
     pathlib.Path("count").open("a").write("x")

@@ -99,8 +99,8 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
     assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     # A deterministic run adds gradients of the loss in a fixed order.
     assert plan.loss is (ctx.device.type == "cuda" and "deterministic" not in flags)
-    assert plan.line.startswith("compiled: ")
-    assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
+    assert plan.message.startswith("compiled: ")
+    assert ("CUDA graphs" in plan.message.replace("no CUDA graphs", "")) == cuda_graphs
 
 
 @pytest.mark.slow
