@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.index.index import CACHE_VERSION, DatasetIndex, Scan, open_cached, write_cache
+from data.index.cache_file import IndexCache, fingerprint_of
+from data.index.index import DatasetIndex, Scan
 from data.index.index_settings import IndexSettings
 from data.index.loaded import LoadedSplit, refuse, source_name
 from data.index.scan import scan_split
-from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ORPHAN, UNREAD_LABELS
-from data.labels.label_format import ImageFile, LabelFile
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, class_names, what_exists
 from data.source.files import Listing, list_split
 from data.source.walk import walk
 from utils.files.folders import cache_folder
 from utils.files.paths import path_of, relative_name
-from utils.pixels import RGB8
 from utils.strings import counted
 
 _MAX_FOLDERS = 1000  # folders that are searched for label files if there are none where they are expected
@@ -55,7 +49,7 @@ def from_files(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_che
         scans=opened.scans,
         listing=listing,
         first_label=labeled[0] if labeled else listing.labels[0].name,
-        report_path=opened.cache_file.with_suffix(".txt"),
+        report_path=opened.cache.report_path,
         is_single_cls=settings.single_cls,
     )
 
@@ -65,8 +59,8 @@ class _OpenedIndex:
     """Holds an index, and where it comes from."""
 
     index: DatasetIndex  # all usable images, with the classes of the labels
-    cache_file: Path
-    is_cached: bool = False  # whether the index is from ``cache_file``
+    cache: IndexCache
+    is_cached: bool = False  # whether the index is from ``cache``
     scans: tuple[Scan, ...] = ()  # for a check: what has been scanned
 
 
@@ -75,25 +69,19 @@ def _open_or_scan(
 ) -> _OpenedIndex:
     """Opens the index of a listed split, or scans the split."""
     labeled = spec.as_labeled()
-    fingerprint = _fingerprint(labeled, split, listing, settings)
-    folder = cache_folder(settings.cache_dir)
+    fingerprint = fingerprint_of(labeled, split, listing, single_cls=settings.single_cls)
     source = source_name(spec, split, settings.single_cls)
-    # The name depends on the content alone, so a data set that has been moved is not scanned again.
-    path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
+    cache = IndexCache.find(cache_folder(settings.cache_dir), source, fingerprint)
     if not is_check:
-        names = class_names(labeled, settings.single_cls)
-        cached = open_cached(path, names, spec.root, fingerprint)
+        cached = cache.open(class_names(labeled, settings.single_cls), spec.root)
         if cached is not None:
-            return _OpenedIndex(cached, path, is_cached=True)
+            return _OpenedIndex(cached, cache, is_cached=True)
     scan = scan_split(labeled, split, listing, settings, decode_all=is_check)
     index = replace(scan.index, fingerprint=fingerprint)
     if is_check:
-        return _OpenedIndex(index, path, scans=(replace(scan, spec=spec, index=index),))
-    write_cache(path, index)
-    with contextlib.suppress(OSError):
-        for old in {*folder.glob(f"{source}-*")} - {path, path.with_suffix(".txt")}:
-            old.unlink()
-    return _OpenedIndex(index, path)
+        return _OpenedIndex(index, cache, scans=(replace(scan, spec=spec, index=index),))
+    cache.write(index)
+    return _OpenedIndex(index, cache)
 
 
 def _no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
@@ -146,18 +134,3 @@ def _orphans(listing: Listing) -> str:
     if not orphans:
         return ""
     return f"; {counted(len(orphans), 'label file')} without an image, first {orphans[0].where}: {orphans[0].text}"
-
-
-def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> str:
-    """Returns a digest of name, size and time of all files, the classes, and the version of this code. It does not
-    depend on the folder."""
-    facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, settings.single_cls, spec.names]
-    if spec.pixels != RGB8:
-        facts.append(spec.pixels.content())
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    files: Sequence[ImageFile | LabelFile]
-    for files in (listing.images, listing.labels, listing.others.images):
-        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
-        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
-    digest.update(json.dumps([listing.findings, *listing.others[1:]]).encode())
-    return digest.hexdigest()

@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from data.image_io.shards import open_shards
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, index_of
+from data.index.cache_file import restored_index
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of
 from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
@@ -37,7 +38,7 @@ class _Meta(TypedDict):
 
 def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit:
     """Opens the index of a split in shards. Raises UserError as `sharded_content`."""
-    index = index_of(*sharded_content(path, spec), spec.as_labeled().names, path)
+    index = restored_index(*sharded_content(path, spec), spec.as_labeled().names, path)
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
         index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
@@ -46,8 +47,8 @@ def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads the first two arguments of `index_of`. Raises UserError if they are malformed, or the classes are not those
-    of ``spec``."""
+    """Reads the first two arguments of `restored_index`. Raises UserError if they are malformed, or the classes are not
+    those of ``spec``."""
     shards = open_shards(path)
     names = spec.as_labeled().names
     try:

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from data.folds.held_out import hold_out_validation
-from data.index.index import DatasetIndex, warn_of_small_boxes
+from data.index.index import DatasetIndex
+from data.index.small_boxes import warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule

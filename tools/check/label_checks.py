@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.index.index import SMALL_PX, Scan, median_side, remedy_for_small_boxes
+from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
+from data.index.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names

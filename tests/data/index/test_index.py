@@ -769,7 +769,7 @@ def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lin
 
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
-    monkeypatch.setattr("data.index.from_files.PARSER_VERSION", 99)
+    monkeypatch.setattr("data.index.cache_file.PARSER_VERSION", 99)
     prints.add(load(root, tmp_path / "cache").fingerprint)
     write_yaml(root, "annotations: instances.json\n")
     prints.add(load(root, tmp_path / "cache").fingerprint)
@@ -800,6 +800,7 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     in_header[40] ^= 1
     for damaged in (b"", whole[:10], whole[:-64], b"x" * len(whole), flipped, in_header, whole + b"more"):
         path.write_bytes(damaged)
+        path.with_name(".train.0123456789abcdef.tmp").write_bytes(whole[:10])  # as a killed process leaves it
         assert_same(expected, load(root, tmp_path / "cache"))
         warning, total = told(lines)
         assert "can't be used" in warning
