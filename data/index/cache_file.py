@@ -90,7 +90,9 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     for files in (listing.images, listing.labels, listing.others.images):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
-    digest.update(json.dumps([listing.findings, *listing.others[1:]]).encode())
+    # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
+    findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
+    digest.update(json.dumps([findings, *listing.others[1:]]).encode())
     return digest.hexdigest()
 
 

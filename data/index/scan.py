@@ -19,24 +19,14 @@ from data.index.index import DatasetIndex, IndexArrays, Scan, select_arrays
 from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
 from data.labels import findings as kinds
-from data.labels.clean import (
-    CLASS,
-    CleanBoxes,
-    LabelFileError,
-    RawLabels,
-    RowProblem,
-    beyond_images,
-    clean_rows,
-    ids_from_1,
-    other_notation,
-    row_table,
-    too_dark,
-)
+from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
 from data.labels.image_names import loose
 from data.labels.label_format import LabelRequest, LabelSource
 from data.labels.ledger import Ledger
+from data.labels.misread import beyond_images, ids_from_1, other_notation, too_dark
 from data.labels.report import ScanReport
+from data.labels.rows import CLASS, LabelFileError, RawLabels, RowProblem, row_table
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing
@@ -220,11 +210,12 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, decode: bool) -> S
     largest = [0]
     path = path_of(name, spec.root)
     raw, problems = _read_labels(i, source)
-    num_labeled = None if raw is None else len(raw.rows) + len(raw.problems)
+    num_labeled = None if raw is None else raw.num_labeled
     try:
         size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
     except UserError as error:
-        finding = Finding(name, kinds.BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out", i)
+        reason = str(error).removeprefix(f"{path}: ")
+        finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
         is_hidden = isinstance(error, HiddenDamageError)
         return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden, largest=max(largest))
     scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
@@ -244,7 +235,7 @@ def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[Ro
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        return None, [RowProblem(-1, kinds.BAD_LABEL, f"{error}; image left out")]
+        return None, [RowProblem(error.line, kinds.BAD_LABEL, error.reason, consequence="image left out")]
     if raw is None:
         return None, [RowProblem(-1, kinds.NO_LABEL, f"{source.images[i].name} is taken as background")]
     return raw, raw.problems
@@ -261,9 +252,12 @@ def _finding(source: LabelSource, image: int, problem: RowProblem, scale: tuple[
         where=source.where(image, None if problem.line < 0 else problem.line),
         kind=problem.kind,
         text=problem.text,
+        consequence=problem.consequence,
+        cause=problem.cause,
         image=image,
         line=problem.line,
         class_id=problem.class_id,
+        class_name=problem.class_name,
         xyxy_px=tuple(value * side for value, side in zip(problem.xyxy, scale)),
     )
 
@@ -274,7 +268,7 @@ def _notes(findings: list[Finding], images: list[ScannedImage]) -> list[str]:
     for kind, description in _CORRECTIONS.items():
         noted = [finding for finding in findings if finding.kind == kind]
         if noted:
-            notes.append(f"{description}: {len(noted):,}, first {noted[0].where}: {noted[0].text}")
+            notes.append(f"{description}: {len(noted):,}, first {noted[0].where}: {noted[0].message}")
     labeled = [image.num_labeled for image in images if image.num_labeled is not None]
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from data.labels.clean import LabelFileError, RawLabels
 from data.labels.findings import Finding
+from data.labels.rows import LabelFileError, RawLabels
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
 MAX_BYTES = 1 << 26  # largest label file of one image
+# What the four numbers of a box mean.
+CENTERS = "cx cy w h"
+TOP_LEFT = "x y w h"
+CORNERS = "x1 y1 x2 y2"
 
 
 class FileStamp(NamedTuple):

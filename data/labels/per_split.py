@@ -9,10 +9,10 @@ from collections.abc import Container, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from data.labels.clean import RawLabels
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.labels.label_format import ImageFile, LabelRequest, OtherImages
+from data.labels.rows import RawLabels
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
@@ -27,7 +27,7 @@ class ImageEntry(NamedTuple):
     @property
     def num_labeled(self) -> int:
         """Counts its annotations, whether they can be used or not."""
-        return len(self.labels.rows) + len(self.labels.problems)
+        return self.labels.num_labeled
 
 
 class SplitFile(NamedTuple):
@@ -109,7 +109,7 @@ class LabelsPerSplit:
     def _unlisted(self, images: Sequence[ImageFile], matched: _Matched) -> list[Finding]:
         """Returns findings about images of the split that the file does not name."""
         return [
-            Finding(image.name, UNLISTED, f"{self._name} doesn't name it; left out")
+            Finding(image.name, UNLISTED, f"{self._name} doesn't name it", consequence="left out")
             for i, image in enumerate(images)
             if i not in matched.entry_of
         ]

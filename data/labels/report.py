@@ -31,7 +31,7 @@ class FindingTable:
         return cls(
             where=FlatStrings.of(finding.where for finding in findings),
             kind=FlatStrings.of(finding.kind for finding in findings),
-            text=FlatStrings.of(finding.text for finding in findings),
+            text=FlatStrings.of(finding.message for finding in findings),
         )
 
     def __len__(self) -> int:

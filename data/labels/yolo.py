@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import CENTERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import (
+    CENTERS,
     MAX_BYTES,
     FilesPerImage,
     LabelFile,
@@ -25,6 +25,7 @@ from data.labels.label_format import (
     LabelRequest,
     LabelSource,
 )
+from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
@@ -83,8 +84,16 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         shape = 0 if area >= (1 - _ROUNDING) * box_area else shape_of(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        message = f"class {int(class_id)} is not among the classes ({known}); left out"
-        return RowProblem(line, UNKNOWN_CLASS, message, int(class_id), corners)
+        class_name = f"class {int(class_id)}"
+        return RowProblem(
+            line=line,
+            kind=UNKNOWN_CLASS,
+            text=f"{class_name} is not among the classes ({known})",
+            consequence="left out",
+            class_id=int(class_id),
+            class_name=class_name,
+            xyxy=corners,
+        )
     return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
 
 
@@ -98,7 +107,7 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
             reason = "numbers have commas, expected points"
     elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
         reason = "the class is not a number; expected its position in the names, from 0"
-    return RowProblem(line, BAD_ROW, f"{reason}: {row[:60]!r}")
+    return RowProblem(line, BAD_ROW, f"{reason}: {row[:60]!r}", cause=reason)
 
 
 def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:

@@ -65,8 +65,14 @@ class SplitImages:
             if prefix not in views:
                 views.append(prefix)
             if not visit.entries and is_image(visit.path, suffixes):
-                message = "an empty folder, not a file; left out"
-                self.findings.append(Finding(prefix.rstrip("/") or ".", BAD_IMAGE, message, lost_images=1))
+                finding = Finding(
+                    where=prefix.rstrip("/") or ".",
+                    kind=BAD_IMAGE,
+                    text="an empty folder, not a file",
+                    consequence="left out",
+                    lost_images=1,
+                )
+                self.findings.append(finding)
             for entry in visit.hidden:
                 if is_image(entry.name, suffixes) and query(entry.is_file):
                     message = "is hidden, as its name begins with a dot; rename it"
@@ -101,7 +107,7 @@ class SplitImages:
             if stamp is None:
                 self.findings.append(Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1))
             elif not query(entry.is_file):
-                self.findings.append(Finding(name, BAD_IMAGE, NO_FILE, lost_images=1))
+                self.findings.append(Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out"))
             else:
                 self.add(ImageFile(name, key_prefix + entry.name, stamp), name)
         return others

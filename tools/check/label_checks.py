@@ -56,7 +56,7 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
         if finding.image >= 0:
             images = (split.relative(part, part.source.images[finding.image].name),)
         box = _finding_box(split, part, finding, location)
-        issues.append(Issue(finding.kind, finding.text, split.name, images, location, () if box is None else (box,)))
+        issues.append(Issue(finding.kind, finding.message, split.name, images, location, () if box is None else (box,)))
     return issues
 
 
@@ -65,7 +65,7 @@ def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: st
     if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
         return None
     if finding.kind == UNKNOWN_CLASS:
-        name = finding.text.partition(" is not ")[0].strip("'")
+        name = finding.class_name
     else:
         name = learned_names(part)[finding.class_id] or part.index.names[finding.class_id]
     number = split.index.names.index(name) if name in split.index.names else IGNORED

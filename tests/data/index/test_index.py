@@ -494,7 +494,7 @@ def test_names_that_do_not_match_the_labels_are_reported(root, tmp_path, label):
     write_yaml(root, label, names=("cat",))
     with refused(
         "set/d.yaml: the names don't match the labels: 3 of 4 objects in 'train' have a class that is not in 'names' "
-        "(first: ...; left out)"
+        "(first: ...)"
     ):
         load(root, tmp_path / "cache")
 
