@@ -134,8 +134,8 @@ def work(config: TrainConfig, working_folder: str) -> str:
     plan = None  # rank 0 makes it, and the others receive it
     if rank == 0:
         wait_for_previous(folder)
-        last, done = previous_training(folder, config)
-        plan = (ray.util.get_node_ip_address(), free_port(), last, done, len(epochs_of(folder)))
+        previous = previous_training(folder, config)
+        plan = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
     address, port, last, done, reported = broadcast_from_rank_zero(plan)
     if done:
         return ""

@@ -183,7 +183,7 @@ def _run(command: str, flags: list[str]) -> dict[str, Any]:
         environment=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        process_group=0,
+        start_new_session=True,
     )
     with started as child, _interrupts_for(child.process):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

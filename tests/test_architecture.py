@@ -213,7 +213,7 @@ def test_what_every_version_must_offer_is_there():
         "data.loading.sampler": "(DistributedSampler)",
         "data.cache.disk": "lmdb",
         "utils.distributed.context": "def torch_distributed_zero_first",
-        "engine.checkpoint.checkpoint": "is_parallel(",
+        "engine.checkpoint.rank_buffers": "is_parallel(",
     }
     assert not [name for name, word in names.items() if word not in SOURCES[name].read_text(encoding="utf-8")]
 

@@ -51,7 +51,6 @@ def start(
     cwd: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
-    process_group: int | None = None,
     start_new_session: bool = False,
 ) -> Iterator[Child]:
     """Runs a command line of `utils.program.start_of` during the block.
@@ -59,7 +58,7 @@ def start(
     Args:
         stop: signal that ends the command at the end of the block, or when this process is killed.
         environment: environment variables; None for those of this process.
-        cwd, stdout, stderr, process_group, start_new_session: see `subprocess.Popen`.
+        cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
     """
     inherited = os.environ if environment is None else environment
     with TemporaryDirectory() as folder:
@@ -72,7 +71,6 @@ def start(
             cwd=cwd,
             stdout=stdout,
             stderr=stderr,
-            process_group=process_group,
             start_new_session=start_new_session,
         )
         try:

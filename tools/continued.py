@@ -1,4 +1,4 @@
-"""Searches and cross-validations, which the same command continues: their folder stores the settings."""
+"""The folder of a search or a cross-validation. It stores the settings, so that the same command continues there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,24 @@ from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 
 # Settings that may change when a command is continued: they do not change what a trial or a fold computes.
-_FREE = frozenset(
-    ("project", "name", "trials", "device", "workers", "spawn", "cache", "cache_dir", "stage", "offline", "noplots")
-) | frozenset(("save_period", "save_minutes"))
-_PATHS = frozenset(("data", "model", "weights", "groups"))
+_MAY_CHANGE = frozenset(
+    (
+        "cache",
+        "cache_dir",
+        "device",
+        "name",
+        "noplots",
+        "offline",
+        "project",
+        "save_minutes",
+        "save_period",
+        "spawn",
+        "stage",
+        "trials",
+        "workers",
+    )
+)
+_PATHS = frozenset(("data", "model", "weights", "groups"))  # settings that may be paths of files
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -55,10 +69,10 @@ def folder_of(config: KfoldConfig) -> Path:
 def continued(
     config: KfoldConfig, path: Path, more: dict[str, Any] | None = None, made: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Compares the settings with those stored in the YAML file ``path``, or writes the file if there is none.
+    """Writes the settings to the YAML file ``path``, or compares them with those that it stores.
 
-    If the block raises UserError before anything has been trained, the file is removed again, so that corrected
-    settings may begin there.
+    If the block raises UserError before anything has been trained, a file that was written is removed again, so that
+    corrected settings may begin there.
 
     Args:
         more: other values by name that must not change either.
@@ -66,27 +80,27 @@ def continued(
 
     Raises UserError that names the first setting that differs.
     """
-    is_new = _check_stored(config, path, more or {})
+    settings = _fixed_settings(config)
+    if more:  # these hold the content of the file that --hyp names
+        settings.pop("hyp", None)
+        settings |= more
+    is_new = not path.exists()
+    if is_new:
+        write_whole(path, yaml.safe_dump(settings, sort_keys=False))
+    else:
+        _check_unchanged(config, settings, path)
     try:
         yield
     except UserError:
         if is_new and not any(path.parent.rglob("last.pt")):
             for name in (path.name, *made):
-                old = path.with_name(name)
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+                _remove(path.with_name(name))
         raise
 
 
-def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool:
-    """Compares the settings with those stored at ``path``, or stores them. Returns whether there was no file."""
+def _check_unchanged(config: KfoldConfig, settings: dict[str, Any], path: Path) -> None:
+    """Raises UserError if ``settings`` differ from those stored at ``path``. Either leaves out what has its default."""
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
-    settings = _fixed_settings(config)
-    if more:  # these hold the content of the file that --hyp names
-        settings.pop("hyp", None)
-    settings |= more
-    if not path.exists():
-        write_whole(path, yaml.safe_dump(settings, sort_keys=False))
-        return True
     stored = load_yaml(path) or {}
     if not isinstance(stored, dict):
         raise UserError(f"{path}: damaged; start again with another --name")
@@ -99,12 +113,18 @@ def _check_stored(config: KfoldConfig, path: Path, more: dict[str, Any]) -> bool
                 f"{path.parent}: was begun with {setting_name} {_shown(before)}, not {_shown(now)}; continue with the "
                 "same settings, or start anew with another --name"
             )
-    return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _fixed_settings(config: KfoldConfig) -> dict[str, Any]:
     """Returns the settings that must not change when a command is continued, with absolute paths of existing files."""
-    fixed = {name: value for name, value in changed_settings(config).items() if name not in _FREE}
+    fixed = {name: value for name, value in changed_settings(config).items() if name not in _MAY_CHANGE}
     for name in _PATHS & fixed.keys():
         if os.path.exists(fixed[name]):
             fixed[name] = str(normal_path(fixed[name]))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
@@ -18,6 +19,7 @@ from tools.continued import folder_of
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
+from utils.entrypoint import USER_ERROR
 from utils.errors import REQUEUE, Stopped, UserError
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
@@ -78,23 +80,13 @@ def train(
     to the child has ended the training, which can be resumed.
     """
     wait_for_previous(folder)
-    checkpoint, has_ended = previous_training(folder, config)
-    resume = None if checkpoint is None else str(checkpoint)
+    previous = previous_training(folder, config)
+    reports = _EpochReports(folder / _RESULTS, column, on_epoch)
+    if previous.has_ended:
+        reports.report_new()
+        return reports.should_continue
+    resume = None if previous.checkpoint is None else str(previous.checkpoint)
     config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
-    last_reported = 0
-    should_continue = True
-
-    def report_epochs() -> bool:
-        """Calls ``on_epoch`` for new epochs. Returns whether to continue."""
-        nonlocal last_reported, should_continue
-        for epoch, fitness in fitness_by_epoch(folder / _RESULTS, column):
-            if should_continue and epoch > last_reported:
-                last_reported = epoch
-                should_continue = on_epoch(epoch, fitness)
-        return should_continue
-
-    if has_ended:
-        return report_epochs()
     with (
         signals.deferred(),
         open(folder / ERRORS, "wb", opener=open_direct) as errors,
@@ -102,17 +94,36 @@ def train(
             [*start_of("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,
     ):
-        code = _wait(child.process, report_epochs, signals)
+        code = _wait(child.process, reports, signals)
         reason = child.reason
-    if not should_continue:
+    if not reports.should_continue:
         return False
-    if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
-        raise Stopped(signals.code if signals.stop or signals.interrupt else code)
+    is_stopped = signals.stop or signals.interrupt
+    if is_stopped or code in (REQUEUE, INTERRUPTED):
+        raise Stopped(signals.code if is_stopped else code)
     if code:
         is_disk_full = any(phrase in reason for phrase in _DISK_FULL)
         has_begun = (folder / _SETTINGS).exists()
-        raise TrainingFailed(reason, refused=code == 2 and (is_disk_full or not has_begun))
+        raise TrainingFailed(reason, refused=code == USER_ERROR and (is_disk_full or not has_begun))
     return True
+
+
+class _EpochReports:
+    """Passes each epoch of results.csv that has a fitness to a callback, once, until that ends the training."""
+
+    def __init__(self, table: Path, column: str, on_epoch: Callable[[int, float], bool]) -> None:
+        self._table = table
+        self._column = column
+        self._on_epoch = on_epoch
+        self._last_epoch = 0
+        self.should_continue = True
+
+    def report_new(self) -> None:
+        """Calls the callback for the epochs since the last call."""
+        for epoch, fitness in fitness_by_epoch(self._table, self._column):
+            if self.should_continue and epoch > self._last_epoch:
+                self._last_epoch = epoch
+                self.should_continue = self._on_epoch(epoch, fitness)
 
 
 def wait_for_previous(folder: Path) -> None:
@@ -124,8 +135,15 @@ def wait_for_previous(folder: Path) -> None:
                 raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
 
 
-def previous_training(folder: Path, config: TrainConfig) -> tuple[Path | None, bool]:
-    """Returns the checkpoint in ``folder`` to resume from, if there is one, and whether its training has ended.
+class PreviousTraining(NamedTuple):
+    """What previous processes have done in the folder of a training."""
+
+    checkpoint: Path | None  # to resume from
+    has_ended: bool
+
+
+def previous_training(folder: Path, config: TrainConfig) -> PreviousTraining:
+    """Finds the checkpoint in ``folder``, and whether its training has ended.
 
     Without a checkpoint, removes the files of a training that ended before its first one. Raises TrainingFailed if the
     checkpoint is damaged.
@@ -134,7 +152,7 @@ def previous_training(folder: Path, config: TrainConfig) -> tuple[Path | None, b
     if not last.is_file():
         for name in (_RESULTS, _SETTINGS):
             (folder / name).unlink(missing_ok=True)
-        return None, False
+        return PreviousTraining(None, has_ended=False)
     try:
         checkpoint = Checkpoint.read(last)
     except UserError as error:
@@ -143,18 +161,18 @@ def previous_training(folder: Path, config: TrainConfig) -> tuple[Path | None, b
     # A checkpoint of a run with --time has the number of epochs that fit into the time.
     epochs = checkpoint.config.epochs if config.time else config.epochs
     has_stopped_early = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
-    return last, progress.epoch >= epochs or has_stopped_early
+    return PreviousTraining(last, has_ended=progress.epoch >= epochs or has_stopped_early)
 
 
-def _wait(child: subprocess.Popen, report_epochs: Callable[[], bool], signals: StopSignals) -> int:
-    """Waits for the end of the child, which a signal or ``report_epochs`` stops. Returns its exit code."""
+def _wait(child: subprocess.Popen, reports: _EpochReports, signals: StopSignals) -> int:
+    """Waits for the end of the child, which a signal or ``reports`` stop. Returns its exit code."""
     is_stopping = False
     while True:
         code = child.poll()
-        should_continue = report_epochs()
+        reports.report_new()
         if code is not None:
             return code
-        if not is_stopping and (not should_continue or signals.stop or signals.interrupt):
+        if not is_stopping and (not reports.should_continue or signals.stop or signals.interrupt):
             child.terminate()  # the training saves before it ends
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):

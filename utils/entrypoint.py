@@ -6,7 +6,6 @@ import contextlib
 import errno
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import NoReturn
 
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.files.folders import cache_folder
-from utils.interrupts import INTERRUPTED, raise_on_interrupt
+from utils.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
@@ -77,7 +76,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, lambda *_: None)  # a parent that forwards it sends it twice
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(PIPE_CLOSED)
@@ -125,10 +123,9 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
-    """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it, a moment later."""
+    """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it."""
     if ignored.exc_type is KeyboardInterrupt:
-        # To the main thread: a signal to the timer's own would not end a call that waits.
-        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        repeat_interrupt()
     else:
         sys.__unraisablehook__(ignored)
 

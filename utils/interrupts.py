@@ -1,13 +1,19 @@
-"""Ends a script without a traceback when Ctrl-C comes while it is still importing its modules."""
+"""Ends a script without a traceback when Ctrl-C comes, also while it is still importing its modules."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from types import FrameType
 
 # No other imports: until `exit_on_interrupt` has been called, Ctrl-C still prints a traceback.
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
+IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
+
+_raised_at = -IMPATIENT_S
 
 
 def exit_on_interrupt() -> None:
@@ -18,10 +24,45 @@ def exit_on_interrupt() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """Makes Ctrl-C raise KeyboardInterrupt again."""
-    if signal.getsignal(signal.SIGINT) is _exit:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Makes Ctrl-C raise KeyboardInterrupt again, once if a launcher repeats it. While torch is being imported it still
+    ends the process. A handler that is not Python's or ours stays."""
+    if signal.getsignal(signal.SIGINT) in (_exit, signal.default_int_handler):
+        signal.signal(signal.SIGINT, _raise)
 
 
-def _exit(_: int, __: object) -> None:
+def repeat_interrupt() -> None:
+    """Repeats, a moment later, a Ctrl-C whose exception was lost in a callback of the garbage collector."""
+    import threading
+
+    global _raised_at
+    _raised_at = -IMPATIENT_S
+    # To the main thread: a signal to the timer's own would not end a call that waits.
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+
+
+def imports_torch(frame: FrameType | None) -> bool:
+    """Whether an import is running in ``frame`` that comes before torch is complete. The initialization of NumPy and
+    torch loses exceptions of a signal handler, turns them into an ImportError, or aborts the process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and not getattr(torch.__spec__, "_initializing", False):
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _exit(_: int, __: FrameType | None) -> None:
     os._exit(INTERRUPTED)
+
+
+def _raise(_: int, frame: FrameType | None) -> None:
+    global _raised_at
+    if imports_torch(frame):
+        os._exit(INTERRUPTED)
+    now = time.monotonic()
+    if now - _raised_at < IMPATIENT_S:
+        return
+    _raised_at = now
+    raise KeyboardInterrupt

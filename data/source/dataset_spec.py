@@ -53,7 +53,7 @@ class DataSource:
     stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
 
     @classmethod
-    def of_training(cls, config: TrainConfig, *, known_root: str, stored_in: str) -> DataSource:
+    def of_training(cls, config: TrainConfig) -> DataSource:
         """Names the training and validation splits; with ``--val-fraction`` the latter may be missing."""
         is_val_optional = bool(config.val_fraction)
         return cls(
@@ -63,8 +63,6 @@ class DataSource:
             classes=tuple(config.classes),
             stage=config.stage,
             cache_dir=config.cache_dir,
-            known_root=known_root,
-            stored_in=stored_in,
         )
 
 

@@ -3,82 +3,21 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import os
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from engine.checkpoint.checkpoint import (
-    FORMER_HOOKS_KEY,
-    Checkpoint,
-    PendingEpoch,
-    Position,
-    Progress,
-    RunDescription,
-    TrainState,
-    gather_rank_buffers,
-    put_means,
-    weights_part,
-)
-from utils.distributed.context import DistributedContext, unwrap
+from engine.checkpoint.best_file import BestFile
+from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import PendingEpoch, Position, Progress
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
-
-
-def copy_to_cpu(value: Any) -> Any:
-    """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the
-    device."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
-    if isinstance(value, dict):
-        return {key: copy_to_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [copy_to_cpu(item) for item in value]
-    return value
-
-
-class BestFile:
-    """best.pt of the run in ``folder``: which epoch it is of, set aside or restored when the run goes back.
-
-    ``write`` queues content by path.
-    """
-
-    def __init__(self, folder: Path, write: Callable[[dict[Path, Any]], None]) -> None:
-        self.path = folder / "best.pt"
-        self._write = write
-
-    def is_of_best_epoch(self, progress: Progress) -> bool:
-        """Whether the file is of the best epoch that ``progress`` knows."""
-        return _is_of_best_epoch(self.path, progress)
-
-    def restore(self, periodic: Path, progress: Progress) -> bool:
-        """Writes the file from ``periodic``, the epochN.pt of the best epoch. Returns False if that is not there, or of
-        another run."""
-        if not _is_of_best_epoch(periodic, progress):
-            return False
-        self._write({self.path: weights_part(read_checkpoint(periodic))})
-        return True
-
-    def set_aside(self) -> Path | None:
-        """Renames the file to bestN.pt, N being its epoch, or bestN-2.pt and so on if there is one, so that the run
-        does not overwrite it. Returns the new path, or None if there is no such file."""
-        stored = _stored_progress(self.path)
-        if stored is None:
-            return None
-        path = self.path.with_name(f"best{stored['epoch']}.pt")
-        for number in itertools.count(2):
-            if not os.path.lexists(path):
-                break
-            path = self.path.with_name(f"best{stored['epoch']}-{number}.pt")
-        self.path.rename(path)
-        return path
 
 
 class Checkpointer(BackgroundWriter):
@@ -125,28 +64,10 @@ class Checkpointer(BackgroundWriter):
         self.submit(files)
 
     def _copy_content(self, state: TrainState, position: Position) -> dict[str, Any] | None:
-        """Returns a copy on the CPU of what a checkpoint holds, on rank 0; None on the others. Every rank must call
+        """Returns a copy on the CPU of what a checkpoint stores, on rank 0; None on the others. Every rank must call
         this."""
-        models = {"model": state.model, "ema": state.ema.module}
-        state.optimizer.consolidate()
-        buffers = None
-        if position.progress.batch > 0 and not position.progress.buffers_averaged:  # within an epoch
-            buffers = gather_rank_buffers(self.ctx, models)
-        if not self.ctx.is_main:
-            return None
-        states = {name: unwrap(module).state_dict() for name, module in models.items()}
-        for name, values in (buffers or {}).items():
-            put_means(values, models[name], states[name])
-        checkpoint = Checkpoint(
-            **vars(self.description),
-            **vars(position),
-            model=states["model"],
-            ema=states["ema"],
-            optimizer=state.optimizer.state_dict(),
-            scaler=state.scaler.state_dict(),
-            rank_buffers=buffers,
-        )
-        return copy_to_cpu(checkpoint.content())
+        checkpoint = Checkpoint.capture(self.ctx, state, position, self.description)
+        return None if checkpoint is None else copy_to_cpu(checkpoint.content())
 
     def save_scored(
         self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
@@ -161,7 +82,7 @@ class Checkpointer(BackgroundWriter):
             return
         scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
         if is_best:
-            content = self.description.content() | {"ema": pending.ema} | scores
+            content = plain_content(self.description) | {"ema": pending.ema} | scores
             self.submit({self.best.path: weights_part(content)})
         epoch = pending.progress.epoch
         if self._is_kept(epoch):
@@ -172,8 +93,7 @@ class Checkpointer(BackgroundWriter):
         """Writes a periodic checkpoint again, unless the user has removed it."""
         if path.is_file():
             content = read_checkpoint(path)
-            for key in ("pending", FORMER_HOOKS_KEY):
-                content.pop(key, None)
+            content.pop("pending", None)
             self.submit({path: content | scores})
 
     def periodic(self, epoch: int) -> Path:
@@ -201,21 +121,3 @@ class Checkpointer(BackgroundWriter):
             else:
                 advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
-
-
-def _stored_progress(path: Path) -> dict[str, Any] | None:
-    """Returns the progress that a checkpoint file stores; None if there is no such file, or if it is damaged."""
-    try:
-        progress = read_checkpoint(path).get("progress") if path.is_file() else None
-    except UserError:
-        return None
-    return progress if isinstance(progress, dict) and isinstance(progress.get("epoch"), int) else None
-
-
-def _is_of_best_epoch(path: Path, progress: Progress) -> bool:
-    """Whether the file was saved after the best epoch that ``progress`` knows, by a run with the same one."""
-    stored = _stored_progress(path)
-    if stored is None:
-        return False
-    is_best = stored["epoch"] == stored.get("best_epoch") == progress.best_epoch
-    return is_best and stored.get("best_fitness") == progress.best_fitness

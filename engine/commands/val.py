@@ -17,11 +17,11 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, Postprocess, stitchers_of
 from engine.evaluation.matching import match_detections
-from engine.hooks.plots import write_plots
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.open_model import is_exported, open_model
 from engine.report.page import Subject
+from engine.report.sheets import write_validation_report
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
@@ -219,4 +219,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, result: Eva
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
     if not config.noplots:
-        write_plots(folder, subject, result, evaluator, errors)
+        write_validation_report(folder, subject, result, evaluator, errors)

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import PendingEpoch, Progress, TrainState
+from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepFlags, StepValues

@@ -1,38 +1,27 @@
-"""The plots of a run: its report, sheets of training batches and predictions, and curves for TensorBoard; and those of
-a validation."""
+"""The plots of a run: its report, sheets of training batches and predictions, and curves for TensorBoard."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import EpochResults, TensorBoard, Validation
 from engine.report.page import ReportPage, ScoredValidation, Subject
-from engine.run.run import ContinuedRun
-from utils.boxes import cxcywh_to_xyxy
-from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
-from utils.drawing.figures import tile_images
+from engine.report.sheets import draw_batch, write_preview
+from utils.drawing.draw import write_image
 from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package
-from utils.pixels import as_rgb8
-from utils.structures import Batch, Detections, EvalResult
+from utils.structures import EvalResult
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PICTURED_BATCHES = 3
-PICTURED_IMAGES = 16  # of a batch
-PICTURED_PAIRS = 8  # of labels and detections
-CAPTION_COLOR = np.array([40, 40, 40])
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
@@ -64,8 +53,9 @@ class Plots(Hook):
             fitness=trainer.hooks.get(EpochResults).fitness,
             batches=len(trainer.loader),
         )
-        self._page = ReportPage(run.folder, subject, is_resumed=isinstance(run.start, ContinuedRun))
-        if not isinstance(run.start, ContinuedRun):
+        is_continued = run.checkpoint is not None
+        self._page = ReportPage(run.folder, subject, is_resumed=is_continued)
+        if not is_continued:
             self._draw_batches(trainer.loader)
             self._page.write({})
 
@@ -99,7 +89,7 @@ class Plots(Hook):
             result = validation.result
             epoch = validation.epoch
             self._tensorboard.write(add_pr_curves, result, self._names, epoch)
-            sheet = draw_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
+            sheet = write_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
             if sheet is not None:
                 self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
         table = self._folder / "results.csv"
@@ -135,75 +125,6 @@ class TimeBudget:
             self._validation = None
             self._done_at = time.monotonic()
             self._cost_s = self._done_at - started
-
-
-def write_plots(folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit) -> None:
-    """Writes the report and the picture of predictions of a validation, on rank 0, whose ``evaluator`` has run."""
-    if evaluator.detections is None or evaluator.shown is None:
-        raise ValueError("the evaluator has no detections on this rank")
-    page = ReportPage(folder, subject)
-    page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
-    page.write({})
-    page.log_path()
-    draw_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")
-
-
-def draw_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:
-    """Writes a picture of the first batch with its labels and what detect.py shows at the threshold of ``result``, and
-    returns it; None if there is none."""
-    if evaluator.preview is None:
-        return None
-    batch, detections = evaluator.preview
-    sheet = draw_batch(batch, names, detections, threshold=result.confusion_confidence)
-    if sheet is not None:
-        write_image(out, sheet)
-    return sheet
-
-
-def draw_batch(
-    batch: Batch, names: Sequence[str], detections: Detections | None = None, *, threshold: float = 0.0
-) -> np.ndarray | None:
-    """Draws a sheet of the first images of a batch with their labels, uint8 (H, W, 3) RGB; None for an empty batch.
-
-    ``detections``: in canvas pixels; those that score above ``threshold`` are drawn in a second picture of each image.
-    """
-    limit = PICTURED_IMAGES if detections is None else PICTURED_PAIRS
-    images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
-    if not len(images):
-        return None
-    pictures = []
-    rows = batch.targets.on_host
-    for i, (image, path) in enumerate(zip(images, batch.paths)):
-        height, width = image.shape[:2]
-        labels = rows[rows[:, 0] == i, 1:]
-        classes = labels[:, 0].astype(int)
-        boxes = cxcywh_to_xyxy(labels[:, 1:] * np.array([width, height, width, height]))
-        labeled = draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes))
-        _caption(labeled, Path(path).name if detections is None else f"labels: {Path(path).name}")
-        pictures.append(labeled)
-        if detections is not None:
-            pictures.append(_with_detections(image, names, detections, i, threshold))
-    columns = math.ceil(math.sqrt(len(pictures))) if detections is None else min(len(pictures), 4)
-    return tile_images(pictures, columns)
-
-
-def _with_detections(
-    image: np.ndarray, names: Sequence[str], detections: Detections, number: int, threshold: float
-) -> np.ndarray:
-    """Draws the detections of image ``number`` of a batch that score above ``threshold``."""
-    count = int(detections.counts[number])
-    scores = detections.scores[number, :count].numpy(force=True)
-    boxes = detections.boxes_xyxy[number, :count].numpy(force=True)
-    classes = detections.classes[number, :count].numpy(force=True)
-    keep = scores > threshold
-    labels = [f"{names[c]} {score:.2f}" for c, score in zip(classes[keep], scores[keep])]
-    picture = draw_boxes(image, boxes[keep], labels, class_colors(classes[keep]))
-    _caption(picture, f"detections above {threshold:.3f}")
-    return picture
-
-
-def _caption(image: np.ndarray, caption: str) -> None:
-    write_text(image, caption, (0, image.shape[0]), 11, CAPTION_COLOR)
 
 
 def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> None:

@@ -8,13 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engine.checkpoint.checkpoint import PendingEpoch, Progress
-from engine.checkpoint.checkpointer import copy_to_cpu
+from data.source.dataset_spec import DataSource
+from engine.checkpoint.checkpoint import copy_to_cpu
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.eval_ranks.messages import Setup, Weights
 from engine.eval_ranks.service import ValidationService, common_facts
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import Validation
-from engine.run.run import training_source
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -30,10 +30,11 @@ class RemoteValidation(Hook):
     _service: ValidationService  # made by `start`
     _validation: Validation
 
-    def __init__(self, ctx: DistributedContext, config: TrainConfig) -> None:
+    def __init__(self, ctx: DistributedContext, config: TrainConfig, data_source: DataSource) -> None:
         if config.image_weights:
             raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
         self._ctx = ctx
+        self._data_source = data_source
         self._is_started = False
 
     def start(self, trainer: Training) -> None:
@@ -76,7 +77,7 @@ class RemoteValidation(Hook):
         class_weights = cast(Tensor | None, trainer.step.criterion.class_weights)
         return Setup(
             settings=run.settings,
-            source=training_source(run.config, run.start),
+            source=self._data_source,
             val_images=description.val_images,
             names=description.names,
             model_spec=description.model_spec,

@@ -13,12 +13,11 @@ import numpy as np
 from torch import nn
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.checkpoint import PendingEpoch, Progress
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from engine.run.run import ContinuedRun
 from utils.config.settings import validates_after
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
@@ -249,8 +248,7 @@ class TensorBoard(Hook):
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Training) -> None:
-        is_continued = isinstance(trainer.run.start, ContinuedRun)
-        first_step = trainer.progress.epoch + 1 if is_continued else 0
+        first_step = 0 if trainer.run.checkpoint is None else trainer.progress.epoch + 1
         try:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -10,7 +10,6 @@ from data.image_io.decode import have_single_colors
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from engine.parallel.step_values import StepValues
-from engine.run.run import ContinuedRun
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
@@ -35,10 +34,10 @@ class Checkpoints(Hook):
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
-        start = trainer.run.start
-        if not isinstance(start, ContinuedRun):
+        checkpoint = trainer.run.checkpoint
+        if checkpoint is None:
             return None
-        is_last = start.checkpoint.path.resolve() == trainer.checkpointer.last.resolve()
+        is_last = checkpoint.path.resolve() == trainer.checkpointer.last.resolve()
         return None if is_last else Action.SAVE
 
     def after_step(self, trainer: Training) -> None:

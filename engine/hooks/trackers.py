@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import ResultsCsv
-from engine.run.run import ContinuedRun
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder
 from utils.files.safe_io import write_whole
@@ -106,7 +105,7 @@ class Tracking(Hook):
         self._settings = run.settings.by_name()
         self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
-        if not isinstance(run.start, ContinuedRun) and run.config.exist_ok:
+        if run.checkpoint is None and run.config.exist_ok:
             # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
             self._path.unlink(missing_ok=True)
         self._note = Note.read(self._path) if self._path.exists() else Note()
@@ -185,8 +184,8 @@ class Tracking(Hook):
 
 def _trains_otherwise(trainer: Training) -> bool:
     """Whether the epochs after the checkpoint will differ from those that were tracked before."""
-    start = trainer.run.start
-    return isinstance(start, ContinuedRun) and not trainer.checkpointer.description.trains_like(start.checkpoint)
+    checkpoint = trainer.run.checkpoint
+    return checkpoint is not None and not trainer.checkpointer.description.trains_like(checkpoint)
 
 
 class Mlflow:

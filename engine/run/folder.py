@@ -15,7 +15,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.run.run import ContinuedRun, NewRun, RunPlan, TrainingRun
+from engine.run.run import RunPlan, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -44,11 +44,12 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> Tr
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    start = plan.start
     settings = plan.settings
-    folder = _make_folder(ctx, settings.config, stack) if isinstance(start, NewRun) else start.folder
+    folder = plan.folder
+    if folder is None:
+        folder = _make_folder(ctx, settings.config, stack)
     if ctx.is_main:
-        is_new = not isinstance(start, ContinuedRun)
+        is_new = plan.checkpoint is None
         note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
@@ -57,7 +58,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> Tr
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
         write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, start=start)
+    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:

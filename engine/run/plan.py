@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import lock_folder, own_checkpoint, run_of_launch
 from engine.run.resume import (
@@ -16,9 +17,9 @@ from engine.run.resume import (
     resumed_epochs,
     resumed_hyperparameters,
 )
-from engine.run.run import ContinuedRun, NewRun, RestartedRun, RunPlan, RunSettings
+from engine.run.run import RunPlan, RunSettings
 from utils.config.parser import read_recipe
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location
@@ -37,7 +38,7 @@ class Command:
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
 ) -> RunPlan:
-    """Plans the run of a command line, and decides how it starts (`RunStart`). Every rank must call this.
+    """Plans the run of a command line: a new, a resumed or a restarted one. Every rank must call this.
 
     Args:
         config: the command line's settings.
@@ -61,9 +62,7 @@ def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    hyp, messages = _new_hyperparameters(config)
-    settings = RunSettings(config, hyp)
-    return RunPlan(settings=settings, start=NewRun(), startup_messages=messages, launchers=command.launchers)
+    return _from_the_beginning(command)
 
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
@@ -90,22 +89,24 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
         return _continued(ctx, command, Checkpoint.read(path))
     if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
         return _resumed(ctx, command, _checkpoint_to_resume(ctx, command.config))
-    hyp, messages = _new_hyperparameters(command.config)
-    return RunPlan(
-        settings=RunSettings(command.config, hyp),
-        start=RestartedRun(folder),
-        startup_messages=[*messages, "restarted before the first checkpoint"],
-        launchers=command.launchers,
-    )
+    plan = _from_the_beginning(command)
+    messages = [*plan.startup_messages, "restarted before the first checkpoint"]
+    return replace(plan, folder=folder, startup_messages=messages)
 
 
-def _new_hyperparameters(config: TrainConfig) -> tuple[Hyperparameters, list[str]]:
-    """Returns the hyper-parameters of a run that starts from the beginning, and messages about the recipe."""
+def _from_the_beginning(command: Command) -> RunPlan:
+    """Returns the plan of a run without a checkpoint, and for now without a folder."""
+    config = command.config
     messages: list[str] = []
     hyp = read_recipe(
         config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=messages
     )
-    return hyp, messages
+    return RunPlan(
+        settings=RunSettings(config, hyp),
+        data_source=DataSource.of_training(config),
+        startup_messages=messages,
+        launchers=command.launchers,
+    )
 
 
 def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
@@ -160,9 +161,14 @@ def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint
         messages.append(f"resume: processes {status.world_size} -> {ctx.world_size}")
     if status.device not in (None, ctx.device.type):
         messages.append(f"resume: device {status.device} -> {ctx.device.type}")
+    data_source = DataSource.of_training(config)
+    if root and config.data == source:  # the command line names no other data set
+        data_source = replace(data_source, known_root=root, stored_in=str(path))
     return RunPlan(
         settings=RunSettings(config, hyp),
-        start=ContinuedRun(checkpoint, data_root=root if config.data == source else ""),
+        data_source=data_source,
+        folder=path.parent,
+        checkpoint=checkpoint,
         startup_messages=messages,
         launchers=command.launchers,
     )

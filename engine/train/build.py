@@ -17,8 +17,10 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
-from engine.checkpoint.checkpoint import Checkpoint, RunDescription
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress
 from engine.evaluation.evaluator import training_evaluator
 from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
@@ -38,8 +40,8 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.resume import EpochData, check_classes, keep_best_epoch, restore_run, stored_new_lr_mult
-from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun, training_source
+from engine.run.restore import EpochData, check_classes, keep_best_epoch, restore_run
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
@@ -98,7 +100,7 @@ def build_training(
     stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.settings.config)))  # of the newest plan
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
-    optional_hooks = build_optional_hooks(ctx, plan.settings.config)  # they may refuse settings, too
+    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
     prepare_process(ctx, plan.settings, plan.startup_messages)
 
     # Data, model and loaders, with the settings that follow from them.
@@ -124,13 +126,16 @@ def build_training(
     epoch_data = EpochData(
         batches=len(loaders.train), images=len(loaders.train.samples), fingerprint=identity["fingerprint"]
     )
-    progress = restore_run(ctx, plan.start, step, settings.config, epoch_data)
+    progress = Progress()
+    if plan.checkpoint is not None:
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, stack)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    keep_best_epoch(ctx, run, checkpointer, progress)
+    if run.checkpoint is not None:
+        keep_best_epoch(ctx, run.checkpoint, checkpointer, progress)
     hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
     for hook in hooks:
         stack.callback(hook.close)
@@ -154,7 +159,7 @@ def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
 
 def check_same_plan(ctx: DistributedContext, plan: RunPlan) -> None:
     """Raises UserError when the processes do not have the same settings, or not the same position of a checkpoint."""
-    progress = asdict(plan.start.checkpoint.progress) if isinstance(plan.start, ContinuedRun) else None
+    progress = None if plan.checkpoint is None else asdict(plan.checkpoint.progress)
     check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
 
 
@@ -170,14 +175,15 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_loader_settings(ctx, config, settings.hyp)
 
 
-def build_optional_hooks(ctx: DistributedContext, config: TrainConfig) -> list[Hook]:
+def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
     """Builds the hooks that a setting turns on.
 
     Raises UserError for settings that rule each other out, and for packages that are not installed.
     """
+    config = plan.settings.config
     hooks: list[Hook] = []
     if ctx.eval_ranks:
-        hooks.append(RemoteValidation(ctx, config))
+        hooks.append(RemoteValidation(ctx, config, plan.data_source))
     if config.tracker and ctx.is_main:
         hooks += open_services(config.tracker)
     if not config.noplots and ctx.is_main:
@@ -194,9 +200,9 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
     config = plan.settings.config
-    checkpoint = plan.start.checkpoint if isinstance(plan.start, ContinuedRun) else None
+    checkpoint = plan.checkpoint
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
-    spec = open_data(training_source(config, plan.start), ctx)
+    spec = open_data(plan.data_source, ctx)
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
@@ -211,15 +217,14 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
     other settings rule out."""
     config = plan.settings.config
     spec = data.spec
-    if isinstance(plan.start, ContinuedRun):
-        checkpoint = plan.start.checkpoint
-        starting_model = rebuild_run_model(ctx, config, spec, checkpoint)
-        read_tensors = list(checkpoint.model.values())
-    else:
+    if plan.checkpoint is None:
         names = class_names(spec, config.single_cls)
         starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
         state = starting_model.model.state_dict()
         read_tensors = [state[name] for name in starting_model.pretrained]
+    else:
+        starting_model = rebuild_run_model(ctx, config, spec, plan.checkpoint)
+        read_tensors = list(plan.checkpoint.model.values())
     model = starting_model.model
     check_same_model(ctx, model, read_tensors)
     check_kernels(config, model, ctx.device)
@@ -280,7 +285,7 @@ def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData,
 def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     """Checks the anchors of the model, if it has any, against the training boxes, and fits new ones. A run that
     continues has those of its checkpoint."""
-    if model.head.anchors is None or isinstance(plan.start, ContinuedRun):
+    if model.head.anchors is None or plan.checkpoint is not None:
         return
     config = plan.settings.config
     sides = train.sides_at(config.imgsz)
@@ -349,9 +354,8 @@ def loaded_parameters(plan: RunPlan, starting_model: StartingModel, steps: StepP
     hyp = plan.settings.hyp
     if hyp.lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
-    if isinstance(plan.start, ContinuedRun):
-        new_lr_mult = stored_new_lr_mult(plan.start.checkpoint)
-    else:
+    new_lr_mult = None if plan.checkpoint is None else plan.checkpoint.new_lr_mult
+    if new_lr_mult is None:
         new_lr_mult = new_layers_lr_mult(math.inf if plan.settings.config.time else steps.total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=hyp.lr_mult, new_lr_mult=new_lr_mult)
 
@@ -391,8 +395,7 @@ def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    start = plan.start
-    if isinstance(start, ContinuedRun) and start.checkpoint.config.optimizer == config.optimizer:
+    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 

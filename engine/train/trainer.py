@@ -10,14 +10,14 @@ from typing import Any
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress, RunStatus
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import ContinuedRun, TrainingRun
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
 from utils.errors import UserError
@@ -54,10 +54,10 @@ class Trainer:
         self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
         self._pending: PendingEpoch | None = None  # the newest epoch, while other processes validate it
         self._started = time.monotonic()
-        if isinstance(run.start, ContinuedRun):
-            self._newest.metrics = run.start.checkpoint.metrics
-            self._pending = run.start.checkpoint.pending
-            self._started -= run.start.checkpoint.run.seconds  # as if there had been no interruption
+        if run.checkpoint is not None:
+            self._newest.metrics = run.checkpoint.metrics
+            self._pending = run.checkpoint.pending
+            self._started -= run.checkpoint.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -72,13 +72,16 @@ def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, 
 
 
 @cache
-def _tiny_graph(names: tuple[str, ...]) -> bytes:
-    detector = lively(TINY_MODEL, names).fuse()
-    return build_onnx(make_layout(detector, "raw"), options()).SerializeToString()
+def _stored_graph(names: tuple[str, ...], layout: str, changes: tuple[tuple[str, Any], ...]) -> bytes:
+    module = make_layout(lively(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
+    return build_onnx(module, options(layout=layout, **dict(changes))).SerializeToString()
 
 
-def tiny_graph(names: tuple[str, ...]) -> ModelProto:
-    """The ONNX graph of the `lively` tiny model for one image. torch's exporter, which takes seconds, makes it once."""
+def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> ModelProto:
+    """Returns the ONNX graph of the `lively` tiny model, by default for one image.
+
+    torch's exporter takes seconds for a graph, so each is made once. ``changes``: of `options`.
+    """
     import onnx
 
-    return onnx.load_from_string(_tiny_graph(names))
+    return onnx.load_from_string(_stored_graph(names, layout, tuple(sorted(changes.items()))))

@@ -43,7 +43,8 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.results import ResultsCsv
-from engine.run.resume import EpochData, resumed_config, resumed_hyperparameters, resumed_position
+from engine.run.restore import EpochData, resumed_position
+from engine.run.resume import resumed_config, resumed_hyperparameters
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.load import load_detector

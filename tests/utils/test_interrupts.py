@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from utils.errors import REQUEUE
 from utils.interrupts import INTERRUPTED
 from utils.program import COMMANDS
 
@@ -44,3 +47,59 @@ def test_ctrl_c_during_the_imports_of_a_program_has_its_exit_code_and_no_traceba
         _, errors = process.communicate(timeout=60)
         ended[" ".join(words)] = (process.returncode, errors)
     assert ended == dict.fromkeys(ended, (INTERRUPTED, ""))
+
+
+LOSES_EXCEPTIONS = """
+import os, signal
+try:
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+    for _ in range(1000):
+        pass
+except BaseException:  # as the initialization of an extension module clears an error
+    pass
+"""
+MAIN = """
+from utils.entrypoint import run_main
+from utils.machine.stop_signals import StopSignals
+
+def val(_):
+    import torch
+    print("the signal is lost")
+
+def train(argv):
+    with StopSignals():
+        val(argv)
+
+run_main({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("main", "number", "code"),
+    [("val", signal.SIGINT, INTERRUPTED), ("train", signal.SIGINT, INTERRUPTED), ("train", signal.SIGTERM, REQUEUE)],
+)
+def test_a_signal_is_not_lost_while_torch_is_imported(main, number, code, tmp_path):
+    (tmp_path / "torch.py").write_text(LOSES_EXCEPTIONS)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "SIGNAL": str(int(number))}
+    command = [sys.executable, "-c", MAIN.format(main)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+REPEATED = """
+import os, signal
+from utils.entrypoint import run_main
+
+def main(_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+run_main(main)
+"""
+
+
+def test_a_ctrl_c_that_a_parent_repeats_interrupts_once():
+    ended = subprocess.run([sys.executable, "-c", REPEATED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "")

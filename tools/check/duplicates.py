@@ -1,8 +1,11 @@
-"""Finds damaged images and near-duplicates, within and across the splits of a data set."""
+"""Finds damaged images and near-duplicates, within and across the splits of a data set.
+
+Legend: N images of all splits, numbered one after another. An image may be in two splits, and then has two numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,44 +14,86 @@ from engine.evaluation.issues import CheckedSplit, Issue
 from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
 from utils.strings import counted, listed
 
+MAX_NAMED_IMAGES = 5  # in a message
+
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
-    """Returns damaged images and near-duplicates, within and across ``splits``. An image may be in two splits."""
-    owner = np.repeat(np.arange(len(splits)), [len(s.index) for s in splits])
-    paths = [s.index.path(i) for s in splits for i in range(len(s.index))]
-    names = [name for s in splits for name in s.index.paths]
-    signatures, warnings = read_signatures(paths, workers, splits[0].index.pixels)
-    issues = [Issue(DAMAGED, warning, splits[owner[i]].name, (names[i],)) for i, warning in sorted(warnings.items())]
-    copies = roboflow_copies(names)
-    origin = np.arange(len(names))  # the first copy of the same image
+    """Returns damaged images and near-duplicates, within and across ``splits``."""
+    images = _PooledImages(splits)
+    signatures, warnings = read_signatures(images.paths(), workers, splits[0].index.pixels)
+    copies = roboflow_copies(images.names)
+    original = np.arange(len(images.names))  # int64 (N,): the first of Roboflow's copies of an image
     for group in copies:
-        origin[group] = group[0]
-    groups = [(COPIED, group) for group in copies if len(set(owner[group])) > 1]
-    groups += [(WITHIN if len(set(owner[group])) == 1 else ACROSS, group) for group in duplicate_groups(signatures)]
-    duplicates = []
-    for kind, group in groups:
-        owners = tuple(splits[i].name for i in owner[group])
-        files = tuple(names[i] for i in group)
-        if len(set(files)) == 1:
+        original[group] = group[0]
+    duplicates = [*_copies(images, copies), *_near_duplicates(images, duplicate_groups(signatures), original)]
+    duplicates.sort(key=lambda issue: (issue.kind, issue.images))
+    damaged = [
+        Issue(DAMAGED, warning, images.split_of(i), (images.names[i],)) for i, warning in sorted(warnings.items())
+    ]
+    return [*damaged, *duplicates, *_augmented(images, original)]
+
+
+class _PooledImages:
+    """The images of all splits."""
+
+    def __init__(self, splits: Sequence[CheckedSplit]) -> None:
+        self.splits = splits
+        self.split_numbers = np.repeat(np.arange(len(splits)), [len(split.index) for split in splits])  # int64 (N,)
+        self.names = [name for split in splits for name in split.index.paths]
+
+    def paths(self) -> list[str]:
+        """Returns the absolute paths."""
+        return [split.index.path(i) for split in self.splits for i in range(len(split.index))]
+
+    def split_of(self, image: int) -> str:
+        """Returns the name of the split of an image."""
+        return self.splits[self.split_numbers[image]].name
+
+    def are_across_splits(self, group: np.ndarray) -> bool:
+        """Returns whether the images ``group``, int64 (n,), are in several splits."""
+        return len(np.unique(self.split_numbers[group])) > 1
+
+    def are_one_file(self, group: np.ndarray) -> bool:
+        """Returns whether the images ``group``, int64 (n,), are one file, which is listed several times."""
+        return len({self.names[i] for i in group}) == 1
+
+    def issue(self, kind: str, group: np.ndarray, relation: str) -> Issue:
+        """Makes an issue about the images ``group``, int64 (n,): the first has the ``relation`` to the others."""
+        files = tuple(self.names[i] for i in group)
+        splits = tuple(self.split_of(i) for i in group)
+        if not self.are_across_splits(group):
+            return Issue(kind, f"{relation} {listed(files[1:], MAX_NAMED_IMAGES)}", splits[0], files)
+        others = [f"{name} ({split})" for name, split in zip(files[1:], splits[1:])]
+        message = f"({splits[0]}) {relation} {listed(others, MAX_NAMED_IMAGES)}"
+        return Issue(kind, message, "", files, splits=splits)
+
+
+def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:
+    """Yields the images of which Roboflow's copies are in several splits."""
+    for group in copies:
+        if images.are_across_splits(group) and not images.are_one_file(group):
+            yield images.issue(COPIED, group, "is a copy of the same image as")
+
+
+def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], original: np.ndarray) -> Iterator[Issue]:
+    """Yields the groups of images that look alike, without those that are only copies of one ``original``, (N,)."""
+    for group in groups:
+        kind = ACROSS if images.are_across_splits(group) else WITHIN
+        if images.are_one_file(group):
             if kind == ACROSS:
-                duplicates.append(Issue(ACROSS, f"listed in {' and '.join(owners)}", "", files, splits=owners))
-            continue
-        if kind != COPIED and len(set(origin[group])) == 1:  # reported as Roboflow's copies
-            continue
-        is_across = kind != WITHIN
-        named = [f"{name} ({split})" if is_across else name for name, split in zip(files, owners)]
-        relation = "is a copy of the same image as" if kind == COPIED else "is nearly"
-        message = f"{relation} {listed(named[1:], 5)}"
-        if is_across:
-            duplicates.append(Issue(kind, f"({owners[0]}) {message}", "", files, splits=owners))
-        else:
-            duplicates.append(Issue(kind, message, owners[0], files))
-    issues += sorted(duplicates, key=lambda issue: (issue.kind, issue.images))
-    for number, split in enumerate(splits):
-        _, counts = np.unique(origin[owner == number], return_counts=True)
-        several = counts[counts > 1]
-        if several.size:
-            originals = counted(several.size, "image")
-            message = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
-            issues.append(Issue(AUGMENTED, message, split.name))
-    return issues
+                splits = tuple(images.split_of(i) for i in group)
+                files = tuple(images.names[i] for i in group)
+                yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", files, splits=splits)
+        elif len(np.unique(original[group])) > 1:
+            yield images.issue(kind, group, "is nearly")
+
+
+def _augmented(images: _PooledImages, original: np.ndarray) -> Iterator[Issue]:
+    """Yields the splits with several of Roboflow's copies of an image. ``original``: int64 (N,)."""
+    for number, split in enumerate(images.splits):
+        _, counts = np.unique(original[images.split_numbers == number], return_counts=True)
+        num_copies = counts[counts > 1]
+        if num_copies.size:
+            originals = counted(num_copies.size, "image")
+            message = f"{num_copies.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
+            yield Issue(AUGMENTED, message, split.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     issues = []
     for kind, pairs in ((DOUBLED, same_class), (TWO_CLASSES, other_class)):
         for first, second, iou in zip(*(array.tolist() for array in pairs)):
-            earlier, later = boxes[first], boxes[second]
+            earlier = boxes[first]
+            later = boxes[second]
             place = earlier.where or f"box {earlier.number}"
             partner = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
             message = f"{later.class_name}, IoU {iou:.2f} with {partner}"
@@ -111,38 +112,70 @@ def _overlapping(
     Returns:
         The number of the earlier box, int64 (p,), that of the later one, and their IoU, float64 (p,).
     """
-    position, size = _along_longer_side(xywh, groups)
-    order = np.lexsort((position, groups))  # all partners of a box are near it in this order
-    position, size, group, kind = position[order], size[order], groups[order], classes[order]
-    x, y, w, h = xywh[order].T
-    run = np.cumsum(np.diff(kind, prepend=kind[:1]) != 0)  # boxes of one class that follow each other
-    partners = np.zeros(len(order), np.int64)  # number of partners found for each box
-    found = [(order[:0], order[:0], position[:0])]
+    boxes = _SortedBoxes(xywh, groups, classes)
+    num_partners = np.zeros(len(xywh), np.int64)  # found for each box
+    pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
     for direction in (-1, 1):
-        next_run = np.searchsorted(run, run, side="right") if direction > 0 else np.searchsorted(run, run) - 1
-        box = np.flatnonzero(partners < MAX_PARTNERS)
-        other = box.copy()
+        # Every box is compared with its neighbor, the next one, and so on, as long as these may overlap it.
+        box = np.flatnonzero(num_partners < MAX_PARTNERS)
+        other = box
         while box.size:
-            other += direction
-            inside = (other >= 0) & (other < len(order))
-            box, other = box[inside], other[inside]
-            if differing:
-                other = np.where(kind[other] == kind[box], next_run[other], other)
-                inside = (other >= 0) & (other < len(order))
-                box, other = box[inside], other[inside]
-            near = (group[other] == group[box]) & (np.abs(position[other] - position[box]) <= MAX_SHIFT * size[box])
-            box, other = box[near], other[near]
-            width = np.minimum(x[box] + w[box], x[other] + w[other]) - np.maximum(x[box], x[other])
-            height = np.minimum(y[box] + h[box], y[other] + h[other]) - np.maximum(y[box], y[other])
-            overlap = np.maximum(width, 0) * np.maximum(height, 0)
-            iou = overlap / (w[box] * h[box] + w[other] * h[other] - overlap)
-            is_pair = (iou > SAME_IOU) & (order[other] < order[box])
-            found.append((order[other[is_pair]], order[box[is_pair]], iou[is_pair]))
-            partners[box[is_pair]] += 1
-            unpaired = partners[box] < MAX_PARTNERS
-            box, other = box[unpaired], other[unpaired]
-    earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*found))
+            other = boxes.next_of_other_class(box, other, direction) if differing else other + direction
+            may_overlap = boxes.may_overlap(box, other)
+            box = box[may_overlap]
+            other = other[may_overlap]
+            iou = boxes.iou(box, other)
+            is_pair = (iou > SAME_IOU) & (boxes.number[other] < boxes.number[box])
+            pairs.append((boxes.number[other[is_pair]], boxes.number[box[is_pair]], iou[is_pair]))
+            num_partners[box[is_pair]] += 1
+            needs_partners = num_partners[box] < MAX_PARTNERS
+            box = box[needs_partners]
+            other = other[needs_partners]
+    earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*pairs))
     return earlier, later, iou
+
+
+class _SortedBoxes:
+    """Boxes in the order of their groups, and within a group by position, so that all partners of a box are near it.
+
+    Methods take positions in this order, int64 (m,); -1 and n are before the first and after the last box.
+    """
+
+    def __init__(self, xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray) -> None:
+        """Sorts ``xywh``, float64 (n, 4), with ``groups`` and ``classes``, int (n,)."""
+        position, size = _along_longer_side(xywh, groups)
+        self.number = np.lexsort((position, groups))  # int64 (n,): of each box before it was sorted
+        self._position = position[self.number]
+        self._size = size[self.number]
+        self._group = groups[self.number]
+        self._class = classes[self.number]
+        self._x, self._y, self._w, self._h = xywh[self.number].T
+        # Boxes of one class that follow each other are a run: int64 (n,), its number, and the positions around it.
+        run = np.cumsum(np.diff(self._class, prepend=self._class[:1]) != 0)
+        self._after_run = np.searchsorted(run, run, side="right")
+        self._before_run = np.searchsorted(run, run) - 1
+
+    def next_of_other_class(self, box: np.ndarray, other: np.ndarray, direction: int) -> np.ndarray:
+        """Returns the position of the next box after ``other`` whose class is not that of ``box``."""
+        position = other + direction
+        inside = position.clip(0, len(self.number) - 1)
+        beyond_run = self._after_run if direction > 0 else self._before_run
+        return np.where(self._class[inside] == self._class[box], beyond_run[inside], position)
+
+    def may_overlap(self, box: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Returns whether boxes are of one group and near enough for an IoU above `SAME_IOU`: bool (m,). ``other`` may
+        be outside."""
+        inside = other.clip(0, len(self.number) - 1)
+        is_near = np.abs(self._position[inside] - self._position[box]) <= MAX_SHIFT * self._size[box]
+        return (inside == other) & (self._group[inside] == self._group[box]) & is_near
+
+    def iou(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Returns the IoU of boxes: float64 (m,)."""
+        x, y, w, h = self._x, self._y, self._w, self._h
+        width = np.minimum(x[a] + w[a], x[b] + w[b]) - np.maximum(x[a], x[b])
+        height = np.minimum(y[a] + h[a], y[b] + h[b]) - np.maximum(y[a], y[b])
+        overlap = np.maximum(width, 0) * np.maximum(height, 0)
+        return overlap / (w[a] * h[a] + w[b] * h[b] - overlap)
 
 
 def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -163,15 +196,15 @@ def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
     """Reports boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
     issues = []
-    all_sizes = []
+    all_sides = []
     for split in splits:
         sizes = split.index.sides_at(imgsz)
         rows = np.flatnonzero(~split.index.crowd)
-        all_sizes.append(np.sqrt(sizes.prod(1)))
+        all_sides.append(np.sqrt(sizes.prod(1)))
         for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
-    median = median_side(np.concatenate(all_sizes))
+    median = median_side(np.concatenate(all_sides))
     remedy = remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile)
     if remedy:
         size = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
@@ -186,35 +219,48 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
     """
     names = splits[0].index.names
-    boxes = np.array([s.index.boxes_per_class(len(names)) for s in splits])
-    images = np.array([s.index.images_per_class(len(names)) for s in splits])
+    counts = [_ClassCounts(split, len(names)) for split in splits]
+    total = np.sum([split_counts.boxes for split_counts in counts], axis=0)
+    split_names = ", ".join(split.name for split in splits)
     issues = [
-        Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {', '.join(s.name for s in splits)}")
-        for c in np.flatnonzero(boxes.sum(0) == 0)
+        Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {split_names}") for c in np.flatnonzero(total == 0)
     ]
-    train = next((i for i, s in enumerate(splits) if s.name == "train"), None)
-    if train is None:
-        return issues
-    for i, split in enumerate(splits):
-        if i == train:
-            continue
-        for c in np.flatnonzero(boxes.sum(0)).tolist():
-            counts = (
-                f"'{names[c]}': {boxes[train, c]:,} boxes in {images[train, c]:,} of {len(splits[train].index):,} "
-                f"images of train, {boxes[i, c]:,} in {images[i, c]:,} of {len(split.index):,} of {split.name}"
-            )
-            if boxes[train, c] == 0 and boxes[i, c]:
-                issues.append(Issue(NOT_TRAINED, counts, split.name))
-            elif _differ(images[train, c], len(splits[train].index), images[i, c], len(split.index)):
-                issues.append(Issue(IMBALANCE, counts, split.name))
+    train = next((split_counts for split_counts in counts if split_counts.split == "train"), None)
+    for other in counts:
+        if train is not None and other is not train:
+            issues += _class_differences(train, other, names)
     return issues
+
+
+class _ClassCounts:
+    """The use of classes in a split."""
+
+    def __init__(self, split: CheckedSplit, num_classes: int) -> None:
+        self.split = split.name
+        self.boxes = split.index.boxes_per_class(num_classes)  # int64 (C,)
+        self.images = split.index.images_per_class(num_classes)  # int64 (C,)
+        self.num_images = len(split.index)
+
+
+def _class_differences(train: _ClassCounts, other: _ClassCounts, names: Sequence[str]) -> Iterator[Issue]:
+    """Yields the classes that are scored without being trained, or whose frequencies in two splits differ."""
+    for c in np.flatnonzero(train.boxes + other.boxes).tolist():
+        message = (
+            f"'{names[c]}': {train.boxes[c]:,} boxes in {train.images[c]:,} of {train.num_images:,} images of train, "
+            f"{other.boxes[c]:,} in {other.images[c]:,} of {other.num_images:,} of {other.split}"
+        )
+        if train.boxes[c] == 0:
+            yield Issue(NOT_TRAINED, message, other.split)
+        elif _differ(train.images[c], train.num_images, other.images[c], other.num_images):
+            yield Issue(IMBALANCE, message, other.split)
 
 
 def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:
     """Returns whether two frequencies differ by the limits of `class_use`."""
     if not total_a or not total_b:
         return False
-    a, b = count_a / total_a, count_b / total_b
+    a = count_a / total_a
+    b = count_b / total_b
     pooled = (count_a + count_b) / (total_a + total_b)
     deviation = math.sqrt(pooled * (1 - pooled) * (1 / total_a + 1 / total_b))
     return max(a, b) > MIN_RATIO * min(a, b) and abs(a - b) > MIN_DEVIATIONS * deviation

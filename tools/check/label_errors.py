@@ -4,58 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data.source.dataset_spec import DatasetSpec
 from engine.commands.val import score
 from engine.evaluation.issues import CheckedSplit, Issue
-from engine.evaluation.label_errors import find_label_errors
+from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from engine.inference.model import InferenceModel
 from engine.report.gallery import DrawnDetections
+from tools.check.result import ModelFindings
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import EvalResult
+from utils.strings import counted
+from utils.structures import DetectionTable, EvalResult
 
 # Each image has at least this number of detections per label: a label that no detection is left for looks spurious.
 DETECTIONS_PER_LABEL = 3
 
 
+class LabelErrors(NamedTuple):
+    """The label errors of all splits, and what the model was found to know."""
+
+    issues: list[Issue]  # the most probable first
+    drawn: dict[str, DrawnDetections]  # by split
+    results: dict[str, EvalResult]  # by split: the scores of val.py
+
+
+def examine_labels(
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
+) -> ModelFindings:
+    """Returns the label errors that a model finds, with lines that say how far to trust it."""
+    errors = label_issues(config, model, spec, splits, min_score)
+    epochs = model.info.get("progress", {}).get("epoch", 0)
+    title = Path(config.weights).name
+    if type(epochs) is int and epochs > 0:
+        title += f" (after {counted(epochs, 'epoch')})"
+    return ModelFindings(errors.issues, errors.drawn, trust_lines(title, errors.results, spec.names, errors.issues))
+
+
 def label_issues(
     config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
-) -> tuple[list[Issue], dict[str, DrawnDetections], dict[str, EvalResult]]:
-    """Finds the label errors of all splits with a score of at least ``min_score``.
-
-    Returns them, the most probable first; by split, the detections that the report draws; and by split, the scores of
-    the model, which are those of val.py with ``config``.
-    """
-    ctx = DistributedContext.single(model.device)
+) -> LabelErrors:
+    """Finds the label errors of all splits with a score of at least ``min_score``. The model detects as in val.py with
+    ``config``."""
     issues: list[Issue] = []
     drawn: dict[str, DrawnDetections] = {}
     results: dict[str, EvalResult] = {}
     for split in splits:
-        max_labels = int(np.diff(split.index.offsets).max(initial=0))
-        max_det = min(max(MAX_DETECTIONS, DETECTIONS_PER_LABEL * max_labels), MAX_CANDIDATES)
-        settings = replace(config, task=split.name, max_det=max_det)
-        result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
-        table = evaluator.detections
-        shown = evaluator.shown
-        # The only process of a run has all of them.
-        assert result is not None
-        assert table is not None
-        assert shown is not None
-        truth = evaluator.ground_truth
-        classes = len(split.index.names)
-        class_metrics = result.class_metrics
-        if max_det > MAX_DETECTIONS:
-            # Label errors need all detections; val.py scores fewer.
-            class_metrics = score_detections(replace(truth, max_det=max_det), table, classes).class_metrics
-            shown = shown.top_per_image(MAX_DETECTIONS)
-            result = score_detections(truth, table.top_per_image(MAX_DETECTIONS), classes, shown=shown)
-        issues += find_label_errors(split, table, class_metrics, min_score)
+        scores = _score_split(config, model, spec, split)
+        issues += find_label_errors(split, scores.detections, scores.class_metrics, min_score)
         is_known = model.confidence is not None
-        threshold = model.threshold(box_voting=True) if is_known else result.confusion_confidence
-        drawn[split.name] = DrawnDetections(shown, threshold)
-        results[split.name] = result
-    return sorted(issues, key=lambda issue: issue.score or 0.0, reverse=True), drawn, results
+        threshold = model.threshold(box_voting=True) if is_known else scores.result.confusion_confidence
+        drawn[split.name] = DrawnDetections(scores.shown, threshold)
+        results[split.name] = scores.result
+    issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)
+    return LabelErrors(issues, drawn, results)
+
+
+class _SplitScores(NamedTuple):
+    """A model's detections in a split."""
+
+    result: EvalResult  # of at most `MAX_DETECTIONS` per image, as val.py scores them
+    class_metrics: dict[str, np.ndarray]  # of all detections
+    detections: DetectionTable  # all
+    shown: DetectionTable  # as detect.py shows them, at most `MAX_DETECTIONS` per image
+
+
+def _score_split(config: ValConfig, model: InferenceModel, spec: DatasetSpec, split: CheckedSplit) -> _SplitScores:
+    """Detects in a split, with enough detections per image for all its labels."""
+    max_labels = int(np.diff(split.index.offsets).max(initial=0))
+    max_det = min(max(MAX_DETECTIONS, DETECTIONS_PER_LABEL * max_labels), MAX_CANDIDATES)
+    ctx = DistributedContext.single(model.device)
+    settings = replace(config, task=split.name, max_det=max_det)
+    result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
+    detections = evaluator.detections
+    shown = evaluator.shown
+    # The only process of a run has all of them.
+    assert result is not None
+    assert detections is not None
+    assert shown is not None
+    if max_det == MAX_DETECTIONS:
+        return _SplitScores(result, result.class_metrics, detections, shown)
+    truth = evaluator.ground_truth
+    classes = len(split.index.names)
+    of_all = score_detections(replace(truth, max_det=max_det), detections, classes)
+    shown = shown.top_per_image(MAX_DETECTIONS)
+    result = score_detections(truth, detections.top_per_image(MAX_DETECTIONS), classes, shown=shown)
+    return _SplitScores(result, of_all.class_metrics, detections, shown)

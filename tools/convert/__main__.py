@@ -28,8 +28,10 @@ from data.labels.coco import read_coco
 from data.source.dataset_yaml import SPLITS
 from data.source.open import ARCHIVES
 from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
-from tools.convert.annotations import Annotations, Picked, files_below
-from tools.convert.readers import FORMATS, detect, image_size, other_columns
+from tools.convert.annotations import AnnotatedImage, Annotations, files_below
+from tools.convert.csv_table import unknown_columns
+from tools.convert.formats import FORMATS, detect
+from tools.convert.values import image_size
 from utils.config.flags import parser_of
 from utils.errors import UserError
 from utils.files.folders import temporary_folder
@@ -64,6 +66,30 @@ def main(argv: Sequence[str] | None = None) -> None:
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: a format of `FORMATS`, or "auto". Returns a
     table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
+    _check_paths(source, out)
+    source = normal_path(source)
+    out = normal_path(out)
+    name, files = _files(source, name)
+    title = FORMATS[name].title
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _all_or_nothing(out.parent, out.stem) as folder:
+        into = Annotations(source, extracted=folder / out.stem)
+        if FORMATS[name].is_per_image and source.is_dir():
+            files = _with_damaged(files, source, name, into)
+        for file in files:
+            FORMATS[name].read(file, into)
+        if not into.objects:
+            reason = f"{counted(len(files), 'file')} of {title} without objects"
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, into.skipped_text())))}")
+        written = _write(into, folder, out)
+        lost = {each: count - written[each] for each, count in into.objects.items() if count != written[each]}
+        if lost:
+            raise UserError(f"{source}: objects that {out} would not have: {lost}")
+    return _table(title, into, written, out)
+
+
+def _check_paths(source: Path, out: Path) -> None:
+    """Raises UserError unless ``source`` can be read, and ``out`` and its YAML written."""
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
     if out.suffix.lower() != ".json":
@@ -72,28 +98,15 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         raise UserError(f"{source}: an archive; unpack it and name the folder")
     for path in (out, out.with_suffix(".yaml")):
         _check_new(path)
-    source = normal_path(source)
-    out = normal_path(out)
-    name, files = _files(source, name)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _all_or_nothing(out.parent, out.stem) as folder:
-        into = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():
-            # A file with the name of an image that was not recognized, next to those that were, is damaged or empty.
-            fitting = set(files)
-            folders = {file.parent for file in files}
-            every = files_below(source, FORMATS[name].suffixes)
-            files = [file for file in every if file in fitting or (file.parent in folders and into.has(file.stem))]
-        for file in files:
-            FORMATS[name].read(file, into)
-        if not into.objects:
-            reason = f"{counted(len(files), 'file')} of {FORMATS[name].title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, into.skipped_text())))}")
-        written = _write(into, folder, out)
-        lost = {each: count - written[each] for each, count in into.objects.items() if count != written[each]}
-        if lost:
-            raise UserError(f"{source}: objects that {out} would not have: {lost}")
-    return _table(FORMATS[name].title, into, written, out)
+
+
+def _with_damaged(files: Sequence[Path], source: Path, name: str, into: Annotations) -> list[Path]:
+    """Returns ``files``, which are named after images, and those next to them that are not recognized but have the name
+    of an image, in order: they are damaged or empty, and reading them says so."""
+    recognized = set(files)
+    folders = {file.parent for file in files}
+    candidates = files_below(source, FORMATS[name].suffixes)
+    return [file for file in candidates if file in recognized or (file.parent in folders and into.has(file.stem))]
 
 
 def _check_new(path: Path) -> None:
@@ -149,7 +162,7 @@ def _files(source: Path, name: str) -> tuple[str, list[Path]]:
         raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
     if not files_of:
         files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        message = first_unread_export(files) or other_columns(files)
+        message = first_unread_export(files) or unknown_columns(files)
         if message:
             raise UserError(message)
         known = f"no format is recognized; formats are {', '.join(FORMATS)}"
@@ -187,16 +200,18 @@ def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
     return None
 
 
-def _coco(images: Mapping[Path, Picked], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
+def _coco(
+    images: Mapping[Path, AnnotatedImage], names: list[str], base: Path | None
+) -> dict[str, list[dict[str, Any]]]:
     """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
     entries: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     category_ids = {name: i for i, name in enumerate(names, 1)}
-    for number, (path, picked) in enumerate(sorted(images.items()), 1):
-        width, height = picked.size or image_size(path)
+    for number, (path, annotated) in enumerate(sorted(images.items()), 1):
+        width, height = annotated.size or image_size(path)
         name = path.relative_to(base).as_posix() if base else path.name
         entries.append({"id": number, "file_name": name, "width": width, "height": height})
-        for box in picked.boxes:
+        for box in annotated.boxes:
             w = box.x2 - box.x1
             h = box.y2 - box.y1
             annotation = {
@@ -218,12 +233,12 @@ def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> l
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
-    groups = sum(box.crowd for images in into.images.values() for p in images.values() for box in p.boxes)
+    groups = sum(box.crowd for images in into.images.values() for each in images.values() for box in each.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if into.skipped:
         lines.append(into.skipped_text())
-    backgrounds = sum(not picked.boxes for images in into.images.values() for picked in images.values())
+    backgrounds = sum(not each.boxes for images in into.images.values() for each in images.values())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = into.num_images() - sum(map(len, into.images.values()))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
 from data.labels.clean import MIN_SIDE_PX
@@ -31,10 +29,15 @@ class AnnotatedBox(NamedTuple):
     y2: float
     crowd: bool = False  # around a group: a region to ignore
 
+    @classmethod
+    def of_xywh(cls, name: str, x: float, y: float, w: float, h: float, *, crowd: bool = False) -> AnnotatedBox:
+        """Makes a box from its top-left corner and its size."""
+        return cls(name, x, y, x + w, y + h, crowd)
+
 
 @dataclass
-class Picked:
-    """Holds the boxes of an image."""
+class AnnotatedImage:
+    """What the annotations say about an image."""
 
     boxes: list[AnnotatedBox] = field(default_factory=list)
     files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
@@ -47,7 +50,7 @@ class Annotations:
     def __init__(self, source: Path, extracted: Path) -> None:
         self._extracted = extracted  # folder for images that annotation files contain
         self.root = source if source.is_dir() else source.parent
-        self.images: dict[str, dict[Path, Picked]] = {}  # by split
+        self.images: dict[str, dict[Path, AnnotatedImage]] = {}  # by split
         self.objects: Counter[str] = Counter()  # in the source, of any shape
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
@@ -90,17 +93,17 @@ class Annotations:
             other_location = self._whole.setdefault(path, location)
             if other_location != location:
                 raise UserError(f"{location}: {path.name} is labeled in {other_location}, too; remove one of them")
-        named = split_of(split) or _split_of_paths(path, near, self.root)
-        picked = self.images.setdefault(named, {}).setdefault(path, Picked())
-        picked.size = size or picked.size
+        split_name = split_of(split) or _split_of_paths(path, near, self.root)
+        annotated = self.images.setdefault(split_name, {}).setdefault(path, AnnotatedImage())
+        annotated.size = size or annotated.size
         for box in filter(None, checked):
-            other = picked.files.setdefault(box, near)
+            other = annotated.files.setdefault(box, near)
             if other != near:
                 raise UserError(
                     f"{location}: {path.name} has the same box of '{box.name}' in {other} too; remove a file"
                 )
             self.objects[box.name] += 1
-            picked.boxes.append(box)
+            annotated.boxes.append(box)
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
@@ -189,30 +192,6 @@ def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
     return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
-def number(value: Any, location: str) -> float:
-    """Returns a number, or the number that a text is. Raises UserError unless it is finite."""
-    try:
-        result = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        result = math.nan
-    if not math.isfinite(result):
-        raise UserError(f"{location}: expected a number, got {one_line(str(value))[:60]!r}")
-    return result
-
-
-_SET = ("1", "1.0", "true")
-_NOT_SET = ("", "0", "0.0", "false", "-1", "-1.0")  # the last are Open Images' for what is unknown
-
-
-def is_set(value: Any, location: str) -> bool:
-    """Returns whether a flag is set, as a number or a text; None is a missing one. Raises UserError for other
-    values."""
-    text = "" if value is None else str(value).strip().lower()
-    if text not in _SET + _NOT_SET:
-        raise UserError(f"{location}: expected 0 or 1, got {one_line(text)[:60]!r}")
-    return text in _SET
-
-
 def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
     """Returns the box around points."""
     xs, ys = zip(*points)
@@ -225,14 +204,6 @@ def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, 
     if len(points) < 3:
         raise UserError(f"{location}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
     return around(name, points)
-
-
-def parse_row(row: str, location: str) -> Any:
-    """Parses a line of a file with one JSON value per line. Raises UserError."""
-    try:
-        return json.loads(row)
-    except (ValueError, RecursionError):
-        raise UserError(f"{location}: malformed JSON") from None
 
 
 def check_box(box: AnnotatedBox, location: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.image_io.verify import check_image
-from tools.convert.annotations import AnnotatedBox, Annotations, is_set, number, parse_row
+from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.files.schema import check
@@ -74,11 +74,11 @@ def _too_large(file: Path) -> UserError:
 def read_image_folder(file: Path, into: Annotations) -> None:
     """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files. A
     row without ``objects`` is of an image that nobody has labeled."""
-    for line, row in enumerate(read_text(file, most=1 << 32).split("\n"), 1):
+    for line, row in enumerate(read_text(file, most=MAX_FILE_BYTES).split("\n"), 1):
         if not row.strip():
             continue
         location = f"{file}:{line}"
-        entry = check(parse_row(row, location), dict, location)
+        entry = parse_object(row, location)
         boxes = _boxes(entry.get("objects"), {}, location)
         path = into.find(str(entry.get("file_name")), location, file)
         if boxes is not None:
@@ -88,21 +88,18 @@ def read_image_folder(file: Path, into: Annotations) -> None:
 def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:
     """Returns the boxes of an image; None if it has no ``objects``, not even an empty list: as a background it would
     teach the model to ignore its objects. ``names``: class names by column, as `_names` returns them."""
-    if isinstance(objects, list):
-        if not objects:
-            return []
-        rows = [check(item, dict, location) for item in objects]
-        objects = {key: [row.get(key) for row in rows] for key in rows[0]}
-    objects = check({} if objects is None else objects, dict, f"{location}: objects")
-    if all(value is None for value in objects.values()):
+    columns = _columns(objects, location)
+    if not columns and isinstance(objects, list):
+        return []
+    if all(value is None for value in columns.values()):
         return None
-    if "bbox" not in objects:
-        raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, objects)))[:200]}")
-    bboxes = check(objects["bbox"] or [], list, f"{location}: bbox")
-    category_column = next((key for key in _CATEGORIES if key in objects), "category")
-    categories = _column(objects, category_column, len(bboxes), location)
-    crowd_column = next((key for key in _CROWDS if key in objects), "")
-    crowds = _column(objects, crowd_column, len(bboxes), location) if crowd_column else [None] * len(bboxes)
+    if "bbox" not in columns:
+        raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, columns)))[:200]}")
+    bboxes = check(columns["bbox"] or [], list, f"{location}: bbox")
+    category_column = next((key for key in _CATEGORIES if key in columns), "category")
+    categories = _column(columns, category_column, len(bboxes), location)
+    crowd_column = next((key for key in _CROWDS if key in columns), "")
+    crowds = _column(columns, crowd_column, len(bboxes), location) if crowd_column else [None] * len(bboxes)
     boxes = []
     for bbox, category, crowd in zip(bboxes, categories, crowds):
         if not isinstance(bbox, list) or len(bbox) != 4:
@@ -110,13 +107,21 @@ def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[Ann
         x, y, w, h = (number(value, location) for value in bbox)
         name = _class_name(category, names.get(category_column, []), f"{location}: {category_column}")
         is_crowd = is_set(crowd, f"{location}: {crowd_column}")
-        boxes.append(AnnotatedBox(name, x, y, x + w, y + h, is_crowd))
+        boxes.append(AnnotatedBox.of_xywh(name, x, y, w, h, crowd=is_crowd))
     return boxes
 
 
-def _column(objects: dict[str, Any], column: str, num_boxes: int, location: str) -> list[Any]:
-    """Returns the values of a column of ``objects``. Raises UserError unless each box has one."""
-    values = check(objects.get(column) or [], list, f"{location}: {column}")
+def _columns(objects: Any, location: str) -> dict[str, Any]:
+    """Returns ``objects`` as lists by column: some files have a list of objects instead."""
+    if isinstance(objects, list):
+        rows = [check(item, dict, location) for item in objects]
+        return {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
+    return check({} if objects is None else objects, dict, f"{location}: objects")
+
+
+def _column(columns: dict[str, Any], column: str, num_boxes: int, location: str) -> list[Any]:
+    """Returns the values of a column. Raises UserError unless each box has one."""
+    values = check(columns.get(column) or [], list, f"{location}: {column}")
     if len(values) != num_boxes:
         raise UserError(f"{location}: {num_boxes} of 'bbox', but {len(values)} of '{column}'")
     return values
@@ -140,10 +145,9 @@ def _class_name(category: Any, names: list[str], location: str) -> str:
 def _size(path: Path, location: str) -> tuple[int, int]:
     """Returns width and height of an image that was written from ``location``."""
     try:
-        height, width = check_image(path)
+        return image_size(path)
     except UserError as error:
         raise UserError(f"{location}: {str(error).removeprefix(f'{path}: ')}") from None
-    return width, height
 
 
 def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
@@ -159,10 +163,12 @@ def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
 def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[str]]]:
     """Yields the columns with class labels in ``feature``, the description of the column ``objects``, and their
     names."""
-    if isinstance(feature, list):
-        feature = dict.fromkeys([column], feature[0]) if feature else {}
-    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
-        yield column, [str(name) for name in feature["names"]]
+    if isinstance(feature, list):  # with the description of its elements
+        for element in feature[:1]:
+            yield from _class_labels(element, column)
     elif isinstance(feature, dict):
+        if feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
+            yield column, [str(name) for name in feature["names"]]
+            return
         for key, value in feature.items():
             yield from _class_labels(value, column if key == "feature" else key)

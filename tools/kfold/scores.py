@@ -39,7 +39,7 @@ class ScoredFold:
         return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
 
 
-def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
+def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> None:
     """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
     device = config.device.split(",")[0]
     ctx = DistributedContext.from_environment(device)
@@ -59,7 +59,6 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
         torch.cuda.empty_cache()
-    return fold
 
 
 def read_fold(path: Path) -> ScoredFold:
@@ -107,22 +106,29 @@ def _concatenate(tables: Sequence[DetectionTable], first_images: np.ndarray) -> 
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns the lines of two tables.
+    """Returns the lines of two tables: of the metrics, and of the classes."""
+    return _format_metrics(results, pooled) + _format_classes(results, pooled, names)
 
-    The first has the `METRICS` of each fold, their mean and standard deviation, and the metrics of all images scored
-    together. The second has, for each class with boxes, the AP of all images together and the lowest and highest AP of
-    a fold.
-    """
+
+def _format_metrics(results: Sequence[EvalResult], pooled: EvalResult) -> list[str]:
+    """Returns a table with the `METRICS` of each fold, their mean and standard deviation, and the metrics of all images
+    scored together."""
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
-    folds = [("", "images", *(metric.column for metric in METRICS))]
+    rows = [("", "images", *(metric.column for metric in METRICS))]
     for number, (result, row) in enumerate(zip(results, values), 1):
-        folds.append((f"fold {number}", str(result.num_images), *map(number_text, row)))
-    folds.append(("mean", "", *map(number_text, values.mean(0))))
-    folds.append(("std", "", *map(number_text, values.std(0, ddof=1))))
-    folds.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
+        rows.append((f"fold {number}", str(result.num_images), *map(number_text, row)))
+    rows.append(("mean", "", *map(number_text, values.mean(0))))
+    rows.append(("std", "", *map(number_text, values.std(0, ddof=1))))
+    rows.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
+    return aligned(rows)
+
+
+def _format_classes(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
+    """Returns a table with, for each class with boxes, the AP of all images together and the lowest and highest AP of a
+    fold."""
     by_fold = np.array([result.class_ap for result in results])
-    classes: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
+    rows: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
     for c in np.flatnonzero(pooled.class_targets).tolist():
         scores = (pooled.class_ap[c], np.nanmin(by_fold[:, c]), np.nanmax(by_fold[:, c]))
-        classes.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
-    return aligned(folds) + aligned(classes)
+        rows.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
+    return aligned(rows)

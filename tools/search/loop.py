@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from engine.evaluation.metrics import Fitness
 from tools.continued import continued, folder_of, train_config
-from tools.kfold.cross_validate import TABLE, CrossValidation, cross_validate, make_folds, prepare, write_results
+from tools.kfold.cross_validate import Comparison, CrossValidation, cross_validate, open_comparison, write_results
+from tools.kfold.folds import TABLE, make_folds
 from tools.search.ranges import Space, values_text
-from tools.search.report import STATES, reached, write_report
+from tools.search.report import STATES, last_step, write_report
 from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of
 from tools.training import TrainingFailed, train
 from utils.config.flags import flags_of
@@ -43,20 +43,23 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         Stopped: a signal has ended the search.
     """
     log = get_logger()
-    folder, spec, fitness, names = prepare(config)
+    comparison = open_comparison(config)
+    folder = comparison.folder
+    fitness = comparison.fitness
     with ExitStack() as stack:
+        # One process begins the search; the settings are kept until the trials have ended.
         with FileLock(folder / ".settings.lock").wait("another process that begins this search"):
             made = (TABLE, JOURNAL, TRIALS)
             stack.enter_context(continued(config, folder / SETTINGS, space.plain(), made))
             study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
             if config.folds:
-                make_folds(config, spec, folder, fitness)
-        failure = _Search(config, space, study, fitness, names, signals).run_trials()
+                make_folds(config, comparison.spec, folder, fitness)
+        failure = _Search(config, space, study, comparison, signals).run_trials()
     if failure:
         raise UserError(failure)
-    elsewhere = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
-    if elsewhere:
-        log.info("run by other processes: %s", counted(elsewhere, "trial"))
+    num_running = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
+    if num_running:
+        log.info("run by other processes: %s", counted(num_running, "trial"))
     with study.exclusive():  # so that an older report cannot replace that of another process
         settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
         command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
@@ -66,34 +69,49 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
 
 
 @dataclass(frozen=True)
+class _Outcome:
+    """How a trial has ended."""
+
+    state: TrialState
+    fitness: float | None = None  # None: failed
+    failure: str = ""  # why it has failed
+
+    @classmethod
+    def of(cls, fitness: float | None, *, is_complete: bool) -> _Outcome:
+        """Returns the outcome of a trial that was trained to its end, or ended early."""
+        if fitness is None:
+            return cls(TrialState.FAIL, failure="nothing could be scored")
+        return cls(TrialState.COMPLETE if is_complete else TrialState.PRUNED, fitness)
+
+
+@dataclass(frozen=True)
 class _Search:
     """A search that this process takes part in."""
 
     config: SearchConfig
     space: Space
     study: SharedStudy
-    fitness: Fitness
-    names: tuple[str, ...]
+    comparison: Comparison
     signals: StopSignals
 
     def run_trials(self) -> str:
         """Runs trials until there are enough. Returns the reason to stop before, or ""."""
         log = get_logger()
-        finished = sum(frozen.state.is_finished() for frozen in self.study.trials())
-        if finished:
-            log.info("continuing %s: %d of %d trials have ended", folder_of(self.config), finished, self.config.trials)
+        num_ended = sum(frozen.state.is_finished() for frozen in self.study.trials())
+        if num_ended:
+            log.info("continuing %s: %d of %d trials have ended", folder_of(self.config), num_ended, self.config.trials)
         while (claim := self.study.claim()) is not None:
             with claim.lock:
                 log.info("trial %d: %s", claim.number, " ".join(values_text(claim.values)))
-                state, failure = self._run_trial(claim)
+                outcome = self._run_trial(claim)
             trials = self.study.trials()
-            summary = f": {failure}" if failure else self._result_text(trials, claim.number)
-            log.info("trial %d: %s%s", claim.number, STATES[state], summary)
+            summary = f": {outcome.failure}" if outcome.failure else self._result_text(trials, claim.number)
+            log.info("trial %d: %s%s", claim.number, STATES[outcome.state], summary)
             failed = [frozen for frozen in trials if frozen.state == TrialState.FAIL]
-            scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
-            if len(failed) >= MAX_FAILURES and not scored:  # the others would fail, too
-                last = failed[-1].user_attrs.get(REASON, "")
-                return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last}"
+            is_any_scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
+            if len(failed) >= MAX_FAILURES and not is_any_scored:  # the others would fail, too
+                last_reason = failed[-1].user_attrs.get(REASON, "")
+                return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last_reason}"
         return ""
 
     def _result_text(self, trials: Sequence[FrozenTrial], number: int) -> str:
@@ -101,51 +119,55 @@ class _Search:
         frozen = trials[number]
         steps = ""
         if frozen.state == TrialState.PRUNED:
-            steps = f" after {counted(reached(frozen), self.config.unit)}"
+            steps = f" after {counted(last_step(frozen), self.config.unit)}"
         best = best_of(trials)
         best_text = "" if best is None else f"; best {best.value:.4f} (trial {best.number})"
-        return f"{steps}, {self.fitness.name} {frozen.value:.4f}{best_text}"
+        return f"{steps}, {self.comparison.fitness.name} {frozen.value:.4f}{best_text}"
 
-    def _run_trial(self, claim: Claim) -> tuple[TrialState, str]:
+    def _run_trial(self, claim: Claim) -> _Outcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial.
 
-        Returns how the trial ended, and the reason if it failed. Raises TrainingFailed if every trial would fail (wrong
-        settings or data, a full disk), and Stopped after a signal; the trial then stays unfinished.
+        Raises TrainingFailed if every trial would fail (wrong settings or data, a full disk), and Stopped after a
+        signal; the trial then stays unfinished.
         """
         recipe = claim.folder / RECIPE
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False))
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
-        fitness = self.fitness
-        best: list[float] = []
-
-        def after_epoch(epoch: int, value: float) -> bool:
-            best.append(value)
-            return self.study.report(claim, epoch, value) or epoch >= config.epochs
-
-        def after_fold(number: int, so_far: CrossValidation) -> bool:
-            write_results(claim.folder / "results.csv", so_far, self.names)
-            value = fitness.of(so_far.pooled)
-            best.clear()  # the pooled result replaces that of fewer folds
-            if not math.isnan(value):
-                best.append(value)
-            return not best or self.study.report(claim, number, value) or number >= config.folds
-
         try:
-            if config.folds:
-                lists = folder_of(config)
-                results = cross_validate(config, lists, claim.folder, fitness, self.signals, after_fold)
-                is_complete = results is not None
-            else:
-                folder = claim.folder / RUN
-                folder.mkdir(exist_ok=True)
-                is_complete = train(train_config(config), folder, fitness.column, self.signals, after_epoch)
-            state = TrialState.COMPLETE if is_complete else TrialState.PRUNED
-            failure = "" if best else "nothing could be scored"
+            outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except TrainingFailed as error:
             if error.refused:
                 raise
-            failure = str(error)
-        if failure:
-            state = TrialState.FAIL
-        self.study.finish(claim, state, max(best, default=None), failure)
-        return state, failure
+            outcome = _Outcome(TrialState.FAIL, failure=str(error))
+        self.study.finish(claim, outcome.state, outcome.fitness, outcome.failure)
+        return outcome
+
+    def _train(self, claim: Claim, config: SearchConfig) -> _Outcome:
+        """Trains once. The fitness is that of the best epoch."""
+        values: list[float] = []
+
+        def after_epoch(epoch: int, value: float) -> bool:
+            values.append(value)
+            return self.study.report(claim, epoch, value) or epoch >= config.epochs
+
+        folder = claim.folder / RUN
+        folder.mkdir(exist_ok=True)
+        is_complete = train(train_config(config), folder, self.comparison.fitness.column, self.signals, after_epoch)
+        return _Outcome.of(max(values, default=None), is_complete=is_complete)
+
+    def _cross_validate(self, claim: Claim, config: SearchConfig) -> _Outcome:
+        """Trains once per fold. The fitness is that of the images of all folds together."""
+        fitness = self.comparison.fitness
+        pooled_fitness = math.nan
+
+        def after_fold(number: int, so_far: CrossValidation) -> bool:
+            nonlocal pooled_fitness
+            write_results(claim.folder / "results.csv", so_far, self.comparison.names)
+            pooled_fitness = fitness.of(so_far.pooled)
+            if math.isnan(pooled_fitness):
+                return True
+            return self.study.report(claim, number, pooled_fitness) or number >= config.folds
+
+        results = cross_validate(config, self.comparison.folder, claim.folder, fitness, self.signals, after_fold)
+        known_fitness = None if math.isnan(pooled_fitness) else pooled_fitness
+        return _Outcome.of(known_fitness, is_complete=results is not None)

@@ -37,7 +37,7 @@ class Space:
     ranges: dict[str, Distribution]
     written: dict[str, Any]  # the ranges as written in the file
     base: Hyperparameters  # the recipe without ranges: the file's single values and --set
-    usual: Hyperparameters  # the values that train.py uses for omitted ones
+    usual: Hyperparameters  # the values that train.py uses for those that a recipe leaves out
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
         """Returns the values of this trial, the same in repeated calls."""
@@ -70,8 +70,19 @@ class Space:
 
     def plain(self) -> dict[str, Any]:
         """Returns, as plain data, all that must not change while a search continues."""
-        fixed = {f"hyper-parameter {k}": v for k, v in self.recipe({}).items() if k not in self.ranges}
-        return {f"the range of {name}": value for name, value in self.written.items()} | fixed
+        content = {f"the range of {name}": value for name, value in self.written.items()}
+        for name, value in self.recipe({}).items():
+            if name not in self.ranges:
+                content[f"hyper-parameter {name}"] = value
+        return content
+
+
+def _is_range(value: Any) -> bool:
+    """Returns whether a value of the YAML file is a range. A list of mappings is not: it is a value of
+    ``albumentations``."""
+    if isinstance(value, list):
+        return not all(isinstance(item, dict) for item in value)
+    return isinstance(value, dict)
 
 
 def _suggested(trial: Trial, name: str, distribution: Distribution) -> Scalar:
@@ -84,7 +95,7 @@ def _suggested(trial: Trial, name: str, distribution: Distribution) -> Scalar:
 
 
 def _holds(distribution: Distribution, value: Scalar) -> bool:
-    """Whether the distribution can draw ``value``."""
+    """Returns whether the distribution can draw ``value``."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
     return isinstance(value, (int, float)) and distribution.low <= value <= distribution.high
@@ -103,12 +114,7 @@ def read_space(config: SearchConfig) -> Space:
     values = load_yaml(path)
     if not isinstance(values, dict) or not values:
         raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {FORMAT}")
-    written = {
-        name: value
-        for name, value in values.items()
-        # A list of mappings is a value of ``albumentations``.
-        if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(item, dict) for item in value))
-    }
+    written = {name: value for name, value in values.items() if _is_range(value)}
     if not written:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
     usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
@@ -124,22 +130,22 @@ def read_space(config: SearchConfig) -> Space:
 
 
 def _distribution(name: str, value: Any, path: str) -> Distribution:
-    """Builds the distribution for the range ``value``. Raises UserError."""
+    """Builds the distribution for the range ``value`` of a hyper-parameter. Raises UserError."""
 
     def checked(item: Any) -> Any:
         """Returns ``item`` as the hyper-parameter holds it. Raises UserError."""
         return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
     is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)
+    interval_type = IntDistribution if is_int else FloatDistribution
     try:
         match value:
-            case {"choice": [_, _, *_] as choices, **rest} if not rest and name != "albumentations":
+            case {"choice": [*choices]} if len(value) == 1 and len(choices) > 1 and name != "albumentations":
                 return CategoricalDistribution([checked(item) for item in choices])
-            case [low, high] | [low, high, "log"] if None not in value:
-                is_log = len(value) == 3
-                if is_int:
-                    return IntDistribution(checked(low), checked(high), log=is_log)
-                return FloatDistribution(checked(low), checked(high), log=is_log)
+            case [low, high] if None not in value:
+                return interval_type(checked(low), checked(high))
+            case [low, high, "log"] if None not in value:
+                return interval_type(checked(low), checked(high), log=True)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {name}: {error}") from None
     raise UserError(f"{path}: {name}: expected {FORMAT}, got {value!r}")

@@ -33,7 +33,10 @@ STATES = {
 def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
-    ``command``: command line of a training, to which --hyp with the best recipe is added.
+    Args:
+        fitness: its name.
+        unit: interval at which a trial reports its fitness: "epoch" or "fold".
+        command: command line of a training, to which --hyp with the best recipe is added.
     """
     trials = study.trials()
     write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
@@ -62,7 +65,7 @@ def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
     return lines
 
 
-def reached(frozen: FrozenTrial) -> int:
+def last_step(frozen: FrozenTrial) -> int:
     """Returns the last epoch, or fold, for which a trial has reported its fitness."""
     return max(frozen.intermediate_values, default=0)
 
@@ -74,7 +77,7 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
             frozen.number,
             STATES[frozen.state],
             "" if frozen.value is None else f"{frozen.value:.6f}",
-            reached(frozen),
+            last_step(frozen),
             "" if frozen.duration is None else f"{frozen.duration.total_seconds():.1f}",  # pauses included
             *(frozen.params.get(name, "") for name in space.ranges),
             frozen.user_attrs.get(REASON, ""),
@@ -84,7 +87,8 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
 def _figure(trials: Sequence[FrozenTrial], fitness: str) -> Picture:
     """Draws the fitness of the complete trials, the best so far, and the baseline if it is complete."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
-    numbers, values = np.array([(t.number, t.value) for t in complete], np.float64).reshape(-1, 2).T
+    numbers = np.array([frozen.number for frozen in complete], np.float64)
+    values = np.array([frozen.value for frozen in complete], np.float64)
     lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]
     if complete and complete[0].number == 0:
         lines.append(Line("baseline", numbers, np.full_like(values, values[0])))

@@ -56,38 +56,18 @@ class SharedStudy:
         self._space = space
         self._folder = folder
         journal = folder / JOURNAL
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.filterwarnings("ignore", module="optuna")
         with self.exclusive():
             try:
-                lock = _JournalLock(folder / ".journal.lock", journal)
-                self.study = optuna.create_study(
-                    study_name="search",
-                    storage=JournalStorage(JournalFileBackend(str(journal), lock)),
-                    direction="maximize",
-                    load_if_exists=True,
-                    pruner=_pruner(config, steps),
-                )
-                self._check_trials()
+                self.study = _open_study(journal, _pruner(config, steps))
+                _check_trials(self.trials())
             except _MALFORMED as error:
                 message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
                 raise UserError(message) from None
             # A new trial would continue the training of one that the journal has lost.
-            lost = self.folder_of(len(self.trials()))
-            if lost.exists():
-                raise UserError(f"{journal}: has lost the trial in {lost}; restore it, or choose another --name")
-
-    def _check_trials(self) -> None:
-        """Raises ValueError for a trial whose steps or fitness are no numbers, as Optuna accepts any JSON."""
-        for frozen in self.trials():
-            reported = frozen.intermediate_values
-            fitness = [*reported.values(), *(frozen.values or ())]
-            if frozen.state == TrialState.COMPLETE and len(frozen.values or ()) != 1:
-                raise ValueError(f"trial {frozen.number} is complete without a fitness")
-            if not all(type(step) is int for step in reported):
-                raise ValueError(f"a step of trial {frozen.number} is no number")
-            if not all(type(value) in (int, float) for value in fitness):
-                raise ValueError(f"a fitness of trial {frozen.number} is no number")
+            next_folder = self.folder_of(len(self.trials()))
+            if next_folder.exists():
+                message = f"{journal}: has lost the trial in {next_folder}; restore it, or choose another --name"
+                raise UserError(message)
 
     def trials(self) -> list[FrozenTrial]:
         """Returns all trials, of all processes."""
@@ -101,21 +81,30 @@ class SharedStudy:
         """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
         with self.exclusive():
             trials = self.trials()
-            for frozen in trials:
-                lock = self._lock(frozen.number) if frozen.state == TrialState.RUNNING else None
+            return self._claim_interrupted(trials) or self._claim_new(trials)
+
+    def _claim_interrupted(self, trials: Sequence[FrozenTrial]) -> Claim | None:
+        """Claims the first running trial that no process holds."""
+        for frozen in trials:
+            if frozen.state == TrialState.RUNNING:
+                lock = self._lock(frozen.number)
                 if lock is not None:
                     self._seed_sampler(frozen.number)  # the trial may not have all values yet
                     return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
-            started = sum(frozen.state != TrialState.WAITING for frozen in trials)
-            if started >= self._config.trials:
-                return None
-            if not trials:
-                self.study.enqueue_trial(self._space.known_values(self._config.epochs))
-            self._seed_sampler(started)
-            trial = self.study.ask()
-            lock = self._lock(trial.number)
-            assert lock is not None, "nobody else knows this trial"
-            return self._claimed(trial, lock)
+        return None
+
+    def _claim_new(self, trials: Sequence[FrozenTrial]) -> Claim | None:
+        """Claims a new trial; the first of a search has the values of the recipe."""
+        started = sum(frozen.state != TrialState.WAITING for frozen in trials)
+        if started >= self._config.trials:
+            return None
+        if not trials:
+            self.study.enqueue_trial(self._space.known_values(self._config.epochs))
+        self._seed_sampler(started)
+        trial = self.study.ask()
+        lock = self._lock(trial.number)
+        assert lock is not None, "nobody else knows this trial"
+        return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
         """Records the fitness after a step. Returns whether the trial should continue."""
@@ -133,11 +122,17 @@ class SharedStudy:
                 claim.trial.set_user_attr(REASON, reason)
             self.study.tell(claim.number, fitness if state == TrialState.COMPLETE else None, state=state)
             claim.lock.release()
-            kept = best_of(self.trials())
-            for frozen in self.trials():
-                if frozen.state.is_finished() and (kept is None or frozen.number != kept.number):
-                    for weights in self.folder_of(frozen.number).rglob("*.pt"):
-                        weights.unlink(missing_ok=True)
+            self._remove_weights()
+
+    def _remove_weights(self) -> None:
+        """Removes the weights of all ended trials but the best."""
+        trials = self.trials()
+        best = best_of(trials)
+        for frozen in trials:
+            is_best = best is not None and frozen.number == best.number
+            if frozen.state.is_finished() and not is_best:
+                for weights in self.folder_of(frozen.number).rglob("*.pt"):
+                    weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
         """Describes a trial that this process has locked."""
@@ -161,6 +156,32 @@ class SharedStudy:
         with FileLock(self._folder / ".study.lock") as lock:
             lock.acquire(math.inf)
             yield
+
+
+def _open_study(journal: Path, pruner: optuna.pruners.BasePruner) -> optuna.Study:
+    """Opens the study in the file ``journal``, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", module="optuna")
+    lock = _JournalLock(journal.with_name(".journal.lock"), journal)
+    return optuna.create_study(
+        study_name="search",
+        storage=JournalStorage(JournalFileBackend(str(journal), lock)),
+        direction="maximize",
+        load_if_exists=True,
+        pruner=pruner,
+    )
+
+
+def _check_trials(trials: Sequence[FrozenTrial]) -> None:
+    """Raises ValueError for a trial whose steps or fitness are no numbers, as Optuna accepts any JSON."""
+    for frozen in trials:
+        fitness = frozen.values or ()
+        if frozen.state == TrialState.COMPLETE and len(fitness) != 1:
+            raise ValueError(f"trial {frozen.number} is complete without a fitness")
+        if not all(type(step) is int for step in frozen.intermediate_values):
+            raise ValueError(f"a step of trial {frozen.number} is no number")
+        if not all(type(value) in (int, float) for value in (*frozen.intermediate_values.values(), *fitness)):
+            raise ValueError(f"a fitness of trial {frozen.number} is no number")
 
 
 def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:

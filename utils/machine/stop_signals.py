@@ -11,9 +11,7 @@ from types import FrameType
 from typing import Any
 
 from utils.errors import REQUEUE, Stopped
-from utils.interrupts import INTERRUPTED
-
-IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
+from utils.interrupts import IMPATIENT_S, INTERRUPTED, imports_torch
 
 
 class StopSignals:
@@ -68,7 +66,7 @@ class StopSignals:
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         impatient = number == signal.SIGINT and self.interrupt and now - self._interrupted_at > IMPATIENT_S
         if number == signal.SIGINT:
@@ -77,6 +75,8 @@ class StopSignals:
         else:
             self.stop = True
         if impatient or not self._deferred:
+            if imports_torch(frame):  # which could lose the exception; there is nothing to save or to close yet
+                os._exit(self.code)
             self._deferred = True
             raise Stopped(self.code)
 

@@ -19,7 +19,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.kfold.cross_validate import data_of, make_folds, pooled_index, write_folds
+from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
 
 

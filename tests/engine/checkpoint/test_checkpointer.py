@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint, PendingEpoch, Position, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
@@ -173,14 +175,6 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
         best = read_checkpoint(tmp_path / "best.pt")
         assert (best["ema"]["w"].tolist(), best["progress"]["epoch"], best["metrics"]) == ([1, 1], 2, {"AP": 0.5})
     assert Checkpoint.read(tmp_path / "last.pt").pending.progress == progress
-
-
-@pytest.mark.parametrize("key", ["RemoteValidation", "remote_validation"])
-def test_a_pending_epoch_of_an_earlier_version_is_found(tmp_path, key):
-    save(tmp_path, parts())
-    content = read_checkpoint(tmp_path / "last.pt")
-    write_checkpoint(content | {"hooks": {key: PENDING, "other": {"a": 1}}}, tmp_path / "last.pt")
-    assert Checkpoint.read(tmp_path / "last.pt").pending.progress.epoch == 3
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):

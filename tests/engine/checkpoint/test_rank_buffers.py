@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.checkpoint.checkpoint import gather_rank_buffers, put_means, restore_rank_buffers
+from engine.checkpoint.rank_buffers import gather_rank_buffers, put_means, restore_rank_buffers
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import train
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.evaluation import evaluator
 from engine.evaluation.metrics import Fitness, score_detections
 from tests.helpers.messages import refused

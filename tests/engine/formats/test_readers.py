@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.formats.graphs import build_onnx
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
@@ -49,7 +48,13 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"), [("raw", {}), ("raw", {"dynamic": True}), ("end2end", {}), ("end2end", {"batch": 3})]
+    ("layout", "changes"),
+    [
+        ("raw", {}),
+        ("raw", {"dynamic": True}),
+        ("end2end", {}),
+        pytest.param("end2end", {"batch": 3}, marks=pytest.mark.slow),
+    ],
 )
 def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -66,8 +71,7 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
         layout=layout,
         end2end=layout == "end2end",
     )
-    graph = tiny_graph(NAMES) if layout == "raw" and not changes else build_onnx(module, config)
-    OnnxFormat().write(graph, tmp_path / "best.onnx", metadata)
+    OnnxFormat().write(tiny_graph(NAMES, layout, **changes), tmp_path / "best.onnx", metadata)
     picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import stopping
 from engine.hooks.hook import Action, Epoch, Hook, Hooks

@@ -1,4 +1,4 @@
-"""Sheets of images, and what TensorBoard shows."""
+"""The charts of a run, and what TensorBoard shows."""
 
 import time
 from types import SimpleNamespace
@@ -6,14 +6,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
-from engine.checkpoint.checkpoint import Progress
-from engine.hooks.plots import TimeBudget, add_image, add_pr_curves, draw_batch
+from engine.checkpoint.progress import Progress
+from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
 from engine.hooks.results import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
-from engine.run.run import NewRun
-from utils.structures import Batch, Detections, EvalResult, Targets
+from utils.structures import EvalResult
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
@@ -32,12 +30,6 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
         pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
         num_images=4,
     )  # fmt: skip
-
-
-def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:
-    count = len(images)
-    none = torch.zeros(count, 4)
-    return Batch(images, Targets.from_labels(labels), torch.arange(count), none[:, :2].int(), none.double(), paths)
 
 
 def test_of_many_classes_the_worst_are_drawn():
@@ -68,51 +60,13 @@ def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
     assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
 
 
-@pytest.mark.parametrize(
-    "images",
-    [
-        torch.zeros(3, 3, 64, 64, dtype=torch.uint8),
-        torch.zeros(3, 3, 64, 64, dtype=torch.uint8).contiguous(memory_format=torch.channels_last),
-        torch.zeros(3, 5, 64, 64, dtype=torch.uint16),
-    ],
-    ids=["RGB", "channels_last", "5 channels of 16 bits"],
-)
-def test_batch_sheet_shows_targets_of_the_right_image(images):
-    labels = [np.zeros((0, 5), np.float32) for _ in images]
-    labels[1] = np.float32([[0, 0.5, 0.5, 0.5, 0.3]])
-    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg", "z.jpg")), ["thing"])
-    assert (sheet.shape, sheet.dtype) == ((130, 130, 3), np.uint8)
-    assert sheet[:48, 66:].any()
-    assert not sheet[:48, :64].any()
-    assert not sheet[66:114, :64].any()
-    assert sheet[48:64, :64].any()  # its name
-    assert draw_batch(make_batch(images[:0], [], ()), ["thing"]) is None
-
-
-def test_detection_sheet_pairs_labels_with_predictions():
-    images, labels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8), [np.zeros((0, 5), np.float32)] * 2
-    detections = Detections(
-        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
-        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
-        classes=torch.zeros(2, 2, dtype=torch.long),
-        counts=torch.tensor([2, 0]),
-    )
-    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg")), ["t"], detections, threshold=0.1)
-    right = sheet[:64, 66:130]
-    assert sheet.shape == (64, 4 * 66 - 2, 3)
-    assert right[31:48, 8:24].any()
-    assert not right[31:48, 30:].any()  # below the confidence threshold
-    assert not sheet[:48, 132:196].any()  # the second image has neither
-    assert not sheet[:48, 198:].any()
-
-
 def test_tensorboard_shows_images_and_curves(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = TensorBoard(tmp_path)
     settings = SimpleNamespace(by_name=dict)
-    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(start=NewRun(), settings=settings)))
+    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(checkpoint=None, settings=settings)))
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.close()  # also after an error

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
+from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.eval_ranks.messages import Setup, Weights, discard_message, post_message, read_message
 from engine.eval_ranks.process import _Scorer
 from engine.eval_ranks.service import common_facts
-from engine.run.run import NewRun, RunSettings, training_source
+from engine.run.run import RunSettings
 from models.detector import build_detector
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
@@ -154,7 +155,7 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
     config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
     model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
-    source = training_source(config, NewRun())
+    source = DataSource.of_training(config)
     spec = open_data(source, ctx)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.results import ClassScores, EpochResults, ResultsCsv, TensorBoard
-from engine.run.run import ContinuedRun, NewRun
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
@@ -26,8 +25,8 @@ def settings_of(**values: object) -> SimpleNamespace:
 
 
 def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    start = ContinuedRun(SimpleNamespace()) if epoch else NewRun()
-    run = SimpleNamespace(settings=settings_of(**settings), start=start)
+    checkpoint = SimpleNamespace() if epoch else None
+    run = SimpleNamespace(settings=settings_of(**settings), checkpoint=checkpoint)
     return SimpleNamespace(progress=Progress(epoch=epoch), run=run)
 
 

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 import train
-from engine.checkpoint.checkpoint import Progress
+from engine.checkpoint.progress import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.results import ResultsCsv
 from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
-from engine.run.run import ContinuedRun, NewRun
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -89,9 +88,12 @@ class Process:
         **limits: float,
     ) -> None:
         self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
-        start = ContinuedRun(SimpleNamespace()) if first > 1 else NewRun()
+        checkpoint = SimpleNamespace() if first > 1 else None
         run = SimpleNamespace(
-            folder=folder, settings=SimpleNamespace(by_name=lambda: settings), start=start, config=TrainConfig()
+            folder=folder,
+            settings=SimpleNamespace(by_name=lambda: settings),
+            checkpoint=checkpoint,
+            config=TrainConfig(),
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         description = SimpleNamespace(trains_like=lambda _: trains_like)

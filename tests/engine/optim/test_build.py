@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.checkpoint.checkpointer import copy_to_cpu
+from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
     LoadedParameters,

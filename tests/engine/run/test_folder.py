@@ -13,9 +13,10 @@ import pytest
 import torch
 import yaml
 
+from data.source.dataset_spec import DataSource
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
 from engine.run.process import prepare_process
-from engine.run.run import NewRun, RunPlan, RunSettings, TrainingRun
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -33,7 +34,8 @@ def _restored_kernels() -> Iterator[None]:
 
 def claim(stack: ExitStack, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
-    return claim_folder(CPU, RunPlan(settings=run_settings, start=NewRun()), stack)
+    plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
+    return claim_folder(CPU, plan, stack)
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:

@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, RunStatus
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress, RunStatus
 from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
 from engine.run.plan import newest_checkpoint, plan_run
+from engine.run.restore import EpochData, keep_best_epoch, resumed_position
 from engine.run.resume import (
-    EpochData,
     check_can_continue,
     check_is_newest,
-    keep_best_epoch,
     resumed_config,
     resumed_epochs,
     resumed_hyperparameters,
-    resumed_position,
-    stored_new_lr_mult,
 )
-from engine.run.run import ContinuedRun, TrainingRun
 from tests.helpers.messages import refused
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -221,8 +219,6 @@ def test_changed_images_restart_the_epoch():
     [
         ({}, {"fingerprint": "y"}, True),  # other labels, or a copy
         ({}, {"fingerprint": "y", "images": 79}, False),  # in as many batches, but in another permutation
-        ({"run": None}, {"fingerprint": "y"}, True),  # an earlier version
-        ({"run": None}, {"fingerprint": "y", "epoch_batches": 11}, False),
         ({}, {"seed": 1}, False),
         ({}, {"rect": True}, False),
         ({}, {"image_weights": True}, False),
@@ -236,11 +232,7 @@ def test_changed_images_restart_the_epoch():
     ],
 )
 def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, keeps):
-    values = {}
-    if "run" in stored:
-        values["run"] = dataclasses.replace(STORED["run"], images=None)
-    else:
-        values["config"] = dataclasses.replace(STORED["config"], **stored)
+    values = {"config": dataclasses.replace(STORED["config"], **stored)}
     where, lines = resumed(inside(), stored=values, **changes)
     if keeps:
         assert where == inside()
@@ -381,9 +373,8 @@ def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, 
     description = RunDescription(**{name: getattr(checkpoint, name) for name in RUN_FIELDS} | changes)
     single = DistributedContext.single()
     checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
-    run = TrainingRun(folder=tmp_path, settings=None, start=ContinuedRun(checkpoint))
     progress = replace(BEFORE)
-    keep_best_epoch(single, run, checkpointer, progress)
+    keep_best_epoch(single, checkpoint, checkpointer, progress)
     checkpointer.finish()
     assert (progress.best_epoch, progress.best_fitness) == (best, 0.3 if best == 3 else -1.0)
     assert sorted(path.name for path in tmp_path.glob("best?*.pt")) == aside
@@ -399,15 +390,7 @@ def test_a_best_pt_is_kept_when_a_run_goes_back_to_before_its_first_validation(t
     description = RunDescription(**{name: getattr(checkpoint, name) for name in RUN_FIELDS} | changes)
     single = DistributedContext.single()
     checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
-    run = TrainingRun(folder=tmp_path, settings=None, start=ContinuedRun(checkpoint))
-    keep_best_epoch(single, run, checkpointer, start)
+    keep_best_epoch(single, checkpoint, checkpointer, start)
     assert start == Progress(epoch=1)
     assert not (tmp_path / "best.pt").exists()
     assert read_checkpoint(tmp_path / "best9.pt")["progress"]["epoch"] == 9
-
-
-@pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
-def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
-    """A run of 40 steps has raised it. Checkpoints of earlier versions do not say how much."""
-    run = RunStatus(epoch_batches=4, seconds=1.0)
-    assert stored_new_lr_mult(Checkpoint(**STORED | {"run": run, "new_lr_mult": stored})) == factor

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,18 +14,22 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
+from data.source.dataset_spec import DataSource
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.results import Validation
+from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
+from engine.run.run import RunPlan, RunSettings
+from engine.run.starting_model import StartingModel
 from engine.train import build
-from engine.train.build import build_training
+from engine.train.build import build_training, loaded_parameters
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
 from utils.config.parser import given_flags, parse_config
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.stop_signals import StopSignals
@@ -133,7 +138,7 @@ def test_a_resumed_run_stands_where_it_was_saved():
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.start.checkpoint.model  # freed once it is loaded
+        assert not resumed.run.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
 
@@ -208,3 +213,16 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(("checkpoint", "factor"), [(SimpleNamespace(new_lr_mult=1.5), 1.5), (None, 2.0)])
+def test_more_epochs_do_not_change_the_rate_of_new_layers(checkpoint, factor):
+    """A run of 40 steps has raised it."""
+    config = TrainConfig(epochs=10)
+    plan = RunPlan(
+        settings=RunSettings(config, Hyperparameters(lr_mult=0.5)),
+        data_source=DataSource.of_training(config),
+        checkpoint=checkpoint,
+    )
+    steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
+    assert loaded_parameters(plan, StartingModel(None, {}, {}), steps).new_lr_mult == factor

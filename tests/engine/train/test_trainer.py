@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import PendingEpoch, Position, Progress
+from engine.checkpoint.progress import PendingEpoch, Position, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import NewRun, RunSettings, TrainingRun
+from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer
 from models.detector import build_detector
@@ -115,7 +115,7 @@ def build(
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=Path(), settings=settings, start=NewRun())
+    run = TrainingRun(folder=Path(), settings=settings)
     return trainer_of(run, step, progress or Progress(), *hooks, signals=signals)
 
 

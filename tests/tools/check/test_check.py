@@ -32,7 +32,7 @@ from tools.check.issue_kinds import (
     UNUSED,
     WITHIN,
 )
-from tools.check.page import make_out, new_folder
+from tools.check.out_folder import make_out, new_folder
 from utils.entrypoint import run_main
 from utils.errors import UserError
 

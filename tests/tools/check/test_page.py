@@ -23,6 +23,7 @@ from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
 from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_issues
 from tools.check.page import FILE_NAME, write_page
+from tools.check.result import CheckResult, ModelFindings
 from utils.boxes import scale_boxes
 from utils.structures import GRAY, DetectionTable
 
@@ -42,8 +43,9 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
     out.mkdir(exist_ok=True)
-    weights = "best.pt" if detections else ""
-    assert write_page(out, spec, splits, issues, detections or {}, imgsz=imgsz, weights=weights) == out / FILE_NAME
+    by_model = ModelFindings(detections=detections or {})
+    result = CheckResult(spec, splits, issues, by_model, imgsz, "best.pt" if detections else "")
+    assert write_page(result, out) == out / FILE_NAME
     return check_self_contained((out / FILE_NAME).read_text(encoding="utf-8")), issues
 
 

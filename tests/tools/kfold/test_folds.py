@@ -13,7 +13,7 @@ from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.three_formats import write_three_formats
-from tools.kfold.cross_validate import data_of, make_folds
+from tools.kfold.folds import data_of, make_folds
 from utils.config.search_settings import KfoldConfig
 
 NAMES = ["cat", "dog"]
@@ -23,18 +23,22 @@ WITHOUT_AREA = (1, 20, 20, 20, 20)
 
 
 def write_set(folder: Path) -> None:
-    """Nine images of three groups, alternately; the third and the fifth have lost a label and no dog, the last is a
-    background."""
+    """Nine images of three groups, alternately. The second, the third and the fifth have lost a label, the last two of
+    these have no dog, and the last image is a background."""
     names = [f"{'abc'[i % 3]}{i}.png" for i in range(9)]
     objects = {name: [CAT, DOG] for name in names}
+    objects[names[1]] = [CAT, DOG, WITHOUT_AREA]
     objects[names[2]] = objects[names[4]] = [CAT, WITHOUT_AREA]
     objects[names[8]] = []
     write_three_formats(folder, NAMES, dict.fromkeys(names, (128, 160)), objects)
 
 
-def labels_of(index) -> dict[str, list]:
-    """The labels of each image, by its path."""
-    return {str(Path(index.path(i)).resolve()): index.labels(i).tolist() for i in range(len(index))}
+def labels_of(index) -> dict[str, tuple]:
+    """The labels of each image, and whether it has lost one, by its path."""
+    return {
+        str(Path(index.path(i)).resolve()): (index.labels(i).tolist(), bool(index.incomplete[i]))
+        for i in range(len(index))
+    }
 
 
 @pytest.mark.parametrize("chosen", [{"classes": ["dog"]}, {"ignore": ["cat"]}])

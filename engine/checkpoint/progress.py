@@ -1,0 +1,137 @@
+"""Where a run stands: its steps, the losses of its epoch, its best epoch, and an epoch that has no scores yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from torch import Tensor
+
+from utils.config.settings import validates_after
+from utils.files.schema import Bounds, Count
+from utils.strings import counted
+
+
+@dataclass
+class Progress:
+    """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
+
+    epoch: Count = 0  # epochs completed
+    batch: Count = 0  # micro-batches of the next epoch taken
+    step: Count = 0  # micro-batches taken by each rank
+    updates: Count = 0  # optimizer steps taken
+    loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
+    finite_steps: Count = 0  # of the epoch
+    bad_steps: Count = 0  # non-finite ones in a row
+    buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
+    best_fitness: float = -1.0  # of `engine.evaluation.metrics`
+    best_epoch: Annotated[int, Bounds(-1)] = -1
+    # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
+    confidence: float | None = None
+    plain_confidence: float | None = None
+    scored_confidence: float | None = None
+    class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
+
+    def has_trained(self, epoch_batches: int) -> bool:
+        """Whether all ``epoch_batches`` of the next epoch are taken, and only its validation is missing."""
+        return 0 < self.batch == epoch_batches
+
+    def describe(self, epoch_batches: int) -> str:
+        """Returns the progress text: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        if not self.batch:
+            return counted(self.epoch, "epoch")
+        if self.has_trained(epoch_batches):
+            return f"the steps of epoch {self.epoch + 1}"
+        return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
+
+    def record_fitness(self, fitness: float) -> bool:
+        """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""
+        is_best = fitness > self.best_fitness
+        if is_best:
+            self.best_fitness = fitness
+            self.best_epoch = self.epoch
+        return is_best
+
+    def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
+        """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is
+        better. A ``patience`` of 0 waits for ever."""
+        newest = self.epoch if epoch is None else epoch
+        epochs_without_best = newest - self.best_epoch
+        return patience > 0 and epochs_without_best >= patience
+
+    def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
+        """Whether a run of ``epochs`` that validates every ``val_every`` ends here for want of a better epoch."""
+        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
+        return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
+
+    def count_step(self, micro_batches: int) -> None:
+        """Counts a step of the optimizer over ``micro_batches``."""
+        self.batch += micro_batches
+        self.step += micro_batches
+        self.updates += 1
+
+    def count_losses(self, losses: Sequence[float], *, is_finite: bool) -> None:
+        """Adds the losses of a step, unless it is not finite."""
+        self.bad_steps = 0 if is_finite else self.bad_steps + 1
+        if is_finite:
+            sums = self.loss_sums or [0.0] * len(losses)
+            self.loss_sums = [total + loss for total, loss in zip(sums, losses)]
+            self.finite_steps += 1
+
+    def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
+        """Returns the mean losses by name over the finite steps of the epoch; nan if there are none."""
+        sums = self.loss_sums or [math.nan] * len(names)
+        return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
+
+    def complete_epoch(self) -> None:
+        """Counts the epoch whose steps are done."""
+        self.epoch += 1
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Resets what belongs to a position inside an epoch."""
+        self.batch = 0
+        self.loss_sums = []
+        self.finite_steps = 0
+        self.buffers_averaged = False
+
+
+# Fields of `Progress` that follow from a validation.
+_RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingEpoch:
+    """A completed epoch that other processes validate: what is saved with its scores, when these have come."""
+
+    row: dict[str, float]  # of results.csv
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+    progress: Progress  # after the epoch
+    ema: dict[str, Tensor]  # on the CPU of rank 0; empty on the other ranks
+
+    def scored_progress(self, newest: Progress) -> Progress:
+        """Returns the progress after the epoch with the result of its validation, which ``newest`` has."""
+        return replace(self.progress, **{name: getattr(newest, name) for name in _RESULT_FIELDS})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How long a run has trained, and on what."""
+
+    world_size: int | None = None  # None: not known
+    device: str | None = None  # its type; None: not known
+    seconds: float  # in all its processes
+    epoch_batches: Count  # micro-batches of an epoch on each rank
+    images: int | None = None  # of the training split, or its tiles; None: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a run stands, and what is known of its weights there."""
+
+    progress: Progress
+    run: RunStatus
+    metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
+    pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet

@@ -1,0 +1,61 @@
+"""The folder of the page. It is never in the data set, which a check leaves as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from data.labels.yolo import label_folders
+from data.source.dataset_spec import DatasetSpec, SplitSource
+from utils.errors import UserError
+from utils.files.folders import cache_folder, increment_path
+from utils.files.paths import is_inside
+
+PROJECT = "runs/check"
+
+
+def make_out(spec: DatasetSpec, out: Path) -> None:
+    """Makes the folder ``--out``. Raises UserError if it cannot be made, or is in the data set."""
+    folder = _inside(out, spec)
+    if folder:
+        raise UserError(f"--out {out}: is in the data set ({folder}), which is never written to; name another folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be made ({error.strerror})") from None
+
+
+def new_folder(spec: DatasetSpec) -> Path:
+    """Makes runs/check/exp, exp2, ... in the working folder; in the cache folder if that one is in the data set."""
+    return increment_path(cache_folder() / "check" if _inside(Path(PROJECT), spec) else PROJECT, "exp")
+
+
+def _inside(path: Path, spec: DatasetSpec) -> str:
+    """Returns the folder of the data set that contains ``path``; "" if there is none."""
+    return next((folder for folder in _data_folders(spec) if is_inside(path, folder)), "")
+
+
+def _data_folders(spec: DatasetSpec) -> list[str]:
+    """Returns the smallest folder with all that the YAML names below its root, and each folder that it names
+    elsewhere."""
+    named: list[str] = []
+    for split, split_source in spec.splits.items():
+        for part in split_source.parts or (spec,):
+            named += _named_folders(part.split(split))
+    named = list(dict.fromkeys(named))
+    below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
+    elsewhere = [folder for folder in named if folder not in below]
+    return [os.path.commonpath(below), *elsewhere] if below else elsewhere
+
+
+def _named_folders(source: SplitSource) -> list[str]:
+    """Returns the folders of the images and the labels of a split."""
+    files = list(source.images)
+    if source.annotations is not None:
+        files.append(source.annotations)
+    folders = [str(path if path.is_dir() else path.parent) for path in files]
+    if source.annotations is None:
+        for path in source.images:
+            if path.is_dir():
+                folders += [folder for folder in label_folders(str(path)) if os.path.isdir(folder)]
+    return folders

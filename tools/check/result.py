@@ -1,0 +1,44 @@
+"""What a check has found: the content of the JSON and of the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.source.dataset_spec import DatasetSpec
+from engine.evaluation.issues import CheckedSplit, Issue
+from engine.report.gallery import DrawnDetections
+
+
+@dataclass(frozen=True)
+class ModelFindings:
+    """What a model says about the labels; empty without a model."""
+
+    issues: list[Issue] = field(default_factory=list)  # the most probable first
+    detections: dict[str, DrawnDetections] = field(default_factory=dict)  # by split
+    trust: list[str] = field(default_factory=list)  # lines that say how far the model is to be trusted
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """All findings about a data set."""
+
+    spec: DatasetSpec
+    splits: list[CheckedSplit]
+    issues: list[Issue]  # those of the model included
+    by_model: ModelFindings
+    imgsz: int  # longer image side in training, pixels
+    weights: str  # "" without a model
+
+    def content(self, report: Path | None) -> dict[str, Any]:
+        """Returns the content of the JSON. ``report``: the page; None if there is none."""
+        return {
+            "data": self.spec.source,
+            "root": str(self.spec.root),
+            "imgsz": self.imgsz,
+            "report": None if report is None else str(report),
+            "splits": {split.name: dict(split.index.report.totals) for split in self.splits},
+            "model": self.by_model.trust,
+            "issues": [issue.content() for issue in self.issues],
+        }

@@ -1,0 +1,24 @@
+"""Reads Apple's CreateML JSON: a list with an entry per image; centers and sizes of boxes in pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data.labels.coco import load_json
+from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.values import numbers, objects_in
+from utils.files.schema import check
+
+
+def read_createml(file: Path, into: Annotations) -> None:
+    """Adds the boxes of all entries."""
+    for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
+        location = f"{file}: entry {position}"
+        entry = check(item, dict, location)
+        boxes = []
+        for annotation in objects_in(entry, "annotation" if "annotation" in entry else "annotations", location):
+            coordinates = check(annotation.get("coordinates"), dict, location)
+            x, y, w, h = numbers(coordinates, ("x", "y", "width", "height"), location)
+            boxes.append(AnnotatedBox.of_xywh(str(annotation.get("label") or ""), x - w / 2, y - h / 2, w, h))
+        image = entry.get("image", entry.get("imagefilename"))
+        into.add(str(image), boxes, location=location, near=file, is_whole=True)

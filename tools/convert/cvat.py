@@ -1,0 +1,94 @@
+"""Reads CVAT's XML: "CVAT for images 1.1" and "CVAT for video 1.1"."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon
+from tools.convert.values import MAX_FILE_BYTES, number, stated_size
+from utils.errors import UserError, one_line
+from utils.files.safe_io import read_regular
+from utils.files.xml_files import XmlError, parse_xml
+
+_WITHOUT_AREA = ("polyline", "points", "skeleton")
+_CUBOID_CORNERS = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br"))
+
+
+def read_cvat(file: Path, into: Annotations) -> None:
+    """Adds the rectangles, and the boxes around polygons, ellipses, masks and cuboids."""
+    try:
+        root = parse_xml(read_regular(file, most=MAX_FILE_BYTES))
+    except XmlError as error:
+        raise UserError(f"{file}:{error}") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    for image in root.iter("image"):
+        name = image.get("name", "")
+        location = f"{file}: image {one_line(name)[:100]!r}"
+        boxes = [_box(shape, shape.get("label", ""), location, into) for shape in image if _is_object(shape)]
+        size = stated_size(image.get("width"), image.get("height"), location)
+        into.add(name, boxes, location=location, near=file, split=image.get("subset", ""), size=size)
+    for frame, boxes in sorted(_boxes_by_frame(root, file, into).items()):
+        into.add(f"frame_{frame:06}", boxes, location=f"{file}: frame {frame}", near=file)
+
+
+def _boxes_by_frame(root: ElementTree.Element, file: Path, into: Annotations) -> dict[int, list[AnnotatedBox | None]]:
+    """Returns the objects of a video in each frame; those that are ``outside`` are not visible there."""
+    frames: dict[int, list[AnnotatedBox | None]] = {}
+    for track in root.iter("track"):
+        location = f"{file}: track {track.get('id', '')}"
+        for shape in track:
+            if shape.get("outside") != "1":
+                frame = int(number(shape.get("frame"), location))
+                frames.setdefault(frame, []).append(_box(shape, track.get("label", ""), location, into))
+    return frames
+
+
+def _is_object(element: ElementTree.Element) -> bool:
+    """Returns whether an element of an image is an object; a ``tag`` is a class of the whole image."""
+    return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
+
+
+def _box(shape: ElementTree.Element, name: str, location: str, into: Annotations) -> AnnotatedBox | None:
+    """Returns the box around a shape of the class ``name``; None for one without area."""
+
+    def value(key: str) -> float:
+        return number(shape.get(key), f"{location}: {shape.tag}: {key}")
+
+    def rotation() -> float:
+        return value("rotation") if "rotation" in shape.attrib else 0.0
+
+    if shape.tag == "box":
+        x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
+        return _turned(name, (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2, rotation())
+    if shape.tag == "ellipse":
+        cx, cy, rx, ry = map(value, ("cx", "cy", "rx", "ry"))
+        return _turned(name, cx, cy, rx, ry, rotation(), is_round=True)
+    if shape.tag == "mask":
+        return AnnotatedBox.of_xywh(name, *map(value, ("left", "top", "width", "height")))
+    if shape.tag == "cuboid" and shape.get("points") is None:
+        return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
+    if shape.tag in _WITHOUT_AREA:
+        return into.skip(shape.tag, location)
+    pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
+    points = [(number(x, location), number(y, location)) for x, _, y in pairs]
+    return around_polygon(name, points, shape.tag, location)
+
+
+def _turned(
+    name: str, cx: float, cy: float, half_w: float, half_h: float, degrees: float, *, is_round: bool = False
+) -> AnnotatedBox:
+    """Returns the box around a rectangle, or an ellipse, that is turned about its center."""
+    if degrees == 0:
+        return AnnotatedBox(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+    c = abs(math.cos(math.radians(degrees)))
+    s = abs(math.sin(math.radians(degrees)))
+    if is_round:
+        w = math.hypot(half_w * c, half_h * s)
+        h = math.hypot(half_w * s, half_h * c)
+    else:
+        w = half_w * c + half_h * s
+        h = half_w * s + half_h * c
+    return AnnotatedBox(name, cx - w, cy - h, cx + w, cy + h)

@@ -1,0 +1,35 @@
+"""Reads KITTI's object benchmark: a text file per image, with a row per object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.values import number
+from utils.errors import UserError
+from utils.files.safe_io import read_text
+
+NUM_FIELDS = 15  # a detection has one more, its score
+
+
+def read_kitti(file: Path, into: Annotations) -> None:
+    """Adds the boxes of all rows: fields 5 to 8 are corners in pixels. ``DontCare`` is a region to ignore."""
+    boxes = []
+    for line, row in enumerate(read_text(file).splitlines(), 1):
+        fields = row.split()
+        location = f"{file}:{line}"
+        if not fields:
+            continue
+        if len(fields) not in (NUM_FIELDS, NUM_FIELDS + 1):  # those of KITTI's tracks stand elsewhere
+            raise UserError(f"{location}: {len(fields)} fields, expected {NUM_FIELDS} of KITTI, or one more, a score")
+        for value in fields[1:4]:  # a class with a space would move all fields
+            number(value, f"{location}: fields 2 to 4")
+        x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
+        boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
+    into.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    into.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
+
+
+def is_kitti(head: str) -> bool:
+    """Returns whether a file with this beginning is KITTI's."""
+    return len(head.split("\n")[0].split()) >= NUM_FIELDS

@@ -1,0 +1,84 @@
+"""Reads Labelbox's export: a row per image, in NDJSON or in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from data.labels.coco import load_json
+from tools.convert.annotations import AnnotatedBox, Annotations, around_polygon
+from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, stated_size
+from utils.errors import UserError, one_line
+from utils.files.safe_io import read_text
+from utils.files.schema import check
+
+_WITHOUT_AREA = {"point": "point", "line": "polyline"}  # key of an object: kind of its shape
+
+
+def read_labelbox(file: Path, into: Annotations) -> None:
+    """Adds the boxes, and the boxes around polygons. Rows without a label, or with one that was skipped, are of images
+    that nobody has labeled."""
+    for location, row in _rows(file):
+        labels = [label for label in _labels(row, location) if not _is_skipped(label)]
+        if not labels:
+            continue
+        if len(labels) > 1:
+            raise UserError(f"{location}: was labeled {len(labels)} times; export one project, with one label an image")
+        annotations = check(labels[0].get("annotations"), dict, f"{location}: annotations")
+        boxes = [_box(each, location, into) for each in objects_in(annotations, "objects", location)]
+        data = check(row.get("data_row"), dict, f"{location}: data_row")
+        media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
+        size = stated_size(media.get("width"), media.get("height"), location)
+        into.add(_image_name(data), boxes, location=location, near=file, size=size, is_whole=True)
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the rows of an export, each after its location for messages."""
+    text = read_text(file, most=MAX_FILE_BYTES)
+    if text.lstrip().startswith("["):
+        for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
+            location = f"{file}: row {position}"
+            yield location, check(row, dict, location)
+        return
+    for line, row in enumerate(text.split("\n"), 1):
+        if row.strip():
+            location = f"{file}:{line}"
+            yield location, parse_object(row, location)
+
+
+def _labels(row: dict[str, Any], location: str) -> list[dict[str, Any]]:
+    """Returns the labels of an image in all projects."""
+    labels = []
+    for project in check(row.get("projects"), dict, f"{location}: projects").values():
+        labels += objects_in(check(project, dict, location), "labels", location)
+    return labels
+
+
+def _is_skipped(label: dict[str, Any]) -> bool:
+    """Returns whether whoever was to label an image has skipped it."""
+    details = label.get("performance_details")
+    return isinstance(details, dict) and details.get("skipped") is True
+
+
+def _image_name(data: dict[str, Any]) -> str:
+    """Returns the name of a row's image, or the path of the address that it was uploaded from."""
+    address = urlsplit(str(data.get("row_data") or ""))
+    return str(data.get("external_id") or data.get("global_key") or address.path)
+
+
+def _box(shape: dict[str, Any], location: str, into: Annotations) -> AnnotatedBox | None:
+    """Returns the box around an object; None for one without area."""
+    name = str(shape.get("name") or shape.get("value") or "")
+    if "bounding_box" in shape:
+        sides = check(shape["bounding_box"], dict, f"{location}: bounding_box")
+        return AnnotatedBox.of_xywh(name, *numbers(sides, ("left", "top", "width", "height"), location))
+    if "polygon" in shape:
+        corners = [numbers(corner, ("x", "y"), location) for corner in objects_in(shape, "polygon", location)]
+        return around_polygon(name, [(x, y) for x, y in corners], "polygon", location)
+    for key, kind in _WITHOUT_AREA.items():
+        if key in shape:
+            return into.skip(kind, location)
+    kind = one_line(str(shape.get("annotation_kind")))[:60]
+    raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")

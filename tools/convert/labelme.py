@@ -1,0 +1,50 @@
+"""Reads LabelMe's and X-AnyLabeling's JSON: a file per image."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from data.labels.coco import load_json
+from data.labels.image_names import loose
+from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon
+from tools.convert.values import points_of, stated_size
+from utils.errors import UserError, one_line
+from utils.files.schema import check
+
+_WITHOUT_AREA = ("point", "points", "line", "linestrip")
+_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
+_IGNORE = "__ignore__"  # the class of regions without a class
+
+
+def read_labelme(file: Path, into: Annotations) -> None:
+    """Adds the rectangles, and the boxes around circles, masks and all shapes of three points or more (polygons, turned
+    rectangles, quadrilaterals, cuboids)."""
+    location = str(file)
+    content = check(load_json(file, "a LabelMe JSON"), dict, location)
+    image = into.find(str(content.get("imagePath")), location, file)
+    if loose(image.stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
+        raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
+    shapes = check(content.get("shapes"), list, f"{file}: shapes")
+    boxes = [_box(shape, f"{file}: shape {position}", into) for position, shape in enumerate(shapes)]
+    into.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
+    size = stated_size(content.get("imageWidth"), content.get("imageHeight"), location)
+    into.add(image, boxes, location=location, near=file, size=size, is_whole=True)
+
+
+def _box(entry: Any, location: str, into: Annotations) -> AnnotatedBox | None:
+    """Returns the box around a shape; None for one without area."""
+    shape = check(entry, dict, location)
+    name = str(shape.get("label") or "")
+    kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
+    points = points_of(shape.get("points"), location)
+    if kind in _WITHOUT_AREA:
+        return into.skip(kind, location)
+    if kind == "circle" and len(points) == 2:
+        (cx, cy), (x, y) = points
+        radius = math.hypot(x - cx, y - cy)
+        return AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius)
+    if kind in _OF_TWO_POINTS and len(points) == 2:
+        return around(name, points)
+    return around_polygon(name, points, kind, location)

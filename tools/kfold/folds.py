@@ -1,0 +1,184 @@
+"""Divides a data set into folds, and writes the lists and labels with which each fold is trained.
+
+Legend: N images in all, K folds. Folds are numbered from 1 in names of files and messages, from 0 in the code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes, scan_settings
+from data.index.index import DatasetIndex, concatenated
+from data.index.load import load_index
+from data.labels.yolo import YOLO
+from data.source.dataset_spec import DatasetSpec
+from data.source.files import shards_of
+from engine.evaluation.metrics import Fitness
+from utils.config.search_settings import KfoldConfig
+from utils.errors import UserError
+from utils.files.safe_io import write_csv, write_whole
+from utils.logger import get_logger
+from utils.strings import FlatStrings, counted
+
+TABLE = "folds.csv"
+SPLITS = ("train", "val")  # splits whose images are divided; "test" stays apart
+
+
+def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
+    """Divides the training and validation images, unless the folds are in ``folder`` already.
+
+    Raises UserError if they cannot be divided, or a fold would have nothing to score.
+    """
+    if (folder / TABLE).is_file():
+        return
+    spec.split("train")
+    _check_no_shards(spec)
+    index = pooled_index(spec, config)
+    group = groups_of(index, config.groups, config.near_duplicates)
+    fold = assign_folds(group, class_counts(index), config.folds, config.seed)
+    _check_scorable(index, group, fold, config.folds, fitness)  # before any fold is trained
+    warning = rare_classes(index, config.folds)
+    if warning:
+        get_logger().warning("%s", warning)
+    if spec.classes or spec.class_of:
+        index = _with_all_classes(index, spec, config)
+    write_folds(folder, spec, index, group, fold)
+    images = counted(len(index), "image")
+    groups = counted(group.max() + 1, "group")
+    get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
+
+
+def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
+    """Joins the usable images of `SPLITS` to one split, with each image once. Raises the errors of `load_index`."""
+    indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
+    paths = [os.path.normpath(path) for index in indexes for path in index.paths]
+    joined = replace(
+        indexes[0],
+        **concatenated(indexes),
+        paths=FlatStrings.of(paths),
+        image_ids=None,
+        category_ids=(),
+        fingerprint="",
+    )
+    first_position: dict[str, int] = {}
+    for position, path in enumerate(paths):
+        first_position.setdefault(path, position)
+    return joined.take(np.array(list(first_position.values())))
+
+
+def _check_no_shards(spec: DatasetSpec) -> None:
+    """Raises UserError if any split of the data set, or of one of those that it joins, is in shards."""
+    for split, source in spec.splits.items():
+        if any(shards_of(part, split) for part in source.parts or (spec,)):
+            raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
+
+
+def _check_scorable(index: DatasetIndex, group: np.ndarray, fold: np.ndarray, num_folds: int, fitness: Fitness) -> None:
+    """Raises UserError if a fold has no object that ``fitness`` counts. ``group``, ``fold``: int64 (N,)."""
+    counts = class_counts(index)
+    objects = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
+    empty = np.flatnonzero(np.bincount(fold, objects, minlength=num_folds) == 0)
+    if len(empty):
+        missing = "object" if fitness.class_index is None else "object of this class"
+        raise UserError(
+            f"--folds {num_folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {missing} to score; "
+            f"{len(np.unique(group[objects > 0]))} of {group.max() + 1} groups of images have one; use fewer folds"
+        )
+
+
+def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
+    """Returns the images of ``index`` with the boxes of all classes, among which each training chooses again."""
+    labeled = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
+    position_of = {path: position for position, path in enumerate(labeled.paths)}
+    return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
+
+
+def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
+    """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image.
+
+    The data set itself stays untouched. Labels in YOLO's format are read from their own files. Others are written as
+    COCO JSON, from the index, because a data set YAML has one annotation file for each split, and a fold takes images
+    from several.
+
+    ``group``, ``fold``: int64 (N,), group and fold of each image of ``index``. Raises UserError if two images with
+    labels in another format than YOLO's, or from joined data sets, have the same file name, or if a name has line
+    breaks, or spaces around it.
+    """
+    paths = [str(index.path(i)) for i in range(len(index))]
+    _check_listable(paths, spec)
+    is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
+    if not is_yolo:
+        _check_names_differ(paths, spec)
+    for number in range(int(fold.max()) + 1):
+        content = {"path": str(spec.root), **spec.content()}
+        for split, is_member in (("train", fold != number), ("val", fold == number)):
+            images = np.flatnonzero(is_member)
+            stem = folder.absolute() / f"fold{number + 1}_{split}"
+            content[split] = f"{stem}.txt"
+            write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
+            if not is_yolo:
+                content.setdefault("annotations", {})[split] = f"{stem}.json"
+                write_whole(f"{stem}.json", json.dumps(_coco_content(index, images)))
+        write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
+    write_csv(folder / TABLE, [("image", "group", "fold"), *rows])
+
+
+def data_of(folder: Path, number: int) -> Path:
+    """Returns the path of the data set YAML for fold ``number``, counted from 0."""
+    return folder / f"fold{number + 1}.yaml"
+
+
+def _check_listable(paths: Sequence[str], spec: DatasetSpec) -> None:
+    """Raises UserError for a path that a list with a path per line cannot hold."""
+    for path in paths:
+        if path.strip().splitlines() != [path]:
+            raise UserError(f"{spec.source}: {path!r}: lists cannot hold such a name; rename the image and its label")
+
+
+def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:
+    """Raises UserError for two images of one file name, by which a COCO JSON would not tell them apart."""
+    for name, count in Counter(map(os.path.basename, paths)).items():
+        if count > 1:
+            raise UserError(
+                f"{spec.source}: two images are called {name}; with labels in COCO's or VOC's format, and in joined "
+                "data sets, the images of all folds need different names"
+            )
+
+
+def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict[str, Any]]]:
+    """Returns COCO JSON for ``images``, int64 (n,).
+
+    An image with a label that could not be used gets an annotation that cannot be used either. Otherwise its tiles
+    without objects, or the image in a training of some classes, would be backgrounds.
+    """
+    truth = index.ground_truth()  # splits an ignore region of all classes into one of each class
+    rows = np.flatnonzero(np.isin(truth.image_of_box, images))
+    columns = {
+        "id": rows,
+        "image_id": truth.image_of_box[rows],
+        "category_id": truth.classes[rows],
+        "bbox": truth.boxes_xywh_px[rows],
+        "area": truth.area_px[rows],
+        "iscrowd": truth.crowd[rows].astype(int),
+    }
+    annotations = [dict(zip(columns, values)) for values in zip(*(column.tolist() for column in columns.values()))]
+    incomplete = images[index.incomplete[images]]
+    unused_id = len(truth.classes)
+    for number, i in enumerate(incomplete.tolist(), unused_id):
+        annotations.append({"id": number, "image_id": i, "category_id": None, "bbox": None})
+    entries = []
+    for i in images.tolist():
+        height, width = index.image_hw[i].tolist()
+        entries.append({"id": i, "file_name": os.path.basename(index.paths[i]), "height": height, "width": width})
+    categories = [{"id": number, "name": name} for number, name in enumerate(index.names)]
+    return {"images": entries, "categories": categories, "annotations": annotations}
