@@ -92,6 +92,8 @@ class DatasetIndex(LabelArrays):
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
+    # int64 (N, 2), for a check: which `Scan` has read each image, and its position in ``Scan.source.images``.
+    origins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -134,6 +136,7 @@ class DatasetIndex(LabelArrays):
             **select_arrays(arrays),
             paths=FlatStrings.of(self.paths[i] for i in images.tolist()),
             image_ids=ids and FlatStrings.of(ids[i] for i in images.tolist()),
+            origins=None if self.origins is None else self.origins[images],
         )
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
@@ -149,8 +152,8 @@ class DatasetIndex(LabelArrays):
         """Returns ``rows`` of the arrays with a row per box, by name."""
         return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
-    def recounted(self, **totals: int) -> DatasetIndex:
-        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report.
+    def recounted(self) -> DatasetIndex:
+        """Returns the index with its numbers of images and boxes counted again in the report.
 
         Regions that no label file has are not counted, nor do they make an image less of a background: they say that
         one of several joined data sets does not label a class.
@@ -164,7 +167,7 @@ class DatasetIndex(LabelArrays):
             "boxes": int((~self.crowd).sum()),
             "crowd": int(is_labeled_region.sum()),
         }
-        return replace(self, report=replace(self.report, totals=self.report.totals | counts | totals))
+        return replace(self, report=self.report.with_totals(counts))
 
     def _rows(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of the boxes of ``images``, which may repeat, and the position of each in ``images``."""
@@ -238,17 +241,12 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Holds what a scan has read of a split, or of one of the data sets that it joins."""
+    """Holds what a check has read of a split, or of one of the data sets that it joins."""
 
     spec: DatasetSpec
-    index: DatasetIndex  # N usable images, or those that are used, with all boxes and the classes of the labels
+    root: Path  # names of files are relative to this folder
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    numbers: np.ndarray  # int64 (N,) positions of these images in ``source.images``
-    findings: list[Finding]  # about all images
-
-    def take(self, images: np.ndarray) -> Scan:
-        """Returns the scan with only ``images`` of the index, int64 (n,)."""
-        return replace(self, index=self.index.take(images), numbers=self.numbers[images])
+    findings: Sequence[Finding]  # about all images
 
 
 def digest_of(*values: Any) -> str:

@@ -52,10 +52,25 @@ def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> Load
         report=ScanReport(dict(totals), FindingTable.of(findings), ledger),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
         pixels=spec.pixels,
+        origins=_origins(loaded),
     )
-    scans = tuple(scan for each in loaded for scan in each.scans)
-    too_much_lost = next((each.too_much_lost for each in loaded if each.too_much_lost), "")
-    return LoadedSplit(index.recounted(), scans=scans, is_joined=True, too_much_lost=too_much_lost)
+    return LoadedSplit(
+        index.recounted(),
+        scans=tuple(scan for each in loaded for scan in each.scans),
+        has_lost_too_much=any(each.has_lost_too_much for each in loaded),
+    )
+
+
+def _origins(loaded: Sequence[LoadedSplit]) -> np.ndarray | None:
+    """Returns the origins of all images, whose scans follow each other; None if they are not known."""
+    origins = []
+    num_scans = 0
+    for each in loaded:
+        if each.index.origins is None:
+            return None
+        origins.append(np.add(each.index.origins, [num_scans, 0]))
+        num_scans += len(each.scans)
+    return np.concatenate(origins)
 
 
 def _finding_of_part(finding: Finding, split: str, part: DatasetSpec, spec: DatasetSpec) -> Finding:

@@ -14,8 +14,8 @@ from data.index.from_files import from_files
 from data.index.index import DatasetIndex, Scan
 from data.index.index_settings import IndexSettings
 from data.index.joined import joined
-from data.index.loaded import LoadedSplit, refuse, source_name
-from data.index.selection import as_used
+from data.index.loaded import LoadedSplit, raise_or_warn, source_name
+from data.index.selection import select_used
 from data.index.sharded import from_shards
 from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.ledger import refusal, warning
@@ -53,59 +53,61 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tu
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
     """Reads a split as a run uses it. Refuses it if there is nothing to learn from."""
-    loaded = _load_judged(spec, split, settings, title=split, is_check=is_check)
+    loaded = _load_used(spec, split, settings, title=split, is_check=is_check)
     index = loaded.index
-    if loaded.has_labels and not loaded.too_much_lost:  # else it has been refused, or a check has warned
-        refuse(_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
-    if loaded.is_joined:
-        refuse(_without_backgrounds(index, spec, split), is_check=is_check)
+    if loaded.has_labels and not loaded.has_lost_too_much:  # else it has been refused, or a check has warned
+        raise_or_warn(_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
+    if spec.split(_source_split(spec, split)).parts:
+        raise_or_warn(_without_backgrounds(index, spec, split), is_check=is_check)
     source = source_name(spec, split, settings.single_cls, settings.fraction)
     return replace(loaded, index=replace(index, source=source))
 
 
-def _load_judged(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
-    """Reads a split or a part of one, judges and reports what is lost of all that was labeled, and only then selects
-    what the run uses. ``title``: the split in log messages."""
-    source_split = "train" if spec.held_out and split == "val" else split
-    loaded = _read(spec, source_split, settings, is_check=is_check)
+def _source_split(spec: DatasetSpec, split: str) -> str:
+    """Returns the split whose files have the images of ``split``, which may be held-out training images."""
+    return "train" if spec.held_out and split == "val" else split
+
+
+def _load_used(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
+    """Reads a split, judges and reports what is lost of all that was labeled, and only then selects what the run uses.
+    ``title``: the split in log messages."""
+    source_split = _source_split(spec, split)
+    if spec.split(source_split).parts:
+        return _load_joined(spec, split, settings, title=title, is_check=is_check)
+    shards = shards_of(spec, source_split)
+    if shards:
+        loaded = from_shards(shards, spec, is_check=is_check)
+    else:
+        loaded = from_files(spec, source_split, settings, is_check=is_check)
     report_note = _report_note(loaded)
-    if not loaded.is_joined:
-        loss = _too_much_lost(loaded.index.report, spec, source_split, settings.max_bad, report_note)
-        refuse(loss, is_check=is_check)
-        loaded = replace(loaded, too_much_lost=loss)
-    still_merges = settings.single_cls and not loaded.is_single_cls
-    loaded = loaded.select(as_used(loaded.index, spec, split, replace(settings, single_cls=still_merges)))
-    index = loaded.index
+    too_much_lost = _too_much_lost(loaded.index.report, spec, source_split, settings.max_bad, report_note)
+    raise_or_warn(too_much_lost, is_check=is_check)
+
+    index = select_used(loaded.index, spec, split, settings)
+    loaded = replace(loaded, index=index, has_lost_too_much=bool(too_much_lost))
     if not index.report.problems:  # as of a held-out part
         report_note = ""
     get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
-    if not loaded.is_joined:
-        if split == source_split:  # losses of a held-out part are reported with the training split
-            _warn_of_losses(loaded, spec, title)
-        if source_split == "train" and not is_check:  # a check reports its use
-            _warn_of_background_class(index, spec)
+    if split == source_split:  # losses of a held-out part are reported with the training split
+        _warn_of_losses(loaded, spec, title)
+    if source_split == "train" and not is_check:  # a check reports the use of each class
+        _warn_of_background_class(index, spec)
     return loaded
 
 
-def _read(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """Reads all usable images of a split, with the classes of the labels."""
-    if spec.split(split).parts:
-        return _read_parts(spec, split, settings, is_check=is_check)
-    shards = shards_of(spec, split)
-    if shards:
-        return from_shards(shards, spec, is_check=is_check)
-    return from_files(spec, split, settings, is_check=is_check)
-
-
-def _read_parts(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """Reads the data sets that a split joins. What is lost is judged part by part, as a small part may be of one kind;
-    whether there are objects is not: a part may have backgrounds only."""
+def _load_joined(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
+    """Reads the data sets that a split joins, and selects what the run uses of all of them. What is lost is judged part
+    by part, as a small part may be of one kind; whether there are objects is not: a part may have backgrounds only."""
+    source_split = _source_split(spec, split)
     part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-    loaded = []
-    for part in spec.split(split).parts:
-        title = f"{split} of {part.source}"
-        loaded.append(_load_judged(part, split, part_settings, title=title, is_check=is_check))
-    return joined(spec, split, loaded)
+    loaded_parts = []
+    for part in spec.split(source_split).parts:
+        part_title = f"{source_split} of {part.source}"
+        loaded_parts.append(_load_used(part, source_split, part_settings, title=part_title, is_check=is_check))
+    loaded = joined(spec, source_split, loaded_parts)
+    index = select_used(loaded.index, spec, split, settings)
+    get_logger().info("%s: %s", title, index.report.summary())
+    return replace(loaded, index=index)
 
 
 def _report_note(loaded: LoadedSplit) -> str:
@@ -119,9 +121,10 @@ def _report_note(loaded: LoadedSplit) -> str:
 def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, title: str) -> None:
     """Logs what was corrected, misread and lost, unless a check has warned of too much that is lost, and which files
     are unusual."""
-    ledger = loaded.index.report.ledger
-    is_loss_logged = bool(loaded.too_much_lost) or _warn(loaded.index.report, title)
-    logged_kinds = {loss.kind for loss in ledger.main_losses} if is_loss_logged else set()
+    report = loaded.index.report
+    logged_kinds: set[str] = set()
+    if loaded.has_lost_too_much or _warn_of_labels(report, title):
+        logged_kinds = {loss.kind for loss in report.ledger.main_losses}
     if loaded.listing is not None and loaded.has_labels:
         _warn_of_files(loaded.listing, spec, title, logged_kinds)
 
@@ -212,7 +215,7 @@ def _without_backgrounds(index: DatasetIndex, spec: DatasetSpec, split: str) -> 
     )
 
 
-def _warn(report: ScanReport, title: str) -> bool:
+def _warn_of_labels(report: ScanReport, title: str) -> bool:
     """Logs what was corrected, what is probably misread, and what is lost. Returns whether anything worth a warning
     is lost."""
     for note in report.notes:

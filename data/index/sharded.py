@@ -42,7 +42,10 @@ def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
         index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
-    scans = (Scan(spec, index, None, np.arange(len(index)), []),) if is_check else ()
+    scans: tuple[Scan, ...] = ()
+    if is_check:
+        scans = (Scan(spec, root=path, source=None, findings=list(index.report.findings)),)
+        index = replace(index, origins=np.column_stack([np.zeros(len(index), np.int64), np.arange(len(index))]))
     return LoadedSplit(index, note=" (shards)", scans=scans, first_label=path.name)
 
 

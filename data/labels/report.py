@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.labels.findings import MISREAD, NO_LABEL, Finding
@@ -60,6 +60,10 @@ class ScanReport:
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
         return cls(totals, FindingTable.of(findings), ledger, advice, tuple(notes))
+
+    def with_totals(self, totals: dict[str, int]) -> ScanReport:
+        """Returns the report with other ``totals``; those that are not named stay."""
+        return replace(self, totals=self.totals | totals)
 
     @property
     def lines(self) -> list[str]:

@@ -42,18 +42,12 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Returns the findings of a part of a split; those of shards from their report."""
-    if part.source is None:
-        return [
-            Issue(finding.kind, finding.text, split.name, (), split.relative(part, finding.where))
-            for finding in part.index.report.findings
-        ]
-
+    """Returns the findings of a part of a split; those of shards name no images."""
     issues = []
     for finding in part.findings:
         location = split.relative(part, finding.where)
         images: tuple[str, ...] = ()
-        if finding.image >= 0:
+        if part.source is not None and finding.image >= 0:
             images = (split.relative(part, part.source.images[finding.image].name),)
         box = _finding_box(split, part, finding, location)
         issues.append(Issue(finding.kind, finding.message, split.name, images, location, () if box is None else (box,)))
@@ -67,7 +61,7 @@ def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: st
     if finding.kind == UNKNOWN_CLASS:
         name = finding.class_name
     else:
-        name = learned_names(part)[finding.class_id] or part.index.names[finding.class_id]
+        name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
     number = split.index.names.index(name) if name in split.index.names else IGNORED
     return LabelBox(name, number, finding.xyxy_px, where=location)
 

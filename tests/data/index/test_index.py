@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.index import scan
+from data.index import read_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
@@ -269,7 +269,7 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
 
 
 def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(scan, "_CHUNK", 2)
+    monkeypatch.setattr(read_images, "_CHUNK", 2)
     (root / "labels/train/b.txt").write_text("9 0.5 0.5 0.1 0.1\n0 2 2 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
     indexes = [load(root, tmp_path / f"c{workers}", workers=workers, max_bad=0.5) for workers in (0, 1, 3)]
     files = {next((tmp_path / f"c{workers}").glob("*.index")).read_bytes() for workers in (0, 1, 3)}
@@ -722,6 +722,18 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
     with refused(f"set/d.yaml: 'train' has 5 images and no label file; the first was expected at {message}") as caught:
         load(root, tmp_path / "cache")
     assert there.startswith("README") == str(caught.value).endswith("a.txt")
+
+
+def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path):
+    for name in ("a", "b", "sub/c", "d"):
+        (root / f"labels/train/{name}.txt").unlink()
+    (root / "labels/train/a.TXT").write_text("0 0.5 0.5 0.2 0.2\n")
+    (root / "labels/train/a.Txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    with refused(
+        "set/d.yaml: 'train' has 4 images without a label file, and 1 image whose labels can't be used, first "
+        "images/train/a.jpg: its labels may be in labels/train/a.TXT or labels/train/a.Txt: keep one of them"
+    ):
+        load(root, tmp_path / "cache")
 
 
 def edit(path, start=b""):
