@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from data.labels.image_entries import ImageEntry
 from data.labels.label_format import TOP_LEFT, LabelFormat, LabelRequest, LabelSource
-from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
+from data.labels.per_split import LabelsPerSplit, SplitFile
 from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
