@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.config.flags import flag_name, flag_of
-from utils.config.other_programs import HYPERPARAMETERS, actions_of, flags_of_argument, python_hint, reason
+from utils.config.foreign_arguments import flags_of_argument
+from utils.config.other_programs import HYPERPARAMETERS, actions_of, python_hint, reason
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.files.schema import suggestion

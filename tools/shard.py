@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
+import contextlib
 import io
 import json
 import os
@@ -84,8 +85,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def write_set(
     spec: DatasetSpec, out: Path, max_bytes: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
 ) -> None:
-    """Writes all splits, with all classes of the labels, to the new folder ``out``. ``max_bytes``: size of a tar file,
-    unless an image is larger. Raises UserError as `load_index`, and if ``out`` exists or the disk is too small."""
+    """Writes all splits, with all classes of the labels, to the new folder ``out``.
+
+    ``max_bytes``: size of a tar file, unless an image is larger. Raises UserError as `load_index`, and if ``out``
+    exists or the disk is too small.
+    """
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
     labeled = spec.as_labeled()
@@ -111,42 +115,82 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
     """Writes the tar files and the index of a split."""
     paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
     _check_unique(paths, index)
-    arrays = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
-    shards: list[list[Any]] = []
-    tar = None
-    images = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
-    for i, data in enumerate(progress(images, desc=f"writing {split}", total=len(index), enabled=True)):
-        label = json.dumps(_label(index, i, paths[i])).encode()
-        if tar is not None and tar.offset + len(data) > max_bytes:
-            tar.close()
-            tar = None
-        if tar is None:
-            if len(data) > USABLE_FRACTION * shutil.disk_usage(folder).free:
-                raise UserError(f"{folder.parent}: the disk is full")
-            shards.append([f"{split}-{len(shards):05d}.tar", 0])
-            tar = tarfile.open(folder / shards[-1][0], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-        arrays["position"][i] = (len(shards) - 1) * SPAN + tar.offset + _HEADER
-        arrays["size"][i] = len(data)
-        arrays["crc"][i] = zlib.crc32(data)
-        suffix = re.sub(r"[^a-z0-9.]", "", os.path.splitext(paths[i])[1].lower())
-        for name, content in ((suffix, data), (".json", label)):
-            entry = tarfile.TarInfo(f"{i:0{_DIGITS}d}{name}")  # its time is always 1970
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    if tar is not None:
-        tar.close()
-    for shard in shards:
-        shard[1] = (folder / shard[0]).stat().st_size
-    flat = FlatStrings.of(paths)
-    arrays["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
-    meta, labels = index_content(index)
-    arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | arrays
-    fingerprint = fingerprint_of(arrays)  # unlike that of the index, it does not depend on the times of files
-    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
-    write_arrays(folder / f"{split}{SUFFIX}", meta, arrays)
+    members = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
+    contents = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
+    with contextlib.closing(_TarFiles(folder, split, max_bytes)) as tars:
+        for i, content in enumerate(progress(contents, desc=f"writing {split}", total=len(index), enabled=True)):
+            label = json.dumps(_label(index, i, paths[i])).encode()
+            members["position"][i] = tars.add(i, _suffix(paths[i]), content, label)
+            members["size"][i] = len(content)
+            members["crc"][i] = zlib.crc32(content)
+    members["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
+    shards: list[list[Any]] = [[name, (folder / name).stat().st_size] for name in tars.names]
+    _write_index(folder / f"{split}{SUFFIX}", index, paths, members, shards)
     total = sum(size for _, size in shards)
     num_images = counted(len(index), "image")
     get_logger().info("%s: %s in %s, %s", split, num_images, counted(len(shards), "tar file"), format_bytes(total))
+
+
+class _TarFiles:
+    """The tar files of a split: a new one begins when the next image would make one larger than ``max_bytes``."""
+
+    def __init__(self, folder: Path, split: str, max_bytes: int) -> None:
+        self.names: list[str] = []
+        self._folder = folder
+        self._split = split
+        self._max_bytes = max_bytes
+        self._tar: tarfile.TarFile | None = None  # the last one
+
+    def add(self, number: int, suffix: str, image: bytes, label: bytes) -> int:
+        """Appends the files NUMBER.SUFFIX and NUMBER.json. Returns the position of the image, by `SPAN`. Raises
+        UserError if the disk is full."""
+        tar = self._tar
+        if tar is None or tar.offset + len(image) > self._max_bytes:
+            tar = self._open_next(len(image))
+        position = (len(self.names) - 1) * SPAN + tar.offset + _HEADER
+        for name, content in ((suffix, image), (".json", label)):
+            entry = tarfile.TarInfo(f"{number:0{_DIGITS}d}{name}")  # its time is always 1970
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        return position
+
+    def _open_next(self, needed_bytes: int) -> tarfile.TarFile:
+        self.close()
+        if needed_bytes > USABLE_FRACTION * shutil.disk_usage(self._folder).free:
+            raise UserError(f"{self._folder.parent}: the disk is full")
+        name = f"{self._split}-{len(self.names):05d}.tar"
+        self._tar = tarfile.open(self._folder / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+        self.names.append(name)
+        return self._tar
+
+    def close(self) -> None:
+        """Completes the last file."""
+        if self._tar is not None:
+            self._tar.close()
+            self._tar = None
+
+
+def _write_index(
+    file: Path, index: DatasetIndex, paths: Sequence[str], members: dict[str, np.ndarray], shards: list[list[Any]]
+) -> None:
+    """Writes the index of a split in shards.
+
+    Args:
+        paths: of the images, as training names them.
+        members: the `MEMBER_ARRAYS`: where each image is.
+        shards: name and size of each tar file.
+    """
+    flat = FlatStrings.of(paths)
+    meta, labels = index_content(index)
+    arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | members
+    fingerprint = fingerprint_of(arrays)  # unlike that of the index, it does not depend on the times of files
+    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
+    write_arrays(file, meta, arrays)
+
+
+def _suffix(path: str) -> str:
+    """Returns the suffix of an image in lower case, as a tar file may name it."""
+    return re.sub(r"[^a-z0-9.]", "", os.path.splitext(path)[1].lower())
 
 
 def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:

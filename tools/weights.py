@@ -11,9 +11,11 @@ if __name__ == "__main__":
     exit_on_interrupt()  # while the following imports run
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from models.detector import Detector
 from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
@@ -27,9 +29,8 @@ from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
 # Keys of our checkpoints that are not copied: those written anew, and those of a run.
-NOT_COPIED = (
-    *("format", "version", "program", "model", "ema"),
-    *("optimizer", "scaler", "progress", "run", "config", "rank_buffers"),
+NOT_COPIED = frozenset(
+    ("config", "ema", "format", "model", "optimizer", "program", "progress", "rank_buffers", "run", "scaler", "version")
 )
 
 
@@ -56,16 +57,21 @@ def convert(source: str | Path, target: str | Path) -> str:
         return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their names"
     copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
     description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
-    weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
     if target.suffix == ".pt":
         write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
     else:
-        metadata = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
-        write_safetensors(target, weights, {"format": "pt", METADATA_KEY: metadata})
+        _write_safetensors(detector, description, target)
     count = sum(parameter.numel() for parameter in detector.parameters())
     classes = counted(detector.num_classes, "class")
     strides = ", ".join(map(str, detector.strides))
     return f"{source}: {detector.spec['name']}, {count:,} parameters, {classes}, strides {strides} -> {target}"
+
+
+def _write_safetensors(detector: Detector, description: Mapping[str, Any], target: Path) -> None:
+    """Writes the weights, with the ``description`` of the detector as metadata."""
+    metadata = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
+    weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
+    write_safetensors(target, weights, {"format": "pt", METADATA_KEY: metadata})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

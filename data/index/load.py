@@ -22,7 +22,7 @@ from data.labels.ledger import refusal, warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from data.source.files import Listing, shards_of
-from data.source.split_images import unread_files
+from data.source.listing.images import unread_files
 from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger
@@ -132,9 +132,9 @@ def _warn_of_losses(loaded: LoadedSplit, spec: DatasetSpec, title: str) -> None:
 def _warn_of_files(listing: Listing, spec: DatasetSpec, title: str, logged_kinds: Container[str]) -> None:
     """Logs label files in unusual places, files that are not read, and missing label files. ``logged_kinds``: kinds of
     findings that have been logged as losses, which are not repeated."""
-    if listing.taken:
-        image, label = next(iter(listing.taken.items()))
-        count = counted(len(listing.taken), "label file")
+    if listing.unusual_labels:
+        image, label = next(iter(listing.unusual_labels.items()))
+        count = counted(len(listing.unusual_labels), "label file")
         if look_alike(Path(label).stem, Path(image).stem):
             label, image = ascii(label), ascii(image)
         get_logger().info("%s: %s with another name or folder than usual, first %s of %s", title, count, label, image)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
 from data.labels.yolo import label_folders
-from data.source.dataset_spec import DatasetSpec, what_exists
+from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
+from data.source.missing_data import what_exists
 from data.source.walk import walk
 from utils.files.paths import path_of, relative_name
 from utils.strings import counted

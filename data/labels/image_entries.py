@@ -109,7 +109,7 @@ def _match_names(
     for image, rivals in rivals_of.items():
         number_of[image] = rivals[0]
         if len(rivals) > 1:
-            number_of[image] = max(rivals, key=lambda number: rank(number, image))
+            number_of[image] = max(rivals, key=partial(rank, image=image))
     return number_of
 
 

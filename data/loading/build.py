@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,13 +50,21 @@ if TYPE_CHECKING:
     from data.cache.disk import DiskCache
 
 
-def build_train_loader(
+@dataclass(frozen=True)
+class TrainSamples:
+    """The opened training split."""
+
+    dataset: AugmentedImages
+    repeats: np.ndarray | None  # float64 (N,), how often each sample comes in an epoch; None for once
+    workers: int  # number of processes of the loader that will read it
+
+
+def open_train_samples(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
-) -> InfiniteDataLoader:
-    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
+) -> TrainSamples:
+    """Opens the augmented samples of the training split, whatever the batch size.
 
     Every process of the run must call this. The first one of each node scans and caches; the others read the results.
-    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them.
     Raises UserError: an unsuitable image size, no images, processes that read different data, errors of scan or cache.
     """
     check_image_size(config.imgsz, stride)
@@ -69,6 +77,14 @@ def build_train_loader(
     if config.repeat_factor:
         factors = logged_repeat_factors(config.repeat_factor, dataset.index)
         repeats = factors if repeats is None else factors * repeats
+    return TrainSamples(dataset, repeats, workers)
+
+
+def build_train_sampler(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: TrainSamples, *, stride: int
+) -> KeyedDistributedSampler:
+    """Builds the sampler of this process's shards of the training batches; its `len` is their number in an epoch."""
+    dataset = samples.dataset
     order = EpochOrder(
         len(dataset),
         seed=config.seed,
@@ -77,25 +93,44 @@ def build_train_loader(
         stride=stride,
         image_hw=dataset.index.image_hw if config.rect else None,
         block=0 if config.rect else hyp.mosaic_block,
-        repeats=repeats,
+        repeats=samples.repeats,
     )
     if config.quad and len(order) < 4:
         raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
-    sampler = KeyedDistributedSampler(
+    return KeyedDistributedSampler(
         order,
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,
         quad=config.quad,
         multi_scale=config.multi_scale,
     )
+
+
+def build_train_loader(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    hyp: Hyperparameters,
+    spec: DatasetSpec,
+    *,
+    stride: int,
+    samples: TrainSamples | None = None,
+) -> InfiniteDataLoader:
+    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
+
+    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. ``samples``: those
+    of the split, if they are open already; see `open_train_samples`, of which the same is true.
+    """
+    if samples is None:
+        samples = open_train_samples(ctx, config, hyp, spec, stride=stride)
+    sampler = build_train_sampler(ctx, config, hyp, samples, stride=stride)
     make_batch = None
     renderer = None
     if config.render_on == "device":
-        make_batch, renderer = render_on_device(ctx, config, dataset, workers)
+        make_batch, renderer = render_on_device(ctx, config, samples.dataset, samples.workers)
     return InfiniteDataLoader(
-        dataset,
+        samples.dataset,
         sampler,
-        WorkerSettings(workers, pin_memory=ctx.device.type == "cuda", make_batch=make_batch),
+        WorkerSettings(samples.workers, pin_memory=ctx.device.type == "cuda", make_batch=make_batch),
         weighted=config.image_weights,
         by_epoch=config.time > 0,
         renderer=renderer,

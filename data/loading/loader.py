@@ -71,6 +71,17 @@ class _Workers(_MultiProcessingDataLoaderIter):
                 worker.join()
             raise
 
+    def __del__(self) -> None:
+        """Ends the workers of a loader that nobody has closed.
+
+        A garbage collection closes their queues first, so torch's request to end does not arrive, and torch waits five
+        seconds for each worker.
+        """
+        if not self._shutdown:
+            for worker in self._workers:
+                worker.terminate()
+        super().__del__()
+
 
 class _RequestLoader(DataLoader):
     """Yields a batch for each request. Its workers stay alive between iterations."""

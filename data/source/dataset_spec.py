@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat, OtherImages
-from data.labels.voc import is_voc
-from data.labels.yolo import has_row
+from data.source.missing_data import labels_without_images, moved_with_yaml, what_exists
 from utils.config.parser import class_numbers
 from utils.config.settings import TrainConfig
-from utils.errors import UserError, look_alike, one_line
-from utils.files.safe_io import open_regular
+from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
-from utils.strings import counted
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that makes boxes regions to ignore
 IGNORED = -1  # class number of such boxes
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
-MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
-MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
-_HEAD = 4096  # bytes that suffice to recognize a file with labels
-_COCO_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
-_LABEL_SIGNS: dict[str, Callable[[bytes], bool]] = {
-    ".txt": has_row,
-    ".xml": is_voc,
-    ".json": lambda head: _COCO_LIST.search(head) is not None,
-}
 DEMO = "demo"  # name of the data set that is rendered into the cache folder
 
 
@@ -70,7 +54,7 @@ class Original(NamedTuple):
     """Keeps what the listing of a split found and a copy of its files does not show."""
 
     findings: tuple[Finding, ...]
-    taken: dict[str, str]  # unusually named label files, by the names of their images
+    unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
     others: OtherImages
 
 
@@ -179,17 +163,10 @@ class DatasetSpec:
 
     def missing_error(self, path: Path) -> UserError:
         """Makes the error about a missing file or folder, with what exists instead."""
-        advice = labels_without_images(self.root) or self._beside_yaml(path)
-        if not advice:
-            advice = f"{what_exists(path)}; {self.if_missing}"
-        return UserError(f"{path}: not found (named by {self.source}){advice}")
-
-    def _beside_yaml(self, path: Path) -> str:
-        """Returns a hint that ``path`` exists next to the YAML, as after the data set has moved; else ""."""
-        if self.root.exists() or not path.is_relative_to(self.root):
-            return ""
-        moved = Path(self.source).absolute().parent / path.relative_to(self.root)
-        return f"; {moved} exists: remove 'path: {self.root}' from the YAML" if moved.exists() else ""
+        hint = labels_without_images(self.root) or moved_with_yaml(path, self.root, Path(self.source))
+        if not hint:
+            hint = f"{what_exists(path)}; {self.if_missing}"
+        return UserError(f"{path}: not found (named by {self.source}){hint}")
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
@@ -197,71 +174,3 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
-
-
-def labels_without_images(root: Path) -> str:
-    """Returns a hint that a folder has label files and no image, like an export of labels alone; "" if it has no label
-    file, any image, or too many files to search."""
-    first = ""
-    count = seen = 0
-    for folder, subfolders, names in os.walk(root):
-        subfolders.sort()
-        for name in sorted(names):
-            seen += 1
-            suffix = os.path.splitext(name)[1].lower()
-            if suffix in IMAGE_SUFFIXES or seen > MAX_SEARCHED_FILES:
-                return ""
-            if suffix in _LABEL_SIGNS and _begins_like_labels(os.path.join(folder, name), _LABEL_SIGNS[suffix]):
-                count += 1
-                first = first or os.path.join(folder, name)
-    if not count:
-        return ""
-    return (
-        f"; {root} has {counted(count, 'label file')} (first: {os.path.relpath(first, root)}) and no image: an export "
-        "without its images; export it with them, or put them there"
-    )
-
-
-def _begins_like_labels(path: str, is_labels: Callable[[bytes], bool]) -> bool:
-    try:
-        with open_regular(path) as file:
-            return is_labels(file.read(_HEAD))
-    except OSError:
-        return False
-
-
-def what_exists(path: Path) -> str:
-    """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
-    ""."""
-    parent = next((folder for folder in path.parents if folder.is_dir()), None)
-    if parent is None:  # the working folder has been deleted, or a drive has been removed
-        return ""
-    missing = path.relative_to(parent).parts[0]
-    is_last = parent == path.parent
-    suffix = path.suffix if is_last else ""
-    if "*" in missing:
-        return f"; patterns are not expanded: name the folder, {parent}"
-    if "\\" in missing:
-        return "; folders are separated by / here, not by \\"
-    if one_line(missing) != missing:
-        return f"; {missing!r} has a control character: in double quotes, YAML takes \\t for a tab; write / for \\"
-    try:
-        with os.scandir(parent) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-        if suffix:
-            names = sorted(entry.name for entry in visible if entry.name.endswith(suffix))
-        else:
-            names = sorted(entry.name for entry in visible if entry.is_dir())
-    except OSError:
-        return ""
-    for name in names:
-        if look_alike(name, missing):
-            return f"; {parent} has {name!a}, which looks the same as {missing!a}"
-    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MAX_COMPARED_NAMES])}
-    close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
-    if close:  # as "validate" is to "val"
-        return f"; '{parent / known[close[0]]}' exists"
-    if not is_last or not names:
-        return ""
-    shown = names if len(names) <= 5 else [*names[:5], "..."]
-    return f"; {parent} has {', '.join(shown)}"

@@ -14,7 +14,7 @@ from data.image_io.decode import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
 from data.labels.voc import is_voc, object_names
 from data.labels.yolo import has_row, label_folders
-from data.source.dataset_spec import labels_without_images
+from data.source.missing_data import labels_without_images
 from data.source.other_exports import first_unread_export
 from data.source.yaml_keys import CLASS_KEYS
 from utils.config.yaml_files import load_yaml

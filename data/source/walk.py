@@ -100,7 +100,7 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
-        self._besides: dict[str, dict[str, os.DirEntry]] = {}
+        self._non_images: dict[str, dict[str, os.DirEntry]] = {}  # by folder that a walk has seen, and name
         self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
         self._prefixes: dict[str, str] = {}
         self._normal: dict[str, str] = {}
@@ -113,21 +113,21 @@ class Folders:
             self._entries[folder] = {entry.name: entry for entry in entries}
         return self._entries[folder]
 
-    def keep_besides(self, folder: str, entries: list[os.DirEntry]) -> None:
-        """Stores the entries of ``folder`` other than images, which a walk has seen, for `besides`."""
-        self._besides[folder] = {entry.name: entry for entry in entries}
+    def keep_non_images(self, folder: str, entries: list[os.DirEntry]) -> None:
+        """Stores the files in ``folder`` other than images, which a walk has seen, for `non_images`."""
+        self._non_images[folder] = {entry.name: entry for entry in entries}
 
     def was_walked(self, folder: str) -> bool:
-        return folder in self._besides
+        return folder in self._non_images
 
     def walked_below(self, folder: str) -> list[str]:
         """Returns ``folder`` and the folders below it that a walk has seen, sorted."""
-        return sorted(path for path in self._besides if path == folder or path.startswith(os.path.join(folder, "")))
+        return sorted(path for path in self._non_images if path == folder or path.startswith(os.path.join(folder, "")))
 
-    def besides(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name, without images if a walk has been there."""
-        kept = self._besides.get(folder)
-        return self.entries(folder) if kept is None else kept
+    def non_images(self, folder: str) -> dict[str, os.DirEntry]:
+        """Returns the files in a folder other than images, by name, if a walk has seen it; else all of its entries."""
+        files = self._non_images.get(folder)
+        return self.entries(folder) if files is None else files
 
     def stamp(self, path: str) -> FileStamp | None:
         folder, name = os.path.split(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,25 @@ from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
+
+# Methods of `Hook` that the loop calls with the trainer. "before_validation" is called by `Validation`.
+Point = Literal[
+    "start",
+    "before_epoch",
+    "after_step",
+    "read",
+    "after_last_step",
+    "validate",
+    "validate_pending",
+    "before_validation",
+    "score",
+    "record",
+    "report",
+    "after_epoch",
+    "after_steps",
+    "after_training",
+    "finish",
+]
 
 
 @dataclass
@@ -61,7 +80,7 @@ class Training(Protocol):
 
     @property
     def step(self) -> TrainingStep: ...
-    def call(self, point: str, *args: Any) -> Action: ...
+    def call(self, point: Point, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
     def read(self, *, leave: int) -> StepFlags: ...
@@ -153,7 +172,7 @@ class Hooks:
     def __iter__(self) -> Iterator[Hook]:
         return iter(self._hooks)
 
-    def call(self, point: str, trainer: Training, *args: Any) -> Action:
+    def call(self, point: Point, trainer: Training, *args: Any) -> Action:
         """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, joined."""
         action = Action.CONTINUE
         for hook in self._hooks:

@@ -10,7 +10,9 @@ import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.results import EpochResults, TensorBoard, Validation
+from engine.hooks.results import EpochResults
+from engine.hooks.validation import Validation
+from engine.hooks.writers import TensorBoard
 from engine.report.page import ReportPage, ScoredValidation, Subject
 from engine.report.sheets import draw_batch, write_preview
 from utils.drawing.draw import write_image

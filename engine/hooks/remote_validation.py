@@ -14,7 +14,7 @@ from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.eval_ranks.messages import Setup, Weights
 from engine.eval_ranks.service import ValidationService, common_facts
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.results import Validation
+from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

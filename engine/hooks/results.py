@@ -1,70 +1,24 @@
-"""The validation of an epoch, and what follows from it: the best epoch, class weights, results.csv and TensorBoard."""
+"""What follows from the result of an epoch: its row, the best epoch, class weights, and the log at the end of a run."""
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.evaluation.evaluator import Evaluator
+from data.loading.loader import InfiniteDataLoader
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.tables import format_table, result_rows
-from engine.hooks.hook import Action, Epoch, Hook, Training
-from utils.config.settings import validates_after
+from engine.hooks.hook import Epoch, Hook, Training
 from utils.distributed.context import broadcast_object
-from utils.errors import first_line
-from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.strings import counted
 from utils.structures import EvalResult, GroundTruth
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 log = logging.getLogger("lockstep")
-
-
-class Validation(Hook):
-    """Validates the averaged weights every ``val_every`` epochs (0: in none of them) and after the last one."""
-
-    def __init__(self, evaluator: Evaluator, loader: ValidationLoader, val_every: int) -> None:
-        self.evaluator = evaluator
-        self.loader = loader
-        self._val_every = val_every
-
-    def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether ``epoch``, from 1, of ``epochs`` is validated."""
-        return validates_after(epoch, epochs, self._val_every)
-
-    def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
-        if epoch.pending is not None or not self.is_due(epoch.number, trainer.epochs):
-            return None
-        return self.run(trainer, trainer.step.ema.module, epoch)
-
-    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
-        """Validates the weights of then, if no other process has."""
-        if broadcast_object(trainer.ctx, epoch.result is not None):
-            return None
-        model = copy.deepcopy(trainer.step.ema.module)
-        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
-        criterion = trainer.step.criterion
-        criterion.set_closing(pending.is_closing)
-        action = self.run(trainer, model, epoch)
-        criterion.set_closing(trainer.is_closing)
-        return action
-
-    def run(self, trainer: Training, model: nn.Module, epoch: Epoch) -> Action:
-        """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
-        trainer.call("before_validation")
-        epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
-        return trainer.control.after_validation()
 
 
 class EpochResults(Hook):
@@ -214,69 +168,3 @@ class Summary(Hook):
                 progress.best_epoch,
                 checkpointer.best.path,
             )
-
-
-class ResultsCsv(Hook):
-    """results.csv, on rank 0: a row per epoch, from 1. A later column joins the header, with empty cells above."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.table = ResultsTable.read(path) if path.exists() else ResultsTable()
-
-    def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats."""
-        self.table.keep(trainer.progress.epoch)
-        if self.table.rows:
-            self.table.write(self.path)
-        else:  # of an earlier run
-            self.path.unlink(missing_ok=True)
-
-    def record(self, trainer: Training, epoch: Epoch) -> None:
-        self.table.add(epoch.number, epoch.row)
-        self.table.write(self.path)
-
-
-class TensorBoard(Hook):
-    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
-    warning says so, and the run goes on.
-
-    Each start writes new event files next to the earlier ones, and hides those of their epochs that it repeats.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer: SummaryWriter | None = None
-
-    def start(self, trainer: Training) -> None:
-        first_step = 0 if trainer.run.checkpoint is None else trainer.progress.epoch + 1
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
-        except (ImportError, OSError) as error:
-            self._turn_off(error)
-        settings = trainer.run.settings.by_name()
-        lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
-        self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
-
-    def record(self, trainer: Training, epoch: Epoch) -> None:
-        for tag, value in epoch.row.items():
-            self.write(lambda writer, *point: writer.add_scalar(*point), tag, value, epoch.number)
-
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
-        self.write(lambda writer: writer.flush())
-
-    def close(self) -> None:
-        self.write(lambda writer: writer.close())
-
-    def write(self, add: Callable[..., None], *arguments: object) -> None:
-        """Calls ``add`` with the `SummaryWriter`, if there is one."""
-        if self._writer is not None:
-            try:
-                add(self._writer, *arguments)
-            except OSError as error:
-                self._turn_off(error)
-
-    def _turn_off(self, error: Exception) -> None:
-        self._writer = None
-        log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))

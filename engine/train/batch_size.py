@@ -8,15 +8,16 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from engine.optim.schedule import StepPlan, step_plan
+from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
-from engine.train.step import CUDNN_BENCHMARK_MIN_BATCHES, FullBatch, build_step
+from engine.train.step import FullBatch, build_step
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
@@ -34,6 +35,7 @@ HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, 
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
 TakeStep = Callable[[], None]
+PlanSteps = Callable[[TrainConfig], StepPlan]  # plans the steps of a run, whose batch size a config states
 
 
 class CudaMemory:
@@ -83,7 +85,13 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def batch_that_fits(
-    ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, *, pixels: PixelFormat = RGB8
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    criterion: Criterion,
+    *,
+    plan_steps: PlanSteps,
+    pixels: PixelFormat = RGB8,
 ) -> int:
     """Returns the largest global batch that fits, and logs it. All processes must call this.
 
@@ -97,7 +105,8 @@ def batch_that_fits(
     has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
 
     def peak_bytes_of(images: int) -> int | None:
-        peak = memory.peak_of(lambda: prepare_step(ctx, settings, model, criterion, images=images, pixels=pixels))
+        prepare = partial(prepare_step, ctx, settings, model, criterion, plan_steps, images=images, pixels=pixels)
+        peak = memory.peak_of(prepare)
         if peak is not None and has_graphs:
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return 2 * peak
@@ -162,6 +171,7 @@ def prepare_step(
     settings: RunSettings,
     model: Detector,
     criterion: Criterion,
+    plan_steps: PlanSteps,
     *,
     images: int,
     pixels: PixelFormat = RGB8,
@@ -179,7 +189,7 @@ def prepare_step(
     shards_here = max(virtual_ranks // ctx.world_size, 1)
     images_here = images * shards_here
     config = replace(config, batch_size=images * shards * samples_per_image(config))
-    accumulate = step_plan(config, 1).accumulate
+    steps = plan_steps(config)
     model = copy.deepcopy(model)
     single_config = replace(
         config, virtual_ranks=shards_here if virtual_ranks else 0, compile=False, zero=False, sync_bn=0
@@ -189,19 +199,17 @@ def prepare_step(
         RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
         model,
         criterion,
-        # Enough for cuDNN to search as in a long run. --optimizer auto is then Muon, which needs no less memory than
-        # SGD: the steps of the run are not known before its images are.
-        steps=StepPlan(accumulate, per_epoch=1, epochs=CUDNN_BENCHMARK_MIN_BATCHES),
+        steps=steps,  # their number decides about the optimizer (auto), and whether cuDNN searches for kernels
         batch=FullBatch(images_here),
     )
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side = largest_side(config, model)
     boxes = BOXES * samples_per_image(config)
     labels = box_labels(boxes, model.num_classes, ignores=config.keep_old)
-    batches = [blank_batch(images_here, side, labels, ctx.device, pixels) for _ in range(2 * accumulate)]
+    batches = [blank_batch(images_here, side, labels, ctx.device, pixels) for _ in range(2 * steps.accumulate)]
 
     def take_step() -> None:
-        used = batches[: min(accumulate, 2)]
+        used = batches[: min(steps.accumulate, 2)]
         step(used, [images_here] * len(used), updates=1)
         step.reader.pop(leave=0)
 

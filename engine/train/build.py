@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
-import torch
-
-from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.index.small_boxes import warn_of_small_boxes
-from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.render.letterbox import CanvasRule
+from data.loading.build import TrainSamples, build_train_sampler, check_loader_settings, open_train_samples
+from data.loading.loader import InfiniteDataLoader
 from data.source.dataset_spec import DatasetSpec, class_names
-from data.source.open import open_data
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Progress
-from engine.evaluation.evaluator import training_evaluator
-from engine.evaluation.metrics import Fitness
 from engine.export.options import require_packages
 from engine.export.trial import try_formats
-from engine.hooks.callbacks import load_callbacks
-from engine.hooks.hook import Hook
-from engine.hooks.plots import Plots
-from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.results import ClassScores, ClassWeights, EpochResults, ResultsCsv, Summary, TensorBoard, Validation
-from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
-from engine.hooks.trackers import open_services
-from engine.optim.build import RULES, SHORT_RUN, LoadedParameters
+from engine.optim.build import LoadedParameters
 from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan, warn_of_few_steps
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import check_kernels, prepare_process
-from engine.run.restore import EpochData, check_classes, keep_best_epoch, restore_run
+from engine.run.restore import check_classes, keep_best_epoch, restore_run
 from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import choose_lr_mult
+from engine.train.run_data import Loaders, RunData, build_loaders, data_identity, epoch_data, open_run_data
+from engine.train.run_hooks import build_hooks, build_optional_hooks
+from engine.train.start_log import log_start, log_steps
 from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
-from engine.train.teacher import TeacherFile, open_teacher
+from engine.train.teacher import TeacherFile
 from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
 from models.detector import Detector
@@ -56,29 +43,12 @@ from models.weights.load import check_shapes
 from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
-from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import explained, memory_advice
-from utils.strings import counted, listed
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The data set of a run, and what depends on its classes."""
-
-    spec: DatasetSpec
-    fitness: Fitness
-    teacher: TeacherFile | None
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """The loaders of both splits."""
-
-    train: InfiniteDataLoader
-    val: ValidationLoader
+from utils.strings import listed
 
 
 def build_training(
@@ -97,7 +67,8 @@ def build_training(
     """
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
-    stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.settings.config)))  # of the newest plan
+    # On an error it reads the plan of then, with the batch size that has been found.
+    stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.settings.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
     optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
@@ -107,9 +78,10 @@ def build_training(
     data = open_run_data(ctx, plan)
     starting_model = build_run_model(ctx, plan, data)
     model = starting_model.model
-    plan = choose_batch_size(ctx, plan, data, model)
+    samples = open_train_samples(ctx, plan.settings.config, plan.settings.hyp, data.spec, stride=model.stride)
+    plan = choose_batch_size(ctx, plan, data, model, samples)
     warn_of_unused_settings(ctx, plan.settings, data, model)
-    loaders = build_loaders(ctx, plan.settings, data, model)
+    loaders = build_loaders(ctx, plan.settings, data, model, samples)
     steps = step_plan(plan.settings.config, len(loaders.train))
     fit_anchors(plan, model, loaders.train.index)
     plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
@@ -123,12 +95,9 @@ def build_training(
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(loaders.train), loaded=loaded)
     log_steps(plan, step, steps)
     identity = data_identity(ctx, loaders)
-    epoch_data = EpochData(
-        batches=len(loaders.train), images=len(loaders.train.samples), fingerprint=identity["fingerprint"]
-    )
     progress = Progress()
     if plan.checkpoint is not None:
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(loaders.train, identity))
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, stack)
@@ -175,42 +144,6 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_loader_settings(ctx, config, settings.hyp)
 
 
-def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
-    """Builds the hooks that a setting turns on.
-
-    Raises UserError for settings that rule each other out, and for packages that are not installed.
-    """
-    config = plan.settings.config
-    hooks: list[Hook] = []
-    if ctx.eval_ranks:
-        hooks.append(RemoteValidation(ctx, config, plan.data_source))
-    if config.tracker and ctx.is_main:
-        hooks += open_services(config.tracker)
-    if not config.noplots and ctx.is_main:
-        hooks.append(Plots())
-    if config.callbacks:
-        hooks.append(load_callbacks(config.callbacks))
-    return hooks
-
-
-def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
-    """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
-
-    With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
-    process chooses the validation images of a new run; a run that continues has those of its checkpoint.
-    """
-    config = plan.settings.config
-    checkpoint = plan.checkpoint
-    teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
-    spec = open_data(plan.data_source, ctx)
-    if teacher is not None and config.keep_old:
-        spec = teacher.extended(spec, config.weights)
-    if config.val_fraction:
-        spec = hold_out_validation(ctx, config, spec, checkpoint.val_images if checkpoint else [])
-    fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
-    return RunData(spec, fitness, teacher)
-
-
 def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> StartingModel:
     """Builds the model on its device: with starting weights, or, for a run that continues, as its checkpoint describes
     it (`restore_run` loads the weights). Raises UserError when the processes do not have the same, and for layers that
@@ -247,13 +180,20 @@ def rebuild_run_model(
     return StartingModel(model, pretrained, checkpoint.origin)
 
 
-def choose_batch_size(ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector) -> RunPlan:
+def choose_batch_size(
+    ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: TrainSamples
+) -> RunPlan:
     """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
     settings = plan.settings
     if settings.config.batch_size != FIND_BATCH_SIZE:
         return plan
+
+    def plan_steps(config: TrainConfig) -> StepPlan:
+        sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
+        return step_plan(config, epoch_batches=len(sampler))
+
     criterion = build_criterion(ctx, settings, model, data.teacher)
-    batch_size = batch_that_fits(ctx, settings, model, criterion, pixels=data.spec.pixels)
+    batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
     settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
     check_settings(ctx, settings)
     return replace(plan, settings=settings)
@@ -265,21 +205,6 @@ def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data
         lines = unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
         for line in lines:
             get_logger().warning("%s", line)
-
-
-def build_loaders(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> Loaders:
-    """Scans and caches both splits, and builds their loaders. Warns about data that would spoil the result."""
-    config = settings.config
-    hyp = settings.hyp
-    spec = data.spec
-    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride)
-    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
-    val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
-    data.fitness.check_objects(val.index.ground_truth())
-    if ctx.is_main:
-        warn_of_shared_images(spec, train.index, val.index)
-        warn_of_small_boxes(train.index, imgsz=config.imgsz, stride=model.stride)
-    return Loaders(train, val)
 
 
 def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
@@ -366,68 +291,6 @@ def full_batch(train: InfiniteDataLoader) -> FullBatch:
     return FullBatch(train.global_images(0), has_regions)
 
 
-def log_steps(plan: RunPlan, step: TrainStep, steps: StepPlan) -> None:
-    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
-    config = plan.settings.config
-    log = get_logger()
-    optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
-    log.info("%s, learning rate %s", optimizer, _described_rates(plan.settings, step))
-    log.info(
-        "%s (%s of %d), each of %s of %s at %d px, in %s",
-        counted(steps.total, "step"),
-        counted(config.epochs, "epoch"),
-        steps.per_epoch,
-        counted(steps.accumulate, "batch"),
-        counted(config.batch_size, "image"),
-        config.imgsz,
-        str(step.amp_dtype or torch.float32).removeprefix("torch."),
-    )
-
-
-def log_start(config: TrainConfig) -> None:
-    """Logs that the training starts."""
-    compiles = " and compiles the model" if config.compile else ""
-    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
-
-
-def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
-    config = plan.settings.config
-    if config.optimizer == "auto":
-        length = "at most" if steps.total <= SHORT_RUN else "more than"
-        return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
-        return "as when the run began"
-    return "--optimizer"
-
-
-def _described_rates(settings: RunSettings, step: TrainStep) -> str:
-    """Describes the initial learning rates, and in brackets what they follow from."""
-    hyp = settings.hyp
-    rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
-    base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
-    reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
-    if rates.get(True, base) > base:
-        reasons.append("raised for new layers in few steps")
-    if hyp.lr_factor != 1:
-        reasons.append(f"lr_factor {hyp.lr_factor:g}")
-    if False in rates:
-        reasons.append(f"lr_mult {hyp.lr_mult:g}")
-    if len(rates) == 2:
-        rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
-    else:
-        rate = f"{min(rates.values()):g}"
-    return f"{rate} ({', '.join(reasons)})"
-
-
-def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
-    """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
-    depend on modification times, and machines with copies of their own have others."""
-    train = loaders.train.samples.index
-    val = loaders.val.samples.index
-    fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
-    return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
-
-
 def describe_run(
     run: TrainingRun,
     data: RunData,
@@ -460,32 +323,3 @@ def describe_run(
         origin=starting_model.origin,
         teacher=data.teacher.stored if data.teacher else {},
     )
-
-
-def build_hooks(
-    ctx: DistributedContext,
-    run: TrainingRun,
-    step: TrainStep,
-    loaders: Loaders,
-    *,
-    fitness: Fitness,
-    optional_hooks: Sequence[Hook],
-) -> list[Hook]:
-    """Builds the hooks of a run, in the order in which they are called."""
-    config = run.config
-    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
-    validation = Validation(evaluator, loaders.val, config.val_every)
-    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
-    if config.image_weights:
-        hooks.append(ClassWeights(loaders.train))
-    if config.time:
-        hooks.append(TimeLimit(config.time))
-    if ctx.is_main:
-        hooks += [ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)]
-        hooks.append(ClassScores(evaluator.ground_truth, step.ema.module.names))
-    hooks += optional_hooks
-    hooks.append(validation)
-    if config.patience:
-        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
-    hooks.append(Summary(fitness.name))
-    return hooks

@@ -12,7 +12,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
-from engine.hooks.hook import Action, Epoch, Hook, Hooks
+from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
@@ -199,7 +199,7 @@ class Trainer:
         if self._pending is not None and not self._complete_pending().interrupts:
             self.save_position()
 
-    def call(self, point: str, *args: Any) -> Action:
+    def call(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
         return self._follow(self.hooks.call(point, self, *args))
 

@@ -1,6 +1,6 @@
 """Reads the weights of checkpoint files: ours, public ones of other trainers, and safetensors.
 
-None of them can run code (utils/files/torch_file.py).
+None of them can run code (utils/files/pickle_program.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from utils.files.checkpoint_file import (
     is_safetensors,
     read_safetensors,
 )
+from utils.files.pickle_program import Record
 from utils.files.schema import check
-from utils.files.torch_file import Record
 from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files.torch_file import Record, TorchFile
+from utils.files.pickle_program import Record
+from utils.files.torch_file import TorchFile
 
 # A damaged file may contain records that contain each other.
 MAX_MODULES = 100_000

@@ -42,7 +42,7 @@ from data.labels.findings import NO_LABEL
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.hooks.results import ResultsCsv
+from engine.hooks.writers import ResultsCsv
 from engine.run.restore import EpochData, resumed_position
 from engine.run.resume import resumed_config, resumed_hyperparameters
 from models.detector import build_on_meta

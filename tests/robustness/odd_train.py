@@ -71,8 +71,8 @@ def make_odd(kind: str, *args: str) -> None:
 
 
 def save_every(steps: int) -> None:
+    from engine.hooks.checkpointing import Checkpoints
     from engine.hooks.hook import Action
-    from engine.hooks.stopping import Checkpoints
 
     check = Checkpoints.after_step
 

@@ -169,7 +169,7 @@ def test_a_validation_split_is_in_the_data_or_held_out(world, capsys, splits, gi
 )
 def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, monkeypatch, given):
     """Neither the run's folder nor a new folder of runs is left; existing ones are kept with their content."""
-    monkeypatch.setattr("engine.hooks.stopping.MAX_CONSECUTIVE_BAD_STEPS", 1)
+    monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
     data = write_dataset(tmp_path / "set", train=8, val=3)
     if "--max-bad" in given:
         (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
@@ -264,7 +264,7 @@ def test_single_cls_with_one_class_keeps_its_name(world, tmp_path):
 
 def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeypatch):
     """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
-    monkeypatch.setattr("engine.hooks.stopping.MAX_CONSECUTIVE_BAD_STEPS", 1)
+    monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
     given = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
     diverges, last = ["--set", "lr0=1e30", "warmup_epochs=0"], tmp_path / "good" / "last.pt"
     line = error_of(capsys, train.main, *given, *diverges)
@@ -279,7 +279,7 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize("blank", ["all", "one"])
 def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world, tmp_path, capsys, monkeypatch, blank):
     """Batch normalization amplifies what does not vary until the gradient is not finite: simulated here by a norm."""
-    monkeypatch.setattr("engine.hooks.stopping.MAX_CONSECUTIVE_BAD_STEPS", 2)
+    monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 2)
     clipped = TrainStep._scale_and_clip
 
     def overflowing(*given: object) -> tuple[torch.Tensor, torch.Tensor]:

@@ -91,7 +91,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path, is_killed):
     """They are saved before validation, if they took at least a minute (here: a second)."""
-    killed = "slow:0.2;slowval:30;set:engine.hooks.stopping:SAVE_BEFORE_VALIDATION_S:1"
+    killed = "slow:0.2;slowval:30;set:engine.hooks.checkpointing:SAVE_BEFORE_VALIDATION_S:1"
     odd = killed if is_killed else "slowval:3"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
@@ -19,13 +18,6 @@ from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.folders import CONFIGS
 from utils.files.schema import DataclassT, build, suggestion
-
-
-def _others() -> ModuleType:
-    """Imports the translation of YOLOv5's and Ultralytics' flags, which most runs do not need."""
-    from utils.config import other_programs
-
-    return other_programs
 
 
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
@@ -70,8 +62,10 @@ def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[li
     values = given_values(cls, words, untranslated)
     if not untranslated:
         return words, values, []
-    # There are flags or values of another program, or mistakes.
-    words, log_lines = _others().translate_command_line(command_of(cls), words, mistakes)
+    # There are flags or values of another program, or mistakes. Most runs do not need their table.
+    from utils.config.foreign_command_lines import translate_command_line
+
+    words, log_lines = translate_command_line(command_of(cls), words, mistakes)
     return words, given_values(cls, words, mistakes), log_lines
 
 
@@ -90,7 +84,9 @@ def hyperparameters_from(
     ``lines`` receives a line for the log that names what has no effect."""
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
-        values, unused = _others().translate_recipe(values, path)
+        from utils.config.foreign_recipes import translate_recipe
+
+        values, unused = translate_recipe(values, path)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
@@ -108,7 +104,10 @@ def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameter
 
 
 def unknown_hyperparameter(key: str) -> str:
-    return _others().unknown_hyperparameter(key)
+    """Says what ``key`` is instead of a hyper-parameter."""
+    from utils.config import foreign_recipes
+
+    return foreign_recipes.unknown_hyperparameter(key)
 
 
 def read_recipe(

@@ -94,7 +94,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     for split in splits:
         listing = list_split(spec, split)
         findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
-        originals[split] = Original(tuple(findings), listing.taken, listing.others)
+        originals[split] = Original(tuple(findings), listing.unusual_labels, listing.others)
         if findings:
             first = findings[0]
             count = counted(len(findings), "file")
@@ -133,7 +133,7 @@ def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
         return set()
     names = set()
     for image in listing.images:
-        if image.name in listing.taken:
+        if image.name in listing.unusual_labels:
             folder, _, base = image.name.rpartition("/")
             folder_in_split = image.key.rpartition("/")[0]
             usual, *_ = files.folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
@@ -300,12 +300,12 @@ def open_copy(path: Path, source: str) -> DatasetSpec:
     return replace(load_dataset_spec(path), source=source, originals=originals)
 
 
-def _original_of(findings: list[list], taken: dict[str, str], others: list) -> Original:
+def _original_of(findings: list[list], unusual_labels: dict[str, str], others: list) -> Original:
     """Restores an `Original` from JSON."""
     images, *rest = others
     return Original(
         findings=tuple(Finding(*each) for each in findings),
-        taken=taken,
+        unusual_labels=unusual_labels,
         others=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
     )
 

@@ -248,6 +248,19 @@ def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
     assert not ignored
 
 
+def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader, monkeypatch):
+    """As those of a training in a notebook, whose trainer and hooks refer to each other."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 60.0)  # torch's longest wait for a worker
+    loader = open_loader(workers=2)
+    next(iter(loader))
+    loader.owner = loader
+    begun = time.monotonic()
+    del loader
+    gc.collect()
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - begun < 50
+
+
 def test_quad_puts_four_samples_into_one_image():
     box, small = [[1, 0.5, 0.5, 1, 0.5]], (4, 6)
     samples = [sample_of(small, [] if v == 2 else box, v) for v in (1, 2, 3, 4)] + [sample_of((8, 12), box, 5)]

@@ -735,7 +735,7 @@ def test_the_usual_folder_of_labels_comes_first(images, folders):
 def test_a_listing_names_what_it_takes(folder):
     one_capital_suffix(folder)
     listing = list_split(load_dataset_spec(folder.yaml()), "train")
-    assert listing.taken == {"images/train/03.png": "labels/train/03.Txt"}
+    assert listing.unusual_labels == {"images/train/03.png": "labels/train/03.Txt"}
     assert listing.labels[3].name == "labels/train/03.Txt"
 
 

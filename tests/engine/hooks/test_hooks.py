@@ -11,10 +11,13 @@ import torch
 
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
-from engine.hooks import stopping
+from engine.hooks import nonfinite
+from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.results import ClassWeights, EpochResults, Validation
-from engine.hooks.stopping import Checkpoints, EarlyStopping, NonFiniteSteps, TimeLimit
+from engine.hooks.nonfinite import NonFiniteSteps
+from engine.hooks.results import ClassWeights, EpochResults
+from engine.hooks.stopping import EarlyStopping, TimeLimit
+from engine.hooks.validation import Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.pixels import RGB8
@@ -36,7 +39,7 @@ class FakeTrainer(SimpleNamespace):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
-    monkeypatch.setattr("engine.hooks.stopping.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("engine.hooks.checkpointing.time.monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -141,7 +144,7 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 
 
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(stopping, "MAX_CONSECUTIVE_BAD_STEPS", 2)
+    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
     trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
 
     def read(**values) -> None:

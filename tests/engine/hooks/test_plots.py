@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.progress import Progress
 from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
-from engine.hooks.results import TensorBoard
+from engine.hooks.writers import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
 from utils.structures import EvalResult
 

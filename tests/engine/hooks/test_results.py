@@ -12,7 +12,8 @@ import pytest
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.results import ClassScores, EpochResults, ResultsCsv, TensorBoard
+from engine.hooks.results import ClassScores, EpochResults
+from engine.hooks.writers import ResultsCsv, TensorBoard
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table

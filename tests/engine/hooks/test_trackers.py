@@ -19,8 +19,9 @@ import pytest
 import train
 from engine.checkpoint.progress import Progress
 from engine.hooks.hook import Epoch, Hooks
-from engine.hooks.results import ResultsCsv
-from engine.hooks.trackers import Mlflow, Note, Service, Tracking, Wandb
+from engine.hooks.trackers import Mlflow, Wandb
+from engine.hooks.tracking import Note, Service, Tracking
+from engine.hooks.writers import ResultsCsv
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python

@@ -19,6 +19,8 @@ import yaml
 import engine.train.batch_size
 import engine.train.build
 import train
+from engine.optim.build import SHORT_RUN
+from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
 from engine.run.starting_model import freeze_layers
 from engine.train.batch_size import (
@@ -108,6 +110,10 @@ def settings_of(**settings) -> RunSettings:
     return RunSettings(config, Hyperparameters())
 
 
+def long_run(config: TrainConfig) -> StepPlan:
+    return step_plan(config, epoch_batches=2_000)
+
+
 def model_and_loss(spec: dict = TINY_MODEL):
     model = build_detector(spec, 2, seed=1)
     return model, model.head.build_loss(Hyperparameters())
@@ -136,7 +142,7 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     state, loss_state = state_of(model), state_of(criterion)
     drawn = global_generators()
 
-    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, images=2)
+    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=2)
     take_step()
     take_step()
 
@@ -169,20 +175,42 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets.rows), targets.max_targets))
 
     criterion.register_forward_pre_hook(note)
-    prepare_step(CPU, settings_of(**settings), model, criterion, images=3)()
+    prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=3)()
     shards = max(settings.get("virtual_ranks", 1), 1 + ("nominal_batch" in settings))
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
+@pytest.mark.parametrize(("steps", "optimizer"), [(SHORT_RUN, "Muon"), (SHORT_RUN + 1, "SGD")])
+def test_the_measured_step_has_the_optimizer_of_the_run(monkeypatch, steps, optimizer):
+    """``--optimizer auto`` chooses by the number of steps, which depends on the batch size."""
+    built = []
+    build_step = engine.train.batch_size.build_step
+
+    def build_and_note(*arguments, **options):
+        built.append(build_step(*arguments, **options))
+        return built[-1]
+
+    monkeypatch.setattr(engine.train.batch_size, "build_step", build_and_note)
+    settings = settings_of(optimizer="auto")
+    plans = []
+
+    def plan_steps(config: TrainConfig) -> StepPlan:
+        plans.append(config.batch_size)
+        return StepPlan(accumulate=1, per_epoch=1, epochs=steps)
+
+    prepare_step(CPU, settings, *model_and_loss(), plan_steps, images=3)
+    assert (plans, built[0].optimizer.name) == ([3], optimizer)
+
+
 def peak_bytes(images: int) -> int:
     model, criterion = model_and_loss()
-    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, images=images))
+    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, long_run, images=images))
 
 
 def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-        return batch_that_fits(ctx, settings_of(**settings), *model_and_loss())
+        return batch_that_fits(ctx, settings_of(**settings), *model_and_loss(), plan_steps=long_run)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +225,7 @@ def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     model, criterion = model_and_loss()
     measured = settings_of(quad=settings.get("quad", False))
-    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, images=images)) + 100
+    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, long_run, images=images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
         found = search(CPU, settings, limit)
     shards = settings.get("virtual_ranks", 1)

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DataSource
 from engine.hooks.hook import Action, Hook, Hooks, Training
-from engine.hooks.results import Validation
+from engine.hooks.results import EpochResults
+from engine.hooks.validation import Validation
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunPlan, RunSettings
@@ -77,7 +78,7 @@ def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
 
 def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, monkeypatch):
     closed = []
-    monkeypatch.setattr(build.EpochResults, "close", lambda hook: closed.append(type(hook).__name__))
+    monkeypatch.setattr(EpochResults, "close", lambda hook: closed.append(type(hook).__name__))
 
     def break_in_a_run() -> None:
         with built() as trainer:
@@ -160,44 +161,44 @@ def fail(*_, **__):
     [
         (
             ["--virtual-ranks", "3"],
-            "open_data",
+            "run_data.open_data",
             "--virtual-ranks 3: must be a power of two and a multiple of the number of processes (1)",
         ),
         (
             ["--batch-size", "-1"],
-            "open_data",
+            "run_data.open_data",
             "--batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number",
         ),
         (
             ["--cache", "device"],
-            "open_data",
+            "run_data.open_data",
             "--cache device: images on the device can only be rendered there; add --render-on device",
         ),
         (
             ["--callbacks", "user_absent:x"],
-            "open_data",
+            "run_data.open_data",
             "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",
         ),
         (
             ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
-            "open_data",
+            "run_data.open_data",
             "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
             "torchrun or --spawn, or use --pipeline 1",
         ),
         (
             ["--fitness", "AP:lihgt"],
-            "build_starting_model",
+            "build.build_starting_model",
             "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
         ),
         (
             ["--data", "set/empty.yaml"],
-            "build_starting_model",
+            "build.build_starting_model",
             "set/nothing: not found (named by set/empty.yaml); .../set has images, labels; correct its paths",
         ),
-        (["--freeze", "6"], "build_train_loader", "--freeze 6: leaves no layer to train"),
+        (["--freeze", "6"], "build.open_train_samples", "--freeze 6: leaves no layer to train"),
         (
             ["--fitness", "AP:other", "--data", "set/three.yaml"],
-            "build_step",
+            "build.build_step",
             "--fitness AP:other: the validation images have no object of this class to score",
         ),
     ],
@@ -209,7 +210,7 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
-    monkeypatch.setattr(build, not_called, fail)
+    monkeypatch.setattr(f"engine.train.{not_called}", fail)
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()

@@ -16,7 +16,7 @@ from tests.helpers.hostile_files import zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
-from utils.files import torch_file
+from utils.files import pickle_program
 from utils.files.checkpoint_file import write_safetensors
 from utils.logger import get_logger
 
@@ -135,7 +135,7 @@ def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage, messag
 
 
 def test_object_graphs_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch_file, "MAX_OPCODES", 1000)
+    monkeypatch.setattr(pickle_program, "MAX_OPCODES", 1000)
     path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
     with refused("many.pt: refused: its object graph has more than 1,000 parts"):
         load_detector(path)

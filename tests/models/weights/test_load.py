@@ -27,7 +27,7 @@ from tests.helpers.public_layouts import save_module
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_detector, write_weights
 from utils.boxes import xyxy_to_cxcywh
-from utils.files.torch_file import Name
+from utils.files.pickle_program import Name
 
 # Public checkpoints
 

@@ -11,7 +11,7 @@ import yaml
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config import other_programs
-from utils.config.other_programs import flags_of_argument
+from utils.config.foreign_arguments import flags_of_argument
 from utils.config.other_programs import reason as reason_of
 from utils.config.parser import parse_config, read_recipe, with_overrides
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
@@ -147,7 +147,8 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 
 
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(other_programs, "_table", None)
+    other_programs.table.cache_clear()
+    monkeypatch.setattr(other_programs, "CONFIGS", None)
     parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
     read_recipe("finetune", pretrained=True)
 

@@ -18,7 +18,7 @@ from tests.helpers.same_content import same_content
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.torch_file import read_program
+from utils.files.pickle_program import read_program
 
 ROOT = Path(__file__).parents[3]
 # Reads each file as weights, and to resume a run from it.

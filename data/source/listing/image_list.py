@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.labels.label_format import ImageFile
-from data.source.dataset_spec import labels_without_images
+from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, query, walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
@@ -26,7 +26,7 @@ class ImageList:
     """Holds what the rows of a list name."""
 
     images: list[tuple[str, ImageFile]] = field(default_factory=list)  # location of the row, and the image, in order
-    missing: list[str] = field(default_factory=list)  # images that do not exist, with the folders of their rows
+    missing: list[str] = field(default_factory=list)  # rows whose images do not exist, as paths with /
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -45,16 +45,16 @@ class _RowReader(Protocol):
         """Returns the absolute path of the image; None if there is no such image."""
 
 
-def read_image_list(file: Path, root: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
-    """Reads a list. If no row is an image as it is written, finds out for which folder the list was written. ``root``:
-    the data set's folder. Raises UserError if all rows name nothing, or several images."""
+def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
+    """Reads a list. If no row is an image as it is written, finds out for which folder the list was written. Raises
+    UserError if all rows name nothing, or several images."""
     rows = _rows(file)
-    reader: _RowReader = _RowsAsWritten(file.parent, root, folders, suffixes)
+    reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
     if rows and all(reader.path(row.text) is None for row in rows):
-        reader = _reader_for_another_folder(rows, file, root, folders, suffixes)
+        reader = _reader_for_another_folder(rows, file, folders, suffixes)
     content = ImageList()
     for row in rows:
-        _add_row(content, row, f"{relative_name(file, root)}:{row.line}", reader, folders)
+        _add_row(content, row, f"{relative_name(file, folders.root)}:{row.line}", reader, folders)
     return content
 
 
@@ -92,9 +92,8 @@ class _RowsAsWritten:
     """Reads rows as absolute paths, or as relative ones: to the list's folder if they begin with ``./``, else to the
     data set's folder first, then to the list's."""
 
-    def __init__(self, list_folder: Path, root: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+    def __init__(self, list_folder: Path, folders: Folders, suffixes: frozenset[str]) -> None:
         self._list_folder = list_folder
-        self._root = root
         self._folders = folders
         self._suffixes = suffixes
 
@@ -104,9 +103,9 @@ class _RowsAsWritten:
     def path(self, row: str) -> str | None:
         if not self.names_image(row):
             return None
-        bases = (self._root, self._list_folder)
+        bases = [self._folders.root, self._list_folder]
         if row.startswith("./"):
-            bases = (self._list_folder, self._root)
+            bases.reverse()
         paths = [self._folders.normal(os.path.join(base, row)) for base in bases]
         for path in paths:
             if self._folders.exists(path):
@@ -144,7 +143,7 @@ class _RowsForAnotherFolder:
 
 
 def _reader_for_another_folder(
-    rows: list[_Row], file: Path, root: Path, folders: Folders, suffixes: frozenset[str]
+    rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str]
 ) -> _RowsForAnotherFolder:
     """Finds the images of a list whose rows name no image as written: they have Windows separators, are for another
     folder (CVAT's ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's
@@ -153,28 +152,41 @@ def _reader_for_another_folder(
     The first of ``rows`` that ends like the path of one image in the data set decides for all. Raises UserError if no
     image fits, or several do.
     """
-    candidates = _images_called_like(rows[:_MAX_TRIED_ROWS], file, root, suffixes)
-    for row in rows[:_MAX_TRIED_ROWS]:
+    root = folders.root
+    tried_rows = rows[:_MAX_TRIED_ROWS]
+    candidates = _images_called_like(tried_rows, file, root, suffixes)
+    for row in tried_rows:
         parts = _parts(row.text)
-        has_suffix = is_image(row.text, suffixes)
         for left_out in range(len(parts)):
-            tail = os.sep + os.path.join(*parts[left_out:])
-            fits = [path for path in candidates if (path if has_suffix else os.path.splitext(path)[0]).endswith(tail)]
-            if not fits:
-                continue
-            if len(fits) > 1:
-                shown = sorted(fits) if len(fits) <= 2 else [*sorted(fits)[:2], "..."]
-                raise UserError(
-                    f"{file}:{row.line}: {len(fits)} images fit {row.text[:200]!r}: {', '.join(shown)}; name images by "
-                    f"their paths relative to {root}"
-                )
-            message = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
-            get_logger().info(message, file, row.line, row.text, relative_name(fits[0], root))
-            folder = Path(fits[0]).parents[len(parts) - left_out - 1]
-            return _RowsForAnotherFolder(folder, left_out, folders, suffixes)
+            tail = parts[left_out:]
+            matches = _paths_ending_in(tail, candidates, has_suffix=is_image(row.text, suffixes))
+            if len(matches) > 1:
+                raise _several_images(row, sorted(matches), file, root)
+            if matches:
+                image = Path(matches[0])
+                message = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
+                get_logger().info(message, file, row.line, row.text, relative_name(image, root))
+                return _RowsForAnotherFolder(image.parents[len(tail) - 1], left_out, folders, suffixes)
     advice = labels_without_images(root) or f"; give paths of images relative to {root}"
     first = rows[0]
     raise UserError(f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row{advice}")
+
+
+def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:
+    """Returns the ``paths``, or those that without their suffixes, end in the parts ``tail``."""
+    ending = os.sep + os.path.join(*tail)
+    if has_suffix:
+        return [path for path in paths if path.endswith(ending)]
+    return [path for path in paths if os.path.splitext(path)[0].endswith(ending)]
+
+
+def _several_images(row: _Row, images: list[str], file: Path, root: Path) -> UserError:
+    """Makes the error about a row that may name any of several ``images``."""
+    shown = images if len(images) <= 2 else [*images[:2], "..."]
+    return UserError(
+        f"{file}:{row.line}: {len(images)} images fit {row.text[:200]!r}: {', '.join(shown)}; name images by "
+        f"their paths relative to {root}"
+    )
 
 
 def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: frozenset[str]) -> list[str]:
@@ -182,12 +194,10 @@ def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: froz
     names = {_parts(row.text)[-1] for row in rows}
     voc_images = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
     base = voc_images if voc_images.is_dir() else root
-    return [
-        os.path.join(visit.path, entry.name)
-        for visit in (walk(base) if base.is_dir() else ())
-        for entry in visit.entries
-        if is_image(entry.name, suffixes) and {entry.name, os.path.splitext(entry.name)[0]} & names
-    ]
+    if not base.is_dir():
+        return []
+    images = [entry for visit in walk(base) for entry in visit.entries if is_image(entry.name, suffixes)]
+    return [entry.path for entry in images if entry.name in names or os.path.splitext(entry.name)[0] in names]
 
 
 def _parts(row: str) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from data.labels.image_names import loose
@@ -38,36 +39,44 @@ class CandidateFiles:
     """Knows the files in the folders of a split's labels, and which of them are used.
 
     Args:
-        label_format: how the label files of the format are named and recognized.
+        label_format: how the label files of the format are found and recognized.
+        annotations: the folder of the labels; None: where the format expects them.
         folders: entries on the disk; a walk through the images has stored the other files next to them.
     """
 
-    def __init__(self, label_format: FilesPerImage, folders: Folders) -> None:
-        self._format = label_format
-        self._folders = folders
+    def __init__(self, label_format: FilesPerImage, annotations: Path | None, folders: Folders) -> None:
+        self.label_format = label_format
+        self.annotations = annotations
+        self.folders = folders
         self._used: dict[str, set[str]] = {}  # file names by folder
         self._unused_by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
         self._contains_labels: dict[str, bool] = {}  # by folder
 
-    def used_in(self, folder: str) -> set[str]:
-        """Returns the names of the files in a folder that are used, to which those of further files may be added: each
-        of them is, or may be, the label file of an image."""
-        return self._used.setdefault(folder, set())
+    def label_folders(self, image_folder: str, below_split: str = "") -> list[str]:
+        """Returns the folders in which the label files of the images in a folder may be, the usual one first; all are
+        absolute. ``below_split``: the part of ``image_folder`` below the folder that the split names."""
+        return self.label_format.folders(image_folder, below_split, self.annotations)
+
+    def mark_used(self, folder: str, names: Iterable[str]) -> None:
+        """Marks files in a folder as used: each of them is, or may be, the label file of an image."""
+        self._used.setdefault(folder, set()).update(names)
 
     def unused_names(self, folder: str) -> Collection[str]:
         """Returns the names in a folder, with any suffix, that are not used; without images if a walk was there."""
-        entries = self._folders.besides(folder)
-        used = self.used_in(folder)
-        if len(used) == len(entries):  # the usual case, in a fraction of the time
-            return ()
-        return entries.keys() - used
+        return self._unused_among(self.folders.non_images(folder), folder)
 
     def unused(self, folder: str) -> list[Candidate]:
         """Returns the files in a folder, sorted, that have the suffix of label files and are not used."""
-        suffix = self._format.suffix
-        entries = self._folders.besides(folder)
+        suffix = self.label_format.suffix
+        entries = self.folders.non_images(folder)
         names = [name for name in self.unused_names(folder) if name[-len(suffix) :].lower() == suffix]
         return [Candidate(folder, name) for name in sorted(names) if not query(entries[name].is_dir)]
+
+    def folders_in(self, folder: str) -> list[str]:
+        """Returns the names, sorted, of the folders in a folder of labels, without symbolic links."""
+        entries = self.folders.entries(folder)
+        names = sorted(self._unused_among(entries, folder))
+        return [name for name in names if query(entries[name].is_dir) and not entries[name].is_symlink()]
 
     def unused_by_loose_name(self, folder: str) -> dict[str, list[Candidate]]:
         """Returns the `unused` files of a folder by their `loose` names, as they were when this was first called."""
@@ -88,15 +97,22 @@ class CandidateFiles:
 
     def is_label_file(self, file: Candidate) -> bool:
         """Returns whether a file has labels in the split's format."""
-        return self._format.is_labels(file.first_bytes())
+        return self.label_format.is_labels(file.first_bytes())
 
     def num_objects(self, file: Candidate) -> int:
         """Returns the number of labeled objects in a file; 0 if it cannot be read."""
-        return self._format.num_objects(_content(file.path) or b"")
+        return self.label_format.num_objects(_content(file.path) or b"")
 
     def full_name(self, file: Candidate) -> str:
         """Returns the name of a file relative to the data set's folder."""
-        return self._folders.name_in(file.folder) + file.name
+        return self.folders.name_in(file.folder) + file.name
+
+    def _unused_among(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
+        """Returns the names of those ``entries`` of a folder that are not used."""
+        used = self._used.get(folder, set())
+        if len(used) == len(entries):  # the usual case, in a fraction of the time
+            return ()
+        return entries.keys() - used
 
 
 def without_copies(files: Sequence[Candidate]) -> Sequence[Candidate]:

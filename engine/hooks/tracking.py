@@ -1,0 +1,167 @@
+"""Brings a tracking service up to date with a run, in a thread of its own: a slow or broken server holds up no run.
+
+The services' own queues are not enough. With a server that is down or does not answer, ``wandb.init`` returns after
+91 s, and a process with MLflow's asynchronous logging (``log_batch(synchronous=False)``), whose exit flushes the queue,
+was still there four minutes after its last line (wandb 0.31, MLflow 3.17).
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.hooks.hook import Epoch, Hook, Training
+from engine.hooks.writers import ResultsCsv
+from utils.errors import first_line
+from utils.files.safe_io import write_whole
+from utils.files.schema import Count, build
+from utils.logger import get_logger
+from utils.strings import counted
+
+CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors
+FINISH_S = 60.0  # and with files
+REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
+
+    key: str = ""  # by which the service finds its run; "": there is none yet
+    epoch: Count = 0  # the last one tracked
+
+    @staticmethod
+    def read(path: Path) -> Note:
+        return build(Note, json.loads(path.read_text("utf-8")), str(path))
+
+
+class Service(Protocol):
+    """A run in a tracking service. `Tracking` calls the methods in one thread, in this order; any may raise."""
+
+    flag: str  # value of ``--tracker``
+    name: str  # in messages
+
+    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+        """Starts the tracked run for the run in ``folder``, or continues the one that ``note`` names. Returns its key
+        and the last epoch that the service has. Called again if it raises."""
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
+
+    def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
+
+    def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
+
+
+class Tracking(Hook):
+    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once.
+
+    An error costs one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for
+    epochs alone and with files.
+    """
+
+    def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
+        self._service = service
+        self._close_s = close_s
+        self._finish_s = finish_s
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
+        self._is_open = False
+        self._is_complete = False
+        self._has_warned = False
+
+    def start(self, trainer: Training) -> None:
+        run = trainer.run
+        self._folder = run.folder
+        self._settings = run.settings.by_name()
+        self._table = trainer.hooks.get(ResultsCsv).table
+        self._path = run.folder / f"tracked_{self._service.flag}.json"
+        if run.checkpoint is None and run.config.exist_ok:
+            # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
+            self._path.unlink(missing_ok=True)
+        self._note = Note.read(self._path) if self._path.exists() else Note()
+        if self._note.epoch > trainer.progress.epoch and _trains_otherwise(trainer):
+            name = self._service.name
+            get_logger().info(
+                "%s: a new run, as other epochs follow epoch %d than before", name, trainer.progress.epoch
+            )
+            self._note = Note()  # no service takes other values for an epoch that it has
+        self._thread.start()
+        self._update()
+
+    def report(self, trainer: Training, epoch: Epoch) -> None:
+        self._update()
+
+    def finish(self, trainer: Training) -> None:
+        self._is_complete = True
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._update()
+        self._calls.put(self._end)
+        self._calls.put(None)
+        name = self._service.name
+        stores_files = self._is_complete and not self._has_warned
+        timeout_s = self._finish_s if stores_files else self._close_s
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", name, timeout_s)
+            return
+        missing = sum(epoch > self._note.epoch for epoch in self._table.rows)
+        if missing:
+            get_logger().warning("%s lacks %s that results.csv has", name, counted(missing, "epoch"))
+
+    def _update(self) -> None:
+        self._calls.put(partial(self._synchronize, dict(self._table.rows)))
+
+    def _run(self) -> None:
+        """Makes the calls of the queue, up to None. Runs in the thread."""
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
+                if not self._has_warned:
+                    reason = first_line(error)
+                    get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)
+                self._has_warned = True
+
+    def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
+        """Logs the epochs that the service does not have."""
+        if not self._is_open:
+            self._keep(self._service.open(self._folder, self._note, self._settings))
+            self._is_open = True
+        for epoch, row in sorted(rows.items()):
+            if epoch > self._note.epoch:
+                self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
+                self._keep(Note(self._note.key, epoch))
+
+    def _keep(self, note: Note) -> None:
+        """Stores the newest note in the run's folder."""
+        self._note = note
+        write_whole(self._path, json.dumps(asdict(note)) + "\n")
+
+    def _end(self) -> None:
+        """Stores the files of a complete run, and ends the tracked run."""
+        if not self._is_open:
+            return
+        if self._is_complete:
+            for name in REPORT_FILES:
+                path = self._folder / name
+                if path.exists():
+                    self._service.store(path)
+        self._service.close(is_complete=self._is_complete)
+
+
+def _trains_otherwise(trainer: Training) -> bool:
+    """Whether the epochs after the checkpoint will differ from those that were tracked before."""
+    checkpoint = trainer.run.checkpoint
+    return checkpoint is not None and not trainer.checkpointer.description.trains_like(checkpoint)

@@ -1,0 +1,83 @@
+"""The numbers of each epoch on disk: results.csv and TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.hooks.hook import Epoch, Hook, Training
+from utils.errors import first_line
+from utils.files.results_csv import ResultsTable
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("lockstep")
+
+
+class ResultsCsv(Hook):
+    """results.csv, on rank 0: a row per epoch, from 1. A later column joins the header, with empty cells above."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.table = ResultsTable.read(path) if path.exists() else ResultsTable()
+
+    def start(self, trainer: Training) -> None:
+        """Drops the epochs that a resumed run repeats."""
+        self.table.keep(trainer.progress.epoch)
+        if self.table.rows:
+            self.table.write(self.path)
+        else:  # of an earlier run
+            self.path.unlink(missing_ok=True)
+
+    def record(self, trainer: Training, epoch: Epoch) -> None:
+        self.table.add(epoch.number, epoch.row)
+        self.table.write(self.path)
+
+
+class TensorBoard(Hook):
+    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
+    warning says so, and the run goes on.
+
+    Each start writes new event files next to the earlier ones, and hides those of their epochs that it repeats.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def start(self, trainer: Training) -> None:
+        first_step = 0 if trainer.run.checkpoint is None else trainer.progress.epoch + 1
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
+        except (ImportError, OSError) as error:
+            self._turn_off(error)
+        settings = trainer.run.settings.by_name()
+        lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
+        self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
+
+    def record(self, trainer: Training, epoch: Epoch) -> None:
+        for tag, value in epoch.row.items():
+            self.write(lambda writer, *point: writer.add_scalar(*point), tag, value, epoch.number)
+
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+        self.write(lambda writer: writer.flush())
+
+    def close(self) -> None:
+        self.write(lambda writer: writer.close())
+
+    def write(self, add: Callable[..., None], *arguments: object) -> None:
+        """Calls ``add`` with the `SummaryWriter`, if there is one."""
+        if self._writer is not None:
+            try:
+                add(self._writer, *arguments)
+            except OSError as error:
+                self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        self._writer = None
+        log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))

@@ -1,0 +1,66 @@
+"""What the log says of a run before its first step: the optimizer and its rates, the steps, the start."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.optim.build import RULES, SHORT_RUN
+from engine.optim.schedule import StepPlan
+from engine.run.run import RunPlan, RunSettings
+from engine.train.step import TrainStep
+from utils.config.settings import TrainConfig
+from utils.logger import get_logger
+from utils.strings import counted
+
+
+def log_steps(plan: RunPlan, step: TrainStep, steps: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
+    config = plan.settings.config
+    log = get_logger()
+    optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
+    log.info("%s, learning rate %s", optimizer, _described_rates(plan.settings, step))
+    log.info(
+        "%s (%s of %d), each of %s of %s at %d px, in %s",
+        counted(steps.total, "step"),
+        counted(config.epochs, "epoch"),
+        steps.per_epoch,
+        counted(steps.accumulate, "batch"),
+        counted(config.batch_size, "image"),
+        config.imgsz,
+        str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )
+
+
+def log_start(config: TrainConfig) -> None:
+    """Logs that the training starts."""
+    compiles = " and compiles the model" if config.compile else ""
+    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+
+
+def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
+    config = plan.settings.config
+    if config.optimizer == "auto":
+        length = "at most" if steps.total <= SHORT_RUN else "more than"
+        return f"auto: {length} {SHORT_RUN:,} steps"
+    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
+        return "as when the run began"
+    return "--optimizer"
+
+
+def _described_rates(settings: RunSettings, step: TrainStep) -> str:
+    """Describes the initial learning rates, and in brackets what they follow from."""
+    hyp = settings.hyp
+    rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
+    base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+    reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
+    if rates.get(True, base) > base:
+        reasons.append("raised for new layers in few steps")
+    if hyp.lr_factor != 1:
+        reasons.append(f"lr_factor {hyp.lr_factor:g}")
+    if False in rates:
+        reasons.append(f"lr_mult {hyp.lr_mult:g}")
+    if len(rates) == 2:
+        rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
+    else:
+        rate = f"{min(rates.values()):g}"
+    return f"{rate} ({', '.join(reasons)})"

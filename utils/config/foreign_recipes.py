@@ -1,0 +1,74 @@
+"""Translates hyper-parameter files of YOLOv5 and Ultralytics (`utils.config.other_programs`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from utils.config.flags import flag_name, given_values
+from utils.config.foreign_arguments import flags_of_argument
+from utils.config.foreign_command_lines import translate_command_line
+from utils.config.other_programs import HYPERPARAMETERS, actions_of, normalized, reason, same_flag, table
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.yaml_files import parse_override
+from utils.errors import UserError, all_mistakes, one_line
+from utils.files.schema import build, suggestion
+
+_MAX_SHOWN_CHARACTERS = 40  # of a value in the log
+
+
+def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, Any], list[str]]:
+    """Splits the ``values`` of a hyper-parameter file into those that exist here, and descriptions of the others.
+
+    Raises UserError, which begins with ``location`` and names all lines without an equivalent, with reasons.
+    """
+    is_yolov5 = not values.keys().isdisjoint(table().only_in_yolov5)
+    kept: dict[Any, Any] = {}
+    unused: list[str] = []
+    problems: list[str] = []
+    for key, value in values.items():
+        shown = one_line(f"{key} {str(value)[:_MAX_SHOWN_CHARACTERS]}")
+        other = table().hyperparameters_of_yolov5.get(key) if is_yolov5 else None
+        if other is not None:
+            if re.fullmatch(other.default, normalized(str(value))):
+                unused.append(f"{shown} ({other.reason})")
+            else:
+                problems.append(f"'{key}': {other.reason}; remove it")
+        elif key in HYPERPARAMETERS:
+            kept[key] = value
+        elif _has_effect(str(key), str(value)):
+            problems.append(unknown_hyperparameter(str(key)))
+        else:
+            unused.append(shown)
+    if problems:
+        raise UserError(f"{location}: {'; '.join(problems)}")
+    return kept, unused
+
+
+def _has_effect(name: str, value: str) -> bool:
+    """Returns whether an argument changes a training, or is unknown."""
+    try:
+        with all_mistakes() as mistakes:
+            words, _ = translate_command_line("train", flags_of_argument("train", name, value), mistakes)
+            settings = given_values(TrainConfig, words, mistakes)
+        overrides = dict(parse_override(item) for item in settings.pop("override", ()))
+        hyp = build(Hyperparameters, overrides, "--set")
+    except UserError:
+        return True
+    return TrainConfig(**settings) != TrainConfig() or hyp != Hyperparameters()
+
+
+def unknown_hyperparameter(key: str) -> str:
+    """Says what ``key`` is instead of a hyper-parameter."""
+    flag = flag_name(key)
+    our_flag = same_flag("train", flag)[0]
+    synonym = table().synonyms.get(key)
+    if synonym:
+        return f"unknown key '{key}' (did you mean '{synonym}'?)"
+    if our_flag in actions_of("train"):
+        return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
+    other = table().hyperparameters_of_yolov5.get(key)
+    why_unsupported = other.reason if other else reason("train", flag)
+    if why_unsupported:
+        return f"'{key}': {why_unsupported}; remove it"
+    return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
