@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
+from data.labels.formats import LABEL_FORMATS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
@@ -25,14 +26,15 @@ class _Advice(NamedTuple):
 
     suffix: str
     is_per_image: bool  # whether such a file has the stem of its image
-    remedy: str  # with {entry}, the file or its folder as an entry of the YAML, and {move}, see `_how_to_move`
+    remedy: str  # see `LabelFiles.advice`
 
 
+_OF_FORMATS = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
+# Files with the names of images come first: a JSON for each image is no COCO JSON.
 _ADVICE = (
-    _Advice(".txt", True, "{move}"),
-    _Advice(".xml", True, "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML"),
+    *(advice for advice in _OF_FORMATS if advice.is_per_image),
     _Advice(".json", True, "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON"),
-    _Advice(".json", False, "if it is COCO's, add 'annotations: {entry}' to the YAML"),
+    *(advice for advice in _OF_FORMATS if not advice.is_per_image),
     _Advice(".csv", False, "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC"),
 )
 

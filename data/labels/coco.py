@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.image_entries import ImageEntry
-from data.labels.label_format import TOP_LEFT, LabelFormat, LabelRequest, LabelSource
+from data.labels.label_format import TOP_LEFT, LabelFiles, LabelFormat, LabelRequest, LabelSource
 from data.labels.per_split import LabelsPerSplit, SplitFile
 from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
 from utils.errors import UserError, one_line
@@ -21,6 +21,7 @@ from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
+_FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 _NUMBERS_OF_BOX = 8  # length of a polygon that has the corners of a box
 _COMPARED = 6  # numbers at both ends of a polygon that tell it from others
@@ -368,4 +369,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-COCO = LabelFormat("coco", TOP_LEFT, _read, class_names=category_names)
+def is_coco(head: bytes) -> bool:
+    """Returns whether a file that begins with ``head`` seems to be a COCO JSON with annotations or images."""
+    return _FIRST_LIST.search(head) is not None
+
+
+_FILES = LabelFiles(suffix=".json", is_labels=is_coco, advice="if it is COCO's, add 'annotations: {entry}' to the YAML")
+COCO = LabelFormat("coco", TOP_LEFT, _read, _FILES, class_names=category_names)

@@ -146,6 +146,11 @@ def _num_objects(data: bytes) -> int:
 
 
 _FILES = FilesPerImage(
-    suffix=".xml", folders=_folders, is_labels=is_voc, num_objects=_num_objects, named_image=named_image
+    suffix=".xml",
+    is_labels=is_voc,
+    advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    folders=_folders,
+    num_objects=_num_objects,
+    named_image=named_image,
 )
 VOC = LabelFormat("voc", CORNERS, _read, _FILES)

@@ -207,5 +207,5 @@ def _num_rows(data: bytes) -> int:
     return sum(not row.isspace() for row in data.splitlines(keepends=True))
 
 
-_FILES = FilesPerImage(suffix=".txt", folders=_folders, is_labels=has_row, num_objects=_num_rows)
+_FILES = FilesPerImage(suffix=".txt", is_labels=has_row, advice="{move}", folders=_folders, num_objects=_num_rows)
 YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)

@@ -18,10 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from data.labels.coco import COCO
-from data.labels.label_format import LabelFormat
-from data.labels.voc import VOC
-from data.labels.yolo import YOLO, folder_with_labels
+from data.labels.formats import format_of
+from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from data.source.folder import read_folder
 from data.source.other_exports import check_no_export
@@ -208,17 +206,6 @@ def _read_split(value: Any, annotations: Path | None, split: str, place: _Place)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
-
-
-def format_of(annotations: Path | None) -> LabelFormat | None:
-    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown."""
-    if annotations is None:
-        return YOLO
-    if annotations.is_dir():
-        return VOC
-    if annotations.suffix.lower() == ".json":
-        return COCO
-    return None
 
 
 def _joins(value: Any) -> bool:
