@@ -57,7 +57,8 @@ def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) 
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
-    from utils.distributed.context import DistributedContext, report_errors_once
+    from utils.distributed.context import DistributedContext
+    from utils.distributed.failures import report_errors_once
 
     with ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(signals))

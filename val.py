@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         spawn(main, config.spawn, (argv,))
         return
     # What imports torch is imported once the flags and files are known to be valid.
-    from utils.distributed.context import DistributedContext, report_errors_once
+    from utils.distributed.context import DistributedContext
+    from utils.distributed.failures import report_errors_once
 
     ctx = DistributedContext.from_environment(config.device)
     configure_logging(ctx.is_main)

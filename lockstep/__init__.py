@@ -24,7 +24,8 @@ __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "r
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is used: the command `lockstep` needs none of these, and `load` and `Tiles` need torch."""
+    """Imports a function or class when it is used: the command `lockstep` needs none, and `load` and `Tiles` load
+    torch."""
     match name:
         case "check" | "export" | "resume" | "train" | "val":
             from lockstep import api
@@ -45,7 +46,8 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         from utils.config.other_programs import python_hint
 
-        if hint := python_hint("package", name):
+        hint = python_hint("package", name)
+        if hint:
             # Not an AttributeError, of which "from lockstep import ..." would hide the text.
             raise ImportError(f"lockstep has no {name}: {hint}", name=name)
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

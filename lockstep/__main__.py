@@ -21,20 +21,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(arguments: Sequence[str] | None) -> None:
     from utils.errors import UserError
     from utils.files.schema import suggestion
-    from utils.program import COMMANDS, IS_INSTALLED, VERSION
+    from utils.program import COMMANDS, VERSION
 
-    argv = list(arguments or ())
-    name = argv[0] if argv else "--help"
+    name, *flags = arguments or ("--help",)
     if name in ("-h", "--help"):
         lines = [f"  {command.name:10}{command.summary}" for command in COMMANDS.values()]
         print("\n".join(["usage: lockstep COMMAND ...", "", *lines, "", "lockstep COMMAND --help lists the flags."]))
-    elif name == "--version" or (name in COMMANDS and argv[1:2] == ["--version"]):
+    elif name == "--version" or (name in COMMANDS and flags[:1] == ["--version"]):
         print(f"lockstep {VERSION}")
     elif name in COMMANDS:
-        sys.argv = [name, *argv[1:]]  # as the command would have it
-        path = COMMANDS[name].path
-        package = ("lockstep." if "/" in path else "lockstep.scripts.") if IS_INSTALLED else ""
-        importlib.import_module(package + path.replace("/", ".")).main(argv[1:])
+        sys.argv = [name, *flags]  # as the command would have it
+        importlib.import_module(COMMANDS[name].module).main(flags)
     else:
         known = ", ".join(COMMANDS)
         raise UserError(f"{name}: no such command{suggestion(name, COMMANDS)}; commands are {known}")

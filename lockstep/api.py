@@ -7,47 +7,39 @@ training saves, and the function returns.
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import dataclasses
 import hashlib
 import inspect
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from lockstep.command import run_command
 from lockstep.keywords import NOT_KEYWORDS, flags_of_keywords
 from lockstep.run import Run
-from tools.child import start
 from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
-from utils.errors import REQUEUE, UserError
+from utils.errors import UserError
 from utils.files.paths import normal_path
-from utils.interrupts import INTERRUPTED
-from utils.logger import TERMINAL_VARIABLE
-from utils.program import start_of
 
 if TYPE_CHECKING:
     from lockstep.settings import ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Data = str | os.PathLike[str] | Mapping[str, Any]
-_STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 
 
 def _with_settings(*configs: type) -> Callable[[Function], Function]:
-    """Gives a function, at runtime, the signature and documentation of its ``**settings``: fields of ``configs``."""
+    """Names the settings that a function takes as ``**settings``, the fields of ``configs``, in its signature and its
+    documentation, which `help` and notebooks show. (Editors and type checkers read lockstep/settings.py.)"""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         *explicit, _ = signature.parameters.values()
-        fields = [f for c in configs for f in dataclasses.fields(c) if f.name not in NOT_KEYWORDS.get(c, ())]
+        fields: list[dataclasses.Field] = []
+        for config in configs:
+            fields += [f for f in dataclasses.fields(config) if f.name not in NOT_KEYWORDS.get(config, ())]
         kind = inspect.Parameter.KEYWORD_ONLY
         settings = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
         # The annotations of functions lack this attribute, which `inspect.signature` reads.
@@ -75,11 +67,9 @@ def train(
         KeyboardInterrupt: interrupted before there was anything to save.
     """
     flags = [f"--data={_data_file(data, settings.get('project') or TrainConfig.project)}"]
-    if devices > 1:
-        flags.append(f"--spawn={devices}")
     if callbacks is not None:
         flags.append(f"--callbacks={_callbacks_name(callbacks)}")
-    return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
+    return _train(flags, devices, settings)
 
 
 @_with_settings(TrainConfig, Hyperparameters)
@@ -92,10 +82,15 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Raises as `train`.
     """
-    flags = [f"--resume={run.folder if isinstance(run, Run) else os.fspath(run)}"]
+    folder = run.folder if isinstance(run, Run) else os.fspath(run)
+    return _train([f"--resume={folder}"], devices, settings)
+
+
+def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
+    """Runs train.py with ``flags`` and ``settings``."""
     if devices > 1:
-        flags.append(f"--spawn={devices}")
-    return Run(_run("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
+        flags = [*flags, f"--spawn={devices}"]
+    return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
 
 
 @_with_settings(ValConfig)
@@ -111,7 +106,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     flags = [f"--weights={os.fspath(weights)}"]
     if data is not None:
         flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
-    return Run(_run("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
+    return Run(run_command("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
 
 
 @_with_settings(ExportConfig)
@@ -121,7 +116,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     flags = [f"--weights={os.fspath(weights)}", *flags_of_keywords("export", settings)]
-    return [Path(path) for path in _run("export", flags)["files"]]
+    return [Path(path) for path in run_command("export", flags)["files"]]
 
 
 def check(
@@ -144,7 +139,8 @@ def check(
         split: the splits to check; empty: all.
         weights: a checkpoint that was trained on this data; adds the label errors that it sees.
         out: the folder of the report; "": runs/check/exp, exp2, ...
-        imgsz, trust, min_score, device, workers, noplots: as the flags of the command; None or "": its defaults.
+        imgsz, trust, min_score, device, workers, noplots: as the flags of the command; None, "" and False: its
+            defaults.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
@@ -161,59 +157,10 @@ def check(
     }
     flags: list[str] = []
     for name, value in settings.items():
-        is_given = value is not None and value is not False and value not in ("", [])
-        if is_given:
+        is_default = value is None or value is False or value in ("", [])
+        if not is_default:
             flags += flag_of(name, value)
-    return _run("check", [os.fspath(_data_file(data, "runs/check")), *flags])
-
-
-def _run(command: str, flags: list[str]) -> dict[str, Any]:
-    """Runs a command and returns its result (`utils.program.write_result`). Its output is printed here: bars on
-    terminals and in notebooks, else lines. Raises UserError if it fails, and KeyboardInterrupt if it is interrupted,
-    unless it has saved."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    if sys.stdout.isatty() or "ipykernel" in sys.modules:
-        columns, lines = shutil.get_terminal_size((120, 24))
-        environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
-    words = [*start_of(command), *flags]
-    # A terminal's Ctrl-C reaches this process only, which passes it on.
-    started = start(
-        words,
-        stop=signal.SIGINT,
-        environment=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    with started as child, _interrupts_for(child.process):
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pipe = child.process.stdout
-        assert pipe is not None  # as stdout=PIPE was given
-        with pipe:
-            while data := os.read(pipe.fileno(), 1 << 16):
-                sys.stdout.write(decoder.decode(data))
-                sys.stdout.flush()
-        code = child.process.wait()
-        result = child.result
-        if code in _STOPPED and not ("folder" in result and Run(result["folder"]).last.is_file()):
-            raise KeyboardInterrupt
-        if code not in (0, *_STOPPED) and "issues" not in result:
-            raise UserError(child.reason)
-        return result
-
-
-@contextlib.contextmanager
-def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
-    """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
-    output."""
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    return run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags])
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -234,6 +181,7 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
 
 
 def _plain(value: Any) -> Any:
+    """Converts mappings, sequences and paths in ``value`` to those that YAML can write."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -242,6 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def _callbacks_name(callbacks: str | Callable) -> str:
+    """Returns MODULE:OBJECT. Raises UserError for an object that another process cannot import."""
     if isinstance(callbacks, str):
         return callbacks
     module = getattr(callbacks, "__module__", "__main__")

@@ -14,7 +14,9 @@ from utils.config.settings import ExportConfig, TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.files.schema import suggestion
 
-NOT_KEYWORDS = {  # parameters of the functions themselves, and what is not for them
+# Settings that are no keywords: parameters of the functions themselves, ``resume``, which is a function, and
+# ``override``, since hyper-parameters are keywords.
+NOT_KEYWORDS = {
     TrainConfig: ("data", "callbacks", "resume", "override"),
     ValConfig: ("weights", "data"),
     ExportConfig: ("weights",),
@@ -32,13 +34,14 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
-    actions = actions_of(command)
-    action = actions.get(flag_name(name))
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if hint := python_hint("keyword", name):
+    hint = python_hint("keyword", name)
+    if hint:
         raise UserError(f"{name}={value!r}: {hint}")
+    actions = actions_of(command)
     if name in HYPERPARAMETERS and "--set" in actions:
         return [f"--set={name}={json.dumps(value, default=float)}"]  # JSON is YAML
+    action = actions.get(flag_name(name))
+    is_switch = isinstance(action, argparse.BooleanOptionalAction)
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
     is_empty_list = value in ([], ())
@@ -52,7 +55,7 @@ def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[s
         known = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
         problem = str(error) or f"unknown{suggestion(name, [*known, *HYPERPARAMETERS])}"
         raise UserError(f"{name}={value!r}: {problem}") from None
-    why_not_needed = reason(command, flag_name(name))
-    if not flags and why_not_needed:
-        print(f"{name}={value!r}: without effect ({why_not_needed})", flush=True)
+    reason_for_none = reason(command, flag_name(name))
+    if not flags and reason_for_none:
+        print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
     return flags

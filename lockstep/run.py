@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from engine.inference.predictor import Predictor
 
-_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # names in results.json -> names in results.csv and here
-_CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
-_CURVES_COLUMNS = 4
+_METRIC_NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # by their names in results.json
+_SHOWN_COLUMNS = ("epoch", "train/", "val/", "metrics/AP")  # beginnings of columns of results.csv that notebooks show
+_CHARTS_PER_ROW = 4
 
 
 class Run:
@@ -57,8 +57,8 @@ class Run:
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
-            numbers = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
-            return {_SCORES.get(name, name): value for name, value in numbers.items()}
+            scores = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
+            return {_METRIC_NAMES.get(name, name): value for name, value in scores.items()}
         from utils.files.checkpoint_file import read_checkpoint
 
         stored = read_checkpoint(self.best).get("metrics", {})
@@ -83,9 +83,9 @@ class Run:
             cells = [Markup("<tr><th>{}</th><td>{}</td></tr>").format(k, number(v)) for k, v in self.metrics.items()]
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
-            columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
+            columns = {name: values for name, values in self.history.items() if name.startswith(_SHOWN_COLUMNS)}
             charts = history_charts(columns)
             if charts:
-                sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CURVES_COLUMNS)
+                sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
                 html += image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

@@ -18,12 +18,23 @@ RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another
 
 
 class Command(NamedTuple):
+    """A command of this program."""
+
     name: str
     summary: str  # for --help
     path: str  # of the module whose ``main`` takes its arguments
 
     @property
+    def module(self) -> str:
+        """The name of that module. In the installed package, scripts are in a package of their own."""
+        package = ""
+        if IS_INSTALLED:
+            package = "lockstep." if "/" in self.path else "lockstep.scripts."
+        return package + self.path.replace("/", ".")
+
+    @property
     def typed(self) -> str:
+        """The command as users type it."""
         if IS_INSTALLED:
             return f"lockstep {self.name}"
         return "python " + (f"-m tools.{self.name}" if "/" in self.path else f"{self.name}.py")

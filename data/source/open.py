@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
-from data.source.dataset_yaml import YAML_FOLDER, load_dataset_spec, read_yaml
+from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.files import without_empty
 from data.source.missing_data import what_exists
+from data.source.yaml_paths import YAML_FOLDER
 from utils.config.parser import typed_classes
 from utils.errors import UserError
 from utils.files.folders import cache_folder

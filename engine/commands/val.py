@@ -209,6 +209,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, result: Eva
         raise ValueError("the evaluator has not scored anything")
     gt = evaluator.ground_truth
     names = subject.validated.names
+    # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
     matches = match_detections(gt, evaluator.detections, len(names))
     rows = tables.result_rows(result, gt, names)
     sizes = tables.size_rows(score_sizes(matches), names)

@@ -16,11 +16,15 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.index.index import DatasetIndex
+from data.loading.build import data_facts
 from data.source.dataset_spec import DataSource
 from engine.run.run import RunSettings
+from utils.distributed.agreement import product_version
 from utils.structures import Batch, Detections, DetectionTable, EvalResult
 
 SETUP = "setup"  # key of the first message
@@ -93,3 +97,9 @@ def discard_message(store: dist.Store, key: str) -> None:
     store.delete_key(key)
     for number in range(pieces):
         store.delete_key(f"{key}/{number}")
+
+
+def common_facts(index: DatasetIndex) -> dict[str, str]:
+    """Returns what must be equal in training and evaluating processes, by names for messages."""
+    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
+    return {name: str(value) for name, value in facts.items()}

@@ -34,10 +34,10 @@ from engine.eval_ranks.messages import (
     Scores,
     Setup,
     Weights,
+    common_facts,
     post_message,
     read_message,
 )
-from engine.eval_ranks.service import common_facts
 from engine.evaluation.evaluator import training_evaluator
 from engine.run.process import choose_kernels
 from engine.run.starting_model import rebuild_model
@@ -48,14 +48,14 @@ from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.structures import Detections, map_tensors
 
-_PICTURED = 8  # images of the preview
+PREVIEW_IMAGES = 8
 
 
-def evaluate_for_others(config: TrainConfig, explicit: Collection[str]) -> NoReturn:
+def evaluate_for_others(config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
     """Runs an evaluating process until the run ends.
 
     It reports errors to rank 0 and exits with success in any case, as launchers end all processes when one fails; a
-    signal ends this process alone. ``explicit``: names of the settings on the command line.
+    signal ends this process alone. ``explicit_flags``: names of the settings on the command line.
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
@@ -63,7 +63,7 @@ def evaluate_for_others(config: TrainConfig, explicit: Collection[str]) -> NoRet
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:
-        score = _Scorer(ctx, config, explicit, _wait_for(ctx.store, SETUP))
+        score = Scorer(ctx, config, explicit_flags, _wait_for(ctx.store, SETUP))
         ctx.store.set(READY.format(rank=ctx.rank), "")
         for number in itertools.count(1):
             scores = score(_wait_for(ctx.store, WEIGHTS.format(number=number)))
@@ -81,6 +81,7 @@ def evaluate_for_others(config: TrainConfig, explicit: Collection[str]) -> NoRet
 
 
 def _end_with_run(store: dist.Store) -> None:
+    """Waits for the end of the run, and ends this process. Runs in a thread."""
     with suppress(dist.DistError):
         while not store.check([ENDED]):
             time.sleep(POLL_S)
@@ -103,15 +104,17 @@ def _wait_for(store: dist.Store, key: str) -> Any:
     return message
 
 
-class _Scorer:
+class Scorer:
     """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
 
-    def __init__(self, ctx: DistributedContext, config: TrainConfig, explicit: Collection[str], setup: Setup) -> None:
-        """``explicit``: names of the settings on this process's command line."""
-        own_settings = {name: getattr(config, name) for name in MAY_DIFFER if name in explicit}
+    def __init__(
+        self, ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: Setup
+    ) -> None:
+        """``explicit_flags``: names of the settings on this process's command line."""
+        own_settings = {name: getattr(config, name) for name in MAY_DIFFER if name in explicit_flags}
         config = replace(setup.settings.config, **own_settings)
         hyp = setup.settings.hyp
-        self._details = not config.noplots
+        self._has_plots = not config.noplots
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
@@ -133,21 +136,22 @@ class _Scorer:
         self._criterion.set_closing(weights.is_closing)
         result = evaluator.run(self._model, self._loader)
         preview = None
-        if self._details and evaluator.preview is not None:
+        if self._has_plots and evaluator.preview is not None:
             batch, detections = evaluator.preview
-            batch = map_tensors(replace(batch, images=batch.images[:_PICTURED]), _sent)
-            preview = batch, Detections(*map(_sent, detections))
+            batch = map_tensors(replace(batch, images=batch.images[:PREVIEW_IMAGES]), _cpu_copy)
+            preview = batch, Detections(*map(_cpu_copy, detections))
         if result is None:
             return None
         return Scores(
             result=result,
-            detections=evaluator.detections if self._details else None,
-            shown=evaluator.shown if self._details else None,
+            detections=evaluator.detections if self._has_plots else None,
+            shown=evaluator.shown if self._has_plots else None,
             preview=preview,
         )
 
 
 def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: Setup) -> DatasetSpec:
+    """Opens the data set of the run from where this process finds it."""
     spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
     if setup.val_images:
         spec = spec.hold_out(setup.val_images)
@@ -161,6 +165,6 @@ def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:
             raise UserError(f"{name} differs from that of the training processes")
 
 
-def _sent(tensor: Tensor) -> Tensor:
+def _cpu_copy(tensor: Tensor) -> Tensor:
     """Copies a tensor to the CPU, as sending a view would send all of its memory."""
     return tensor.to("cpu", copy=True)

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
 import torch.distributed as dist
 
-from data.index.index import DatasetIndex
-from data.loading.build import data_facts
 from engine.eval_ranks.messages import (
     ENDED,
     FAILED,
@@ -29,7 +26,6 @@ from engine.eval_ranks.messages import (
     read_message,
 )
 from engine.evaluation.evaluator import Evaluator
-from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluation_store
 from utils.logger import get_logger
@@ -69,15 +65,19 @@ class ValidationService:
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
     def is_free(self) -> bool:
-        """Returns whether the evaluating processes take the weights of an epoch now."""
+        """Returns whether the evaluating processes take the weights of an epoch now, on all ranks."""
         is_free = False
         if self._ctx.is_main:
-            if self._is_busy and self._store.check([self._scores_key]):
-                self._receive()  # too late
+            self._drop_late_scores()
             self._find_failure()
             are_ready = self._store.check([READY.format(rank=rank) for rank in range(self._ctx.eval_ranks)])
             is_free = are_ready and not self._is_busy and not self._failure
         return broadcast_object(self._ctx, is_free)
+
+    def _drop_late_scores(self) -> None:
+        """Frees the processes from scores that nobody waits for any more."""
+        if self._is_busy and self._store.check([self._scores_key]):
+            self._receive()
 
     def send(self, epoch: int, weights: Weights) -> None:
         """Sends the averaged weights of an epoch from rank 0, in the background."""
@@ -161,9 +161,3 @@ class ValidationService:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(POLL_S)
-
-
-def common_facts(index: DatasetIndex) -> dict[str, str]:
-    """Returns what must be equal in training and evaluating processes, by names for messages."""
-    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
-    return {name: str(value) for name, value in facts.items()}

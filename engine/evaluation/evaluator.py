@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
-from engine.evaluation.metrics import score_detections
+from engine.evaluation.metrics import best_threshold, score_detections
 from models.detector import IMAGES_IN_CACHE, Detector
 from models.postprocess.detections import (
     DETECTED,
@@ -107,13 +107,14 @@ class _Shard:
             self._loss_sums.append(torch.cat([scalars, loss.parts.float()]))
 
     def arrays(self, *, num_losses: int, stitch: Mapping[str, Stitch] | None) -> dict[str, np.ndarray]:
-        """Returns arrays that can be concatenated over ranks.
+        """Returns arrays that can be concatenated over ranks, and releases the detections.
 
         Args:
             num_losses: number of parts of the loss.
             stitch: see `Evaluator`.
         """
-        tables = {name: DetectionTable.concatenate(self.tables[name]) for name in SELECTIONS}
+        # The tables of batches are released one name after another: those of a large split take gigabytes.
+        tables = {name: DetectionTable.concatenate(self.tables.pop(name, [])) for name in SELECTIONS}
         visited = np.concatenate(self._visited)
         if stitch is not None and self.is_complete:
             tiles = visited
@@ -184,16 +185,15 @@ class Evaluator:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
             return None
-        arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
+        arrays = _join_ranks(gathered)
         self._check_visits(arrays["visited"])
-        self.detections = _table_of(arrays, SCORED)
-        self.shown = _table_of(arrays, DETECTED)
+        unvoted = _take_table(arrays, DETECTED_UNVOTED)
+        plain_confidence = best_threshold(self.ground_truth, unvoted, self.num_classes)
+        del unvoted  # only its threshold is needed
+        self.detections = _take_table(arrays, SCORED)
+        self.shown = _take_table(arrays, DETECTED)
         result = score_detections(
-            self.ground_truth,
-            self.detections,
-            self.num_classes,
-            shown=self.shown,
-            plain=_table_of(arrays, DETECTED_UNVOTED),
+            self.ground_truth, self.detections, self.num_classes, shown=self.shown, plain_confidence=plain_confidence
         )
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
@@ -317,10 +317,20 @@ def _to_host(detections: Detections) -> Detections:
     return Detections(*(values.cpu() for values in detections))
 
 
-def _table_of(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
-    """Returns the table ``name`` of a rank's or all ranks' arrays, sorted by image."""
-    table = DetectionTable(*(arrays[f"{name}/{column}"] for column in DetectionTable.__slots__))
-    return table.take(np.argsort(table.image_index, kind="stable"))
+def _join_ranks(shards: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Concatenates the arrays of all ranks, and removes them from ``shards`` to release their memory."""
+    if len(shards) == 1:
+        return shards[0]
+    return {key: np.concatenate([shard.pop(key) for shard in shards]) for key in list(shards[0])}
+
+
+def _take_table(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
+    """Removes the columns of the table ``name`` from ``arrays``. Returns the table, sorted by image."""
+    table = DetectionTable(*(arrays.pop(f"{name}/{column}") for column in DetectionTable.__slots__))
+    image = table.image_index
+    if (image[1:] >= image[:-1]).all():  # one rank has seen all images in order; sorting would copy the table
+        return table
+    return table.take(np.argsort(image, kind="stable"))
 
 
 def _to_table(detections: Detections, batch: Batch) -> DetectionTable:

@@ -128,21 +128,25 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
 def sort_by_class(matches: Matches) -> Outcomes:
     """Sorts the outcomes of all images by class, then by score; equal scores in the order of the images."""
     ranked = matches.ranked
-    rows, matched, ignored, _ = matches.assignment
+    assignment = matches.assignment
+    order = np.lexsort((-ranked.scores, ranked.classes))
+    position = np.empty_like(order)  # of each detection in this order
+    position[order] = np.arange(order.size)
     x1, y1, x2, y2 = ranked.boxes_xyxy.T
-    out_of_range = _out_of_range((x2 - x1) * (y2 - y1))[:, :, None]
+    out_of_range = _out_of_range((x2 - x1) * (y2 - y1))[order][:, :, None]
+    # Unless it is assigned, a detection is a false positive at every IoU threshold.
     false_positive = np.repeat(~out_of_range, IOU_THRESHOLDS.size, 2)
     true_positive = np.zeros_like(false_positive)
-    true_positive[rows] = matched & ~ignored
-    false_positive[rows] = ~matched & ~out_of_range[rows]
-    order = np.lexsort((-ranked.scores, ranked.classes))
-    offsets = np.searchsorted(ranked.classes[order], np.arange(matches.num_classes + 1))
+    assigned = position[assignment.overlapping]
+    true_positive[assigned] = assignment.matched & ~assignment.ignored
+    false_positive[assigned] = ~assignment.matched & ~out_of_range[assigned]
+    classes = ranked.classes[order]
     return Outcomes(
-        class_offsets=offsets,
+        class_offsets=np.searchsorted(classes, np.arange(matches.num_classes + 1)),
         scores=ranked.scores[order],
-        classes=ranked.classes[order],
-        true_positive=true_positive[order],
-        false_positive=false_positive[order],
+        classes=classes,
+        true_positive=true_positive,
+        false_positive=false_positive,
     )
 
 

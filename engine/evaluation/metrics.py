@@ -163,7 +163,7 @@ def score_detections(
     num_classes: int,
     *,
     shown: DetectionTable | None = None,
-    plain: DetectionTable | None = None,
+    plain_confidence: float | None = None,
 ) -> EvalResult:
     """Scores detections against labels.
 
@@ -179,18 +179,14 @@ def score_detections(
     Args:
         table: detections whose AP is computed.
         shown: detections as detect.py finds them, for precision, recall, F1 and the confusion matrix; None: ``table``.
-        plain: ``shown`` without box voting, for its best threshold; None: that threshold is not computed.
+        plain_confidence: `best_threshold` of ``shown`` without box voting, which the result holds; None: unknown.
     """
-    matches = match_detections(gt, table, num_classes)
-    outcomes = sort_by_class(matches)
-    targets = matches.targets()
-    precision = interpolated_precision(outcomes, targets)
-    curves = ConfidenceCurves.of(outcomes, targets[:, 0])
+    precision, curves = _precision_and_curves(gt, table, num_classes)
     scored_confidence = curves.threshold
     if shown is None:
         shown = table
     else:
-        curves = ConfidenceCurves.of(sort_by_class(match_detections(gt, shown, num_classes)), targets[:, 0])
+        curves = _confidence_curves(gt, shown, num_classes)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     values = {m.name: m.values(curves, precision) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(nanmean(precision[:, area])) for area in (1, 2, 3))
@@ -211,14 +207,32 @@ def score_detections(
         pr_precision=precision[:, 0, 0].copy(),
         num_images=gt.num_images,
         scored_confidence=scored_confidence,
-        plain_confidence=None if plain is None else best_threshold(gt, plain, num_classes),
+        plain_confidence=plain_confidence,
     )
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
     """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
+    return _confidence_curves(gt, table, num_classes).threshold
+
+
+# The matches of a large split take gigabytes. The next two functions return without them.
+
+
+def _precision_and_curves(
+    gt: GroundTruth, table: DetectionTable, num_classes: int
+) -> tuple[np.ndarray, ConfidenceCurves]:
+    """Computes `interpolated_precision` and the curves of detections."""
     matches = match_detections(gt, table, num_classes)
-    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0]).threshold
+    outcomes = sort_by_class(matches)
+    targets = matches.targets()
+    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, 0])
+
+
+def _confidence_curves(gt: GroundTruth, table: DetectionTable, num_classes: int) -> ConfidenceCurves:
+    """Computes the curves of detections."""
+    matches = match_detections(gt, table, num_classes)
+    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0])
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from data.source.dataset_spec import DatasetSpec
 from engine.formats.metadata import ExportMetadata
@@ -15,6 +15,8 @@ from utils.distributed.agreement import product_version
 from utils.files.folders import describe_location
 from utils.program import VERSION
 from utils.strings import counted
+
+CheckOutcome: TypeAlias = Literal["yes", "no", "failed"]  # passed, not run, or failed: the file is NAME.failed
 
 
 class Thresholds(NamedTuple):
@@ -36,11 +38,16 @@ class ExportDetails:
     val_images: list[str]  # that the training held out
     data_fingerprint: str | None
     ap: float | None  # best AP in training
-    checked: str  # "yes" or "no": whether the file had to pass a check to get its name
+    checked: CheckOutcome
 
 
 def describe_file(
-    model: CheckpointModel, config: ExportConfig, spec: DatasetSpec | None, thresholds: Thresholds, *, is_checked: bool
+    model: CheckpointModel,
+    config: ExportConfig,
+    spec: DatasetSpec | None,
+    thresholds: Thresholds,
+    *,
+    checked: CheckOutcome,
 ) -> ExportMetadata:
     """Returns the metadata of a file.
 
@@ -48,7 +55,7 @@ def describe_file(
         model: the checkpoint.
         config: of `resolve_options`.
         spec: the data of the check or calibration; None: the file names the data set of the training.
-        is_checked: whether the file must pass a check to get its name.
+        checked: outcome of the check; "yes" also before it, as only a file that passes gets its name.
     """
     detector = model.detector
     is_end2end = config.layout == "end2end"
@@ -75,11 +82,11 @@ def describe_file(
         author="Lockstep",
         version=f"{VERSION}+{product_version()}",
         license=origin_of(model.info, model.path).license,
-        details=asdict(_details(model, config, is_checked)),
+        details=asdict(_details(model, config, checked)),
     )
 
 
-def _details(model: CheckpointModel, config: ExportConfig, is_checked: bool) -> ExportDetails:
+def _details(model: CheckpointModel, config: ExportConfig, checked: CheckOutcome) -> ExportDetails:
     info = model.info
     training = info.get("config", {})
     return ExportDetails(
@@ -91,7 +98,7 @@ def _details(model: CheckpointModel, config: ExportConfig, is_checked: bool) -> 
         val_images=info.get("val_images", []),
         data_fingerprint=info.get("data", {}).get("fingerprint"),
         ap=_best_ap(info),
-        checked="yes" if is_checked else "no",
+        checked=checked,
     )
 
 

@@ -17,7 +17,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
-from engine.export.description import Thresholds, describe_file
+from engine.export.description import CheckOutcome, Thresholds, describe_file
 from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
 from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata
@@ -105,7 +105,18 @@ class Exporter:
         with _write_errors_of(path), temporary_folder(path) as folder:
             candidate = folder / path.name
             model_format.write(graph, candidate, self._metadata)
-            parity = self._check(candidate, path)
+            parity = None
+            if self._reference is not None:
+                parity = self._compare(candidate, self._reference)
+                problems = parity.violations(tolerance_of(self._config))
+                if problems:
+                    failed = path.with_name(f"{path.name}.failed")
+                    model_format.write(graph, candidate, self._metadata_of_failure)
+                    replace_path(candidate, failed)
+                    raise FailedCheck(
+                        f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
+                        f"{parity.worst_image})"
+                    )
             replace_path(candidate, path)
         outcome = "not checked (--no-check)"
         if parity is not None:
@@ -113,28 +124,23 @@ class Exporter:
         _log_file(path, outcome, model_format, graph)
         return path
 
-    def _check(self, candidate: Path, path: Path) -> Parity | None:
-        """Compares a file with the checkpoint, before it gets its name, ``path``; None: without a check."""
-        if self._reference is None:
-            return None
-        tolerance = tolerance_of(self._config)
-        exported = open_model(candidate, device=CPU, trust=True)
-        parity = self._reference.compare(exported, tolerance, threshold=self._thresholds.output)
-        problems = parity.violations(tolerance)
-        if problems:
-            failed = path.with_name(f"{path.name}.failed")
-            replace_path(candidate, failed)
-            raise FailedCheck(
-                f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
-                f"{parity.worst_image})"
-            )
-        return parity
+    def _compare(self, file: Path, reference: Reference) -> Parity:
+        """Compares the detections of a file with those of the checkpoint."""
+        exported = open_model(file, device=CPU, trust=True)
+        return reference.compare(exported, tolerance_of(self._config), threshold=self._thresholds.output)
 
     @cached_property
     def _metadata(self) -> ExportMetadata:
+        """Metadata of a file that passes its check, or needs none."""
         spec = None if self._data is None else self._data.spec
-        is_checked = self._reference is not None
-        return describe_file(self._model, self._config, spec, self._thresholds, is_checked=is_checked)
+        checked: CheckOutcome = "no" if self._reference is None else "yes"
+        return describe_file(self._model, self._config, spec, self._thresholds, checked=checked)
+
+    @property
+    def _metadata_of_failure(self) -> ExportMetadata:
+        """Metadata of a file that fails its check."""
+        outcome: CheckOutcome = "failed"
+        return replace(self._metadata, details=self._metadata.details | {"checked": outcome})
 
     @cached_property
     def _thresholds(self) -> Thresholds:

@@ -35,7 +35,7 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
         model = CheckpointModel(detector.fuse(), {"imgsz": imgsz}, Path(config.weights), CPU)
         config = resolve_options(config, model.detector, imgsz)
         graphs = ModelGraphs(detector, config)
-        metadata = describe_file(model, config, None, trained_thresholds(model, config), is_checked=False)
+        metadata = describe_file(model, config, None, trained_thresholds(model, config), checked="no")
         images = torch.rand(example_images(model, config).shape, generator=torch.Generator().manual_seed(0))
         for name in dict.fromkeys(formats):
             path = file_path(model.path, config, name)

@@ -68,7 +68,7 @@ def load_callbacks(source: str) -> UserCallbacks:
         else:
             callbacks = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
     except (Exception, SystemExit) as error:
-        raise UserError(f"{flag}: {_place(error, getattr(module, '__file__', None))}") from None
+        raise UserError(f"{flag}: {_located_message(error, getattr(module, '__file__', None))}") from None
     known = f"callbacks are {', '.join(POINTS)}"
     unknown = [name for name in callbacks if name not in POINTS]
     if unknown:
@@ -78,7 +78,7 @@ def load_callbacks(source: str) -> UserCallbacks:
     return UserCallbacks(flag, callbacks, module.__file__)
 
 
-def _place(error: BaseException, path: str | None) -> str:
+def _located_message(error: BaseException, path: str | None) -> str:
     """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost."""
     import_machinery = ("<frozen", __file__, importlib.__file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(import_machinery)]
@@ -147,7 +147,7 @@ class UserCallbacks(Hook):
         log = trainer.run.folder / "train.log"
         with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
             file.write("".join(traceback.format_exception(error)))
-        self._failure = f"{self._flag}: {name} failed: {_place(error, self._path)}; the traceback is in {log}"
+        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}; the traceback is in {log}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
             trainer.control.fail(self._failure)

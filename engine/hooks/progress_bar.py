@@ -60,7 +60,7 @@ class EpochMeter:
     def images_per_s(self) -> float:
         return self.images / self.elapsed_s()
 
-    def waiting(self) -> float:
+    def wait_share(self) -> float:
         """Returns the fraction of the time that was spent waiting for data."""
         return min(self.wait_s / self.elapsed_s(), 1.0)
 
@@ -129,7 +129,7 @@ class ProgressBar(Hook):
         self._steps_done_at = time.monotonic()
         meter = self._meter
         if meter.has_steps:
-            epoch.row |= {"speed/images_per_s": meter.images_per_s(), "speed/data_wait": meter.waiting()}
+            epoch.row |= {"speed/images_per_s": meter.images_per_s(), "speed/data_wait": meter.wait_share()}
         self.close()
 
     def after_steps(self, trainer: Training) -> None:
@@ -161,7 +161,7 @@ class ProgressBar(Hook):
         losses = [f"{name} {value:.3g}" for name, value in self._losses.items() if not math.isnan(value)]
         return [
             f"left {format_duration(meter.left_s(self._between_s))}",
-            f"wait {meter.waiting():.0%}",
+            f"wait {meter.wait_share():.0%}",
             f"mem {memory_gb(self._device):.2f}G",
             *losses,
             f"{meter.images_per_s():.1f} img/s",

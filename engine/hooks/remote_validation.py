@@ -11,8 +11,8 @@ from torch import Tensor
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.eval_ranks.messages import Setup, Weights
-from engine.eval_ranks.service import ValidationService, common_facts
+from engine.eval_ranks.messages import Setup, Weights, common_facts
+from engine.eval_ranks.service import ValidationService
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.validation import Validation
 from utils.config.settings import TrainConfig

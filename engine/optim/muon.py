@@ -155,18 +155,15 @@ class Muon(Optimizer):
 
     def _orthogonalize(self, matrices: list[Tensor], rate: Tensor) -> list[Tensor]:
         """Returns the orthogonalized matrices, times ``rate`` () and the factor of their size."""
-        like = matrices[0]
         wide = [matrix.mT if _is_tall(matrix) else matrix for matrix in matrices]
-        moves = list(matrices)
+        moves: dict[int, Tensor] = {}
         for batch, factors in self._plan(wide):
             members = [wide[i] for i in batch.members]
-            shape = (len(members), batch.rows, batch.columns)
-            padded = torch.zeros(shape, dtype=iteration_dtype(like.device.type), device=like.device)
-            torch._foreach_copy_(_without_padding(padded, members), members)
-            orthogonal = orthogonalize(padded).to(like.dtype) * (rate * factors)
-            for i, move in zip(batch.members, _without_padding(orthogonal, members)):
+            orthogonal = orthogonalize(_stack_padded(members, batch.rows, batch.columns))
+            scaled = orthogonal.to(matrices[0].dtype) * (rate * factors)
+            for i, move in zip(batch.members, _without_padding(scaled, members)):
                 moves[i] = move.mT if _is_tall(matrices[i]) else move
-        return moves
+        return [moves[i] for i in range(len(matrices))]
 
     def _plan(self, wide: Sequence[Tensor]) -> list[tuple[MatrixBatch, Tensor]]:
         """Returns the batches of the matrices ``wide``, each with the factors of the learning rate (n, 1, 1)."""
@@ -183,6 +180,14 @@ class Muon(Optimizer):
 
 def _is_tall(matrix: Tensor) -> bool:
     return matrix.shape[0] > matrix.shape[1]
+
+
+def _stack_padded(members: Sequence[Tensor], rows: int, columns: int) -> Tensor:
+    """Returns ``members`` with zeros beside and below, in the type of the iteration: (n, rows, columns)."""
+    device = members[0].device
+    padded = torch.zeros(len(members), rows, columns, dtype=iteration_dtype(device.type), device=device)
+    torch._foreach_copy_(_without_padding(padded, members), list(members))
+    return padded
 
 
 def _without_padding(padded: Tensor, members: Sequence[Tensor]) -> list[Tensor]:

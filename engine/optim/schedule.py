@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.logger import get_logger
 from utils.strings import counted
 
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
@@ -55,13 +54,6 @@ def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
     epochs = -(-min_steps // steps.per_epoch)
     length = counted(steps.total, "step")
     return f"the run has only {length}; {kind} needs about {min_steps}: --epochs {epochs}{alternative}"
-
-
-def warn_of_few_steps(steps: StepPlan, *, from_weights: bool) -> None:
-    """Logs `few_steps_warning`, if there is one."""
-    warning = few_steps_warning(steps, from_weights=from_weights)
-    if warning:
-        get_logger().warning("%s", warning)
 
 
 def new_layers_lr_mult(total_steps: float) -> float:

@@ -86,14 +86,12 @@ class Stage(Strategy):
         self._detector = model
         self._parameters = parameters
         self._peer = ctx.rank ^ 1
-        self._split = split = choose_split(model, autocast)
+        self._split = choose_split(model, autocast)
         layers = list(model.model)
-        first_norms = _trained_norms(layers[: split.layer])
-        last_norms = _trained_norms(layers[split.layer :])
-        is_first = ctx.rank % STAGES == 0
-        self._norms = first_norms if is_first else last_norms
-        self._peer_statistics = _statistics(last_norms if is_first else first_norms)
-        self._statistics = _statistics([*first_norms, *last_norms])
+        self._first_norms = _trained_norms(layers[: self._split.layer])
+        self._last_norms = _trained_norms(layers[self._split.layer :])
+        self._statistics = _statistics([*self._first_norms, *self._last_norms])
+        self._peer_statistics = _statistics(self._peer_norms())
         self._begin([])
 
     def compute_gradients(
@@ -111,6 +109,10 @@ class Stage(Strategy):
         sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
         copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
         return sums, total
+
+    def _peer_norms(self) -> list[nn.BatchNorm2d]:
+        """Returns the trained batch norms that the other process of the pair computes."""
+        raise NotImplementedError
 
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
         """Prepares a step over images of these shapes."""
@@ -151,6 +153,9 @@ class _Sent(NamedTuple):
 class FirstStage(Stage):
     """Computes the layers before the cut."""
 
+    def _peer_norms(self) -> list[nn.BatchNorm2d]:
+        return self._last_norms
+
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
         self._recomputes = len(shapes) > 1
         self._waiting: _Sent | None = None  # for its backward pass
@@ -184,7 +189,7 @@ class FirstStage(Stage):
         _wait(sent.works)  # before its maps are replaced
         maps = sent.maps
         if self._recomputes:
-            with _fixed_statistics(self._norms):
+            with _fixed_statistics(self._first_norms):
                 maps = self._maps(sent.images)
         _wait(works)
         trained = [number for number, values in enumerate(maps) if values.requires_grad]
@@ -194,6 +199,9 @@ class FirstStage(Stage):
 
 class LastStage(Stage):
     """Computes the layers from the cut on."""
+
+    def _peer_norms(self) -> list[nn.BatchNorm2d]:
+        return self._first_norms
 
     def _begin(self, shapes: list[tuple[int, ...]]) -> None:
         self._shapes = deque(shapes)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.progress import RunStatus
 from engine.run.folder import lock_folder, own_checkpoint, run_of_launch
 from engine.run.resume import (
     check_can_continue,
@@ -57,27 +58,19 @@ def plan_run(
 
 
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
-    """Plans a run that starts from the beginning."""
+    """Plans a new run."""
     config = command.config
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    return _from_the_beginning(command)
+    return _plan_from_beginning(command)
 
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
     """Plans the run that ``--resume`` continues."""
     path = _checkpoint_to_resume(ctx, command.config)
     lock_folder(ctx, path.parent, stack)
-    return _resumed(ctx, command, path)
-
-
-def _resumed(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
-    """Returns the plan of a run that ``--resume`` continues from ``path``, whose folder is locked."""
-    checkpoint = Checkpoint.read(path)
-    plan = _continued(ctx, command, checkpoint)
-    check_can_continue(checkpoint, plan.settings.config, command.explicit_flags)
-    return plan
+    return _plan_if_unfinished(ctx, command, path)
 
 
 def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
@@ -86,15 +79,15 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
     lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
     path = own_checkpoint(folder)
     if path is not None:
-        return _continued(ctx, command, Checkpoint.read(path))
+        return _plan_from_checkpoint(ctx, command, path)
     if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
-        return _resumed(ctx, command, _checkpoint_to_resume(ctx, command.config))
-    plan = _from_the_beginning(command)
+        return _plan_if_unfinished(ctx, command, _checkpoint_to_resume(ctx, command.config))
+    plan = _plan_from_beginning(command)
     messages = [*plan.startup_messages, "restarted before the first checkpoint"]
     return replace(plan, folder=folder, startup_messages=messages)
 
 
-def _from_the_beginning(command: Command) -> RunPlan:
+def _plan_from_beginning(command: Command) -> RunPlan:
     """Returns the plan of a run without a checkpoint, and for now without a folder."""
     config = command.config
     messages: list[str] = []
@@ -109,6 +102,46 @@ def _from_the_beginning(command: Command) -> RunPlan:
     )
 
 
+def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
+    """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
+    plan = _plan_from_checkpoint(ctx, command, path)
+    if plan.checkpoint is not None:
+        check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
+    return plan
+
+
+def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
+    """Returns the plan of the run that wrote the checkpoint ``path``, with what the command line changes."""
+    checkpoint = Checkpoint.read(path)
+    check_is_newest(checkpoint)
+    explicit_flags = command.explicit_flags
+    hyp, hyp_changes = resumed_hyperparameters(
+        checkpoint.hyp, command.config, explicit_flags, pretrained=bool(checkpoint.config.weights)
+    )
+    source, known_root = find_location(checkpoint.data, path)
+    stored_config = checkpoint.config
+    if stored_config.data != "demo":
+        stored_config = replace(stored_config, data=source)
+    config, config_changes = resumed_config(stored_config, command.config, explicit_flags)
+    config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
+    data_source = DataSource.of_training(config)
+    if known_root and config.data == source:  # the command line names no other data set
+        data_source = replace(data_source, known_root=known_root, stored_in=str(path))
+    return RunPlan(
+        settings=RunSettings(config, hyp),
+        data_source=data_source,
+        folder=path.parent,
+        checkpoint=checkpoint,
+        startup_messages=[
+            f"resuming {path} after {_position(checkpoint, config)}",
+            *config_changes,
+            *hyp_changes,
+            *_machine_changes(ctx, checkpoint.run),
+        ],
+        launchers=command.launchers,
+    )
+
+
 def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
     """Says how far a run has come."""
     progress = checkpoint.progress
@@ -118,6 +151,16 @@ def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
     if progress.batch:
         return f"{epochs} and {counted(progress.batch, 'batch')}"
     return epochs
+
+
+def _machine_changes(ctx: DistributedContext, status: RunStatus) -> list[str]:
+    """Returns a message for each change of the processes and devices since a checkpoint."""
+    messages = []
+    if status.world_size not in (None, ctx.world_size):
+        messages.append(f"resume: processes {status.world_size} -> {ctx.world_size}")
+    if status.device not in (None, ctx.device.type):
+        messages.append(f"resume: device {status.device} -> {ctx.device.type}")
+    return messages
 
 
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
@@ -138,37 +181,3 @@ def newest_checkpoint(project: Path) -> Path | None:
         if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
             paths.add(path)
     return max(paths, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _continued(ctx: DistributedContext, command: Command, checkpoint: Checkpoint) -> RunPlan:
-    """Returns the plan of the run that wrote ``checkpoint``, with what the command line changes."""
-    check_is_newest(checkpoint)
-    path = checkpoint.path
-    stored_config = checkpoint.config
-    explicit_flags = command.explicit_flags
-    hyp, hyp_changes = resumed_hyperparameters(
-        checkpoint.hyp, command.config, explicit_flags, pretrained=bool(stored_config.weights)
-    )
-    source, root = find_location(checkpoint.data, path)
-    if stored_config.data != "demo":
-        stored_config = replace(stored_config, data=source)
-    config, config_changes = resumed_config(stored_config, command.config, explicit_flags)
-    config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
-    messages = [f"resuming {path} after {_position(checkpoint, config)}"]
-    messages += config_changes + hyp_changes
-    status = checkpoint.run
-    if status.world_size not in (None, ctx.world_size):
-        messages.append(f"resume: processes {status.world_size} -> {ctx.world_size}")
-    if status.device not in (None, ctx.device.type):
-        messages.append(f"resume: device {status.device} -> {ctx.device.type}")
-    data_source = DataSource.of_training(config)
-    if root and config.data == source:  # the command line names no other data set
-        data_source = replace(data_source, known_root=root, stored_in=str(path))
-    return RunPlan(
-        settings=RunSettings(config, hyp),
-        data_source=data_source,
-        folder=path.parent,
-        checkpoint=checkpoint,
-        startup_messages=messages,
-        launchers=command.launchers,
-    )

@@ -51,28 +51,36 @@ def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: 
 
 def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
     """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
-    progress = checkpoint.progress
-    path = checkpoint.path
-    resume = resume_flag(path)
-    done = progress.epoch
-    if done >= config.epochs:
-        if config.time:
-            hours = checkpoint.run.seconds / 3600
-            ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
-            more = f"{resume} --time HOURS (of the whole run) or --epochs N"
-        else:
-            if "epochs" in explicit_flags and config.epochs < done:
-                ended = f"--epochs {config.epochs}: {done} are done already"
-            else:
-                ended = f"all epochs are done ({done})"
-            more = f"{resume} --epochs N"
-        raise UserError(f"{path}: {ended}; to continue, set more: {more}")
-    if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
-        waited = done - progress.best_epoch
-        raise UserError(
-            f"{path}: stopped early after epoch {done}: no better {config.fitness} in {counted(waited, 'epoch')} "
-            f"(--patience {config.patience}); to continue, wait for longer: {resume} --patience N, above {waited}, or 0"
-        )
+    if checkpoint.progress.epoch >= config.epochs:
+        raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")
+    if checkpoint.progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
+        raise UserError(f"{checkpoint.path}: {_reason_without_patience(checkpoint, config)}")
+
+
+def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> str:
+    """Says why there is no epoch left, and how to add some."""
+    done = checkpoint.progress.epoch
+    more = "--epochs N"
+    if config.time:
+        hours = checkpoint.run.seconds / 3600
+        ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
+        more = "--time HOURS (of the whole run) or --epochs N"
+    elif "epochs" in explicit_flags and config.epochs < done:
+        ended = f"--epochs {config.epochs}: {done} are done already"
+    else:
+        ended = f"all epochs are done ({done})"
+    return f"{ended}; to continue, set more: {resume_flag(checkpoint.path)} {more}"
+
+
+def _reason_without_patience(checkpoint: Checkpoint, config: TrainConfig) -> str:
+    """Says that the run has stopped early, and how to let it wait for longer."""
+    done = checkpoint.progress.epoch
+    waited = done - checkpoint.progress.best_epoch
+    return (
+        f"stopped early after epoch {done}: no better {config.fitness} in {counted(waited, 'epoch')} (--patience "
+        f"{config.patience}); to continue, wait for longer: {resume_flag(checkpoint.path)} --patience N, above "
+        f"{waited}, or 0"
+    )
 
 
 def resumed_config(

@@ -18,7 +18,7 @@ from engine.checkpoint.progress import Progress
 from engine.export.options import require_packages
 from engine.export.trial import try_formats
 from engine.optim.build import LoadedParameters
-from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan, warn_of_few_steps
+from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
@@ -269,8 +269,9 @@ def build_criterion(
 
 def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
     """Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
-    if ctx.is_main and not config.time:
-        warn_of_few_steps(steps, from_weights=bool(config.weights))
+    warning = few_steps_warning(steps, from_weights=bool(config.weights))
+    if warning and ctx.is_main and not config.time:
+        get_logger().warning("%s", warning)
 
 
 def loaded_parameters(plan: RunPlan, starting_model: StartingModel, steps: StepPlan) -> LoadedParameters:

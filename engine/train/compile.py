@@ -39,7 +39,7 @@ class Compilation:
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
     has_regions: bool = False  # whether batches may have regions to ignore
-    line: str = ""  # the choice and its reason, for the log
+    message: str = ""  # the choice and its reason, for the log
 
     def apply(self, model: nn.Module, criterion: Criterion) -> None:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
@@ -112,11 +112,11 @@ def plan_compilation(
     varying = [flag for flag, is_on in size_flags.items() if is_on]
     if varying:
         # None, torch's default, would compile for the first size, and again for all sizes at the second one.
-        line = f"one version for all sizes ({', '.join(varying)}), no CUDA graphs: each is of one size"
-        return compiled(dynamic=True, line=f"compiled: {line}")
+        reason = f"one version for all sizes ({', '.join(varying)}), no CUDA graphs: each is of one size"
+        return compiled(dynamic=True, message=f"compiled: {reason}")
     if ctx.device.type != "cuda":
-        return compiled(line="compiled: fixed sizes")
+        return compiled(message="compiled: fixed sizes")
     if ctx.is_distributed and config.sync_bn:
-        line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
-        return compiled(line=f"compiled: {line}")
-    return compiled(cuda_graphs=True, line="compiled: fixed sizes, CUDA graphs")
+        reason = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
+        return compiled(message=f"compiled: {reason}")
+    return compiled(cuda_graphs=True, message="compiled: fixed sizes, CUDA graphs")

@@ -29,7 +29,7 @@ from utils.strings import counted
 from utils.structures import Sample, SampleKey, to_float
 
 MAX_IMAGES = 100  # of the training split
-BATCH = 10
+BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
 # Measured on seven data sets, see `benchmarks/LOG.md`. Mean scores from which weights know the objects, or know them
@@ -38,8 +38,8 @@ FAMILIAR_SCORE = 0.05
 WELL_KNOWN_SCORE = 0.4
 LR_MULT_FAMILIAR = 0.0625
 LR_MULT_UNFAMILIAR = 0.125
-EPOCHS = 20  # in more, LR_MULT_FAMILIAR takes weights that know the objects well too far from the file's
-MIN_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
+REFERENCE_EPOCHS = 20  # in more, LR_MULT_FAMILIAR takes weights that know the objects well too far from the file's
+MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
 
 
 def choose_lr_mult(
@@ -49,11 +49,11 @@ def choose_lr_mult(
     weights on its share of the images. ``total_steps``: unknown, and not used, if ``--time`` decides."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     with_objects = len(_images_with_objects(dataset.index))
-    most = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
-    get_logger().info("lr_mult: testing %s on %s", config.weights, counted(most, "training image"))
-    score, details = _measure(read_weights(path), model, dataset, ctx, most)
+    max_images = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
+    get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
+    score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
     if config.time:
-        lr_mult, reason = lr_mult_by_score(score, EPOCHS, math.inf)
+        lr_mult, reason = lr_mult_by_score(score, REFERENCE_EPOCHS, math.inf)
     else:
         lr_mult, reason = lr_mult_by_score(score, config.epochs, total_steps)
     get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, config.weights, reason, details)
@@ -63,7 +63,8 @@ def choose_lr_mult(
 def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[float, str]:
     """Returns ``lr_mult`` and its reason, as the log states it.
 
-    In `EPOCHS` to 60 epochs, weights that detect the objects well move equally far: rate times steps is the same.
+    Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
+    same.
 
     Args:
         score: of `score_on_objects`; NaN: not measured.
@@ -72,8 +73,8 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
     if math.isnan(score):
         return LR_MULT_UNFAMILIAR, "was not tested on the training objects"
     if score >= WELL_KNOWN_SCORE:
-        longer = f", lowered for {epochs} epochs" if epochs > EPOCHS else ""
-        share = min(max(EPOCHS / epochs, MIN_SHARE), 1.0)
+        longer = f", lowered for {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
+        share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
         return LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}"
     if score < FAMILIAR_SCORE:
         return LR_MULT_UNFAMILIAR, "hardly detects the training objects"
@@ -83,7 +84,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
 
 
 def _measure(
-    stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, most: int
+    stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, max_images: int
 ) -> tuple[float, str]:
     """Returns `score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too; and on how
     many objects, or why it was not measured (NaN)."""
@@ -95,7 +96,7 @@ def _measure(
     missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
     if missing:
         return math.nan, f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
-    score, objects = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, most, ctx)
+    score, objects = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
     if not objects:
         return math.nan, "no object in the images examined"
     return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
@@ -108,7 +109,7 @@ def _images_with_objects(index: DatasetIndex) -> np.ndarray:
 
 @torch.no_grad()
 def score_on_objects(
-    detector: Detector, dataset: AugmentedImages, most: int, ctx: DistributedContext
+    detector: Detector, dataset: AugmentedImages, max_images: int, ctx: DistributedContext
 ) -> tuple[float, int]:
     """Returns how well a detector finds objects, and the number of objects on which that was measured.
 
@@ -118,15 +119,15 @@ def score_on_objects(
 
     Args:
         detector: in eval mode, with any classes.
-        most: largest number of letterboxed images, which are taken from those with objects at equal distances.
+        max_images: largest number of letterboxed images, which are taken from those with objects at equal distances.
     """
     side = dataset.imgsz
     if side is None:
         raise ValueError("images of different sizes make no batch: the samples need an imgsz")
     plain = dataset.without_augmentation()
     with_objects = _images_with_objects(plain.index)
-    places = np.linspace(0, len(with_objects) - 1, min(most, len(with_objects))).round().astype(np.int64)
-    batches = [with_objects[places[first : first + BATCH]] for first in range(0, len(places), BATCH)]
+    places = np.linspace(0, len(with_objects) - 1, min(max_images, len(with_objects))).round().astype(np.int64)
+    batches = [with_objects[places[first : first + BATCH_IMAGES]] for first in range(0, len(places), BATCH_IMAGES)]
     best = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
         samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]

@@ -296,7 +296,7 @@ def build_step(
     compilation = step_settings.compilation
     if compilation is not None:
         compilation.apply(model, criterion)
-        get_logger().info("%s", compilation.line)
+        get_logger().info("%s", compilation.message)
     return TrainStep(strategy, criterion, optimizer, ema, step_settings)
 
 

@@ -173,7 +173,7 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
         export.main([*arguments, "--format", "onnx"])
         text += '\nprint(detect("a.jpg", confidence=0.0))\n'
     monkeypatch.chdir(folder_of_examples)
-    monkeypatch.setattr("lockstep.api._run", run_in_name)
+    monkeypatch.setattr("lockstep.api.run_command", run_in_name)
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
 
 

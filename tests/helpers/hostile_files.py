@@ -11,6 +11,7 @@ import struct
 import warnings
 import zipfile
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 
 import cv2
@@ -213,6 +214,7 @@ def _number(value: int) -> bytes:
     return b"J" + struct.pack("<i", value)
 
 
+@cache
 def greedy_programs() -> dict[str, bytes]:
     """Pickles of at most a few MB that ask for gigabytes, or for years, by what they do. Each is a dict that claims to
     be a checkpoint of this program."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep import api
+from lockstep import command as command_module
 from lockstep.keywords import flags_of_keywords
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -38,7 +38,7 @@ def command(monkeypatch, tmp_path):
 
     def replace(text: str) -> None:
         text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
-        monkeypatch.setattr(api, "start_of", lambda name: [python(), "-c", text, name])
+        monkeypatch.setattr(command_module, "start_of", lambda name: [python(), "-c", text, name])
 
     return replace
 

@@ -212,7 +212,8 @@ def test_the_spec_rebuilds_the_model(nano: dict[str, Detector]) -> None:
         assert yaml.safe_load(yaml.safe_dump(first.spec)) == first.spec
         again = build_detector(first.spec, 5, seed=1)
         assert again.spec == first.spec
-        assert all(torch.equal(v, again.state_dict()[k]) for k, v in first.state_dict().items())
+        state = again.state_dict()
+        assert all(torch.equal(v, state[k]) for k, v in first.state_dict().items())
 
 
 # Geometry

@@ -84,8 +84,9 @@ def test_mit_licensed_names_are_recognized(tmp_path: Path) -> None:
     detector, _ = load_detector(tmp_path / "v9.pt")
     assert detector.spec["name"] == "yolov9t"
     kernels = re.compile(r"model\.22\.cv2\.\d\.(1\.conv|2)\.weight")
+    state = original.state_dict()
     for key, tensor in detector.state_dict().items():
-        expected = original.state_dict()[key]
+        expected = state[key]
         if kernels.fullmatch(key):
             expected = ungrouped(grouped(expected, 4), 64)
         assert torch.equal(tensor, expected), key

@@ -59,9 +59,10 @@ def test_a_public_checkpoint_is_recognized_and_converted_to_rgb(tmp_path: Path) 
     expected = stem.act(stem.bn(nn.functional.conv2d(focus(pictures.flip(1)), kernel, padding=1)))
     with torch.inference_mode():
         torch.testing.assert_close(detector.model[0](pictures / 255), expected, rtol=1e-4, atol=1e-4)
+    unchanged = original.state_dict()
     for name, tensor in detector.state_dict().items():
         if name != "model.0.conv.weight":
-            assert torch.equal(tensor, original.state_dict()[name]), name
+            assert torch.equal(tensor, unchanged[name]), name
 
 
 def test_any_number_of_classes_is_recognized(tmp_path: Path) -> None:

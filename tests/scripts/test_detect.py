@@ -552,7 +552,10 @@ def much(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("stop", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+)
 def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
     run_dir = tmp_path / "runs" / "exp"
     flags = ["--source", much, "--project", tmp_path / "runs", "--device", "cpu", "--conf-thres", "0", "--max-det", "2"]

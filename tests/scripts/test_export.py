@@ -181,7 +181,8 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
     assert "worst image: " in message
     assert weights.with_name("best.torchscript").read_text() == "an older export"
-    assert weights.with_name("best.torchscript.failed").is_file()
+    failed = weights.with_name("best.torchscript.failed").rename(weights.with_name("failed.torchscript"))
+    assert open_model(failed, device=CPU, trust=True).info["details"]["checked"] == "failed"
     assert open_model(weights.with_name("best.pt2"), device=CPU, trust=True).info["details"]["checked"] == "yes"
     assert not list(weights.parent.glob(".*.tmp"))
 

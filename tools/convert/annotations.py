@@ -13,7 +13,7 @@ from typing import NamedTuple
 from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.image_names import ImageNames, loose
-from data.source.folder import split_of
+from data.source.folder_splits import split_of
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
 from utils.strings import counted

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
-import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,12 +19,8 @@ from torch import nn
 from utils.distributed.launch import read_launch
 from utils.distributed.rendezvous import Membership, join
 from utils.distributed.store_barrier import StoreBarrier
-from utils.entrypoint import line_about
-from utils.errors import PeerFailure, Stopped, UserError, first_line
+from utils.errors import Stopped
 from utils.machine.devices import make_current, parse_devices
-from utils.machine.processes import has_died
-
-_BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
 
 @dataclass(frozen=True)
@@ -197,72 +191,3 @@ def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
     """Returns the contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of
     k ranks consists of two of 2k ranks."""
     return rank * count // world_size, (rank + 1) * count // world_size
-
-
-@contextmanager
-def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
-    """Makes each failure be reported by one process of the run.
-
-    | what this process raises | if it is the first of the run | else |
-    | --- | --- | --- |
-    | UserError | UserError | PeerFailure |
-    | a limit of the machine, as `run_main` explains it | the same | PeerFailure |
-    | a bug | the bug | the bug |
-    | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
-    | PeerFailure | PeerFailure | PeerFailure |
-    """
-    try:
-        yield
-    except PeerFailure:
-        raise
-    except BaseException as error:
-        if ctx.store is None:
-            raise
-        if _has_lost_peer(error):
-            message = _lost_peer_message(ctx.store, ctx.world_size, error)
-            if message and _is_reporter(ctx.store):
-                raise UserError(message) from None
-            raise PeerFailure("another process of this run has ended") from None
-        is_first = _is_reporter(ctx.store)  # a bug, too: its traceback is the report
-        line = line_about(error)
-        if line is not None and not is_first:
-            raise PeerFailure(line) from None
-        raise
-
-
-def _has_lost_peer(error: BaseException) -> bool:
-    """Returns whether a collective has failed because another process has ended."""
-    if not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _BROKEN)
-
-
-def _lost_peer_message(store: dist.Store, world_size: int, error: BaseException) -> str:
-    """Explains a failed collective. Returns "" if the launcher of the lost process reports how it ended (`spawn`)."""
-    message = str(error)
-    if "timed out" in message.lower():
-        return f"another process did not answer in time: {first_line(error)}"
-    if "/dev/shm" in message:
-        return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
-    if multiprocessing.parent_process() is None:
-        return f"{_ended_process(store, world_size)} ended without a message; was it killed, or does it exit?"
-    return ""
-
-
-def _ended_process(store: dist.Store, world_size: int) -> str:
-    """Names a process that has ended, as far as this machine can observe it."""
-    with suppress(dist.DistError):
-        for _ in range(20):  # its connections are closed a moment before it is gone
-            for rank in range(world_size):
-                if has_died(store.get(f"process/{rank}").decode()):
-                    return f"process {rank} of {world_size}"
-            time.sleep(0.05)
-    return "another process of this run"
-
-
-def _is_reporter(store: dist.Store) -> bool:
-    """Returns whether this process is the first that reports an error."""
-    try:
-        return store.add("user_error", 1) == 1
-    except dist.DistError:  # the store is gone, and with it the rank that has reported
-        return False

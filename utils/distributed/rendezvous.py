@@ -85,24 +85,33 @@ def _launcher_name(launch: Launch) -> str:
 
 def _wait_for_address(launch: Launch, timeout_s: float) -> None:
     """Returns once the address accepts connections."""
-    host = launch.launcher if launch.is_hosted else "process 0"
-    address = f"process {launch.rank} of {launch.world_size}: {launch.address}:{launch.port}, where {host} should be,"
-    problem = ""
+    last_error: OSError | None = None
 
     def answers() -> bool:
-        nonlocal problem
+        nonlocal last_error
         try:
             socket.create_connection((launch.address, launch.port), timeout=5).close()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
-            if isinstance(error, socket.gaierror):
-                hint = UNKNOWN_NAME
-            problem = f"{address} does not answer ({reason}); {hint}"
+            last_error = error
             return False
         return True
 
-    _wait_until(answers, lambda: problem, timeout_s)
+    def problem() -> str:
+        assert last_error is not None, "asked for after an attempt has failed"
+        return _unreachable(launch, last_error)
+
+    _wait_until(answers, problem, timeout_s)
+
+
+def _unreachable(launch: Launch, error: OSError) -> str:
+    """Explains that nobody answers at the run's address."""
+    host = launch.launcher if launch.is_hosted else "process 0"
+    reason = (error.strerror or str(error)).lower()
+    hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
+    if isinstance(error, socket.gaierror):
+        hint = UNKNOWN_NAME
+    process = f"process {launch.rank} of {launch.world_size}"
+    return f"{process}: {launch.address}:{launch.port}, where {host} should be, does not answer ({reason}); {hint}"
 
 
 def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
@@ -131,7 +140,8 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
 def _wait_until(
     is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
 ) -> None:
-    """Logs the ``problem`` after ten seconds and then every minute. Raises UserError with it after ``timeout_s``."""
+    """Returns once ``is_done``. Logs the ``problem`` after ten seconds and then every minute, and raises UserError with
+    it after ``timeout_s``."""
     started = time.monotonic()
     next_line_s = FIRST_LINE_S
     while not is_done():
@@ -225,6 +235,13 @@ def evaluation_store(store: dist.Store) -> dist.Store:
     return dist.PrefixStore("evaluators", store)
 
 
+class _Node(NamedTuple):
+    """The processes of a node."""
+
+    ranks: list[int]  # in the run
+    gpus: set[str]  # identities
+
+
 def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Place:
     """Returns the place of this process. Every process of the run must call this.
 
@@ -234,39 +251,39 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: 
     Raises UserError on all training processes of a node that has fewer devices than these.
     """
     devices = devices_for_ranks(device)
-    ranks, gpus = _exchange_devices(store, launch, devices)
-    place = _Place(launch.local_rank, launch.local_world_size, torch.device("cpu"))
+    nodes = _exchange_devices(store, launch, devices)
+    here = nodes[launch.node_rank]
+    local_rank = launch.local_rank
+    local_world_size = launch.local_world_size
     device_index = launch.local_rank
+    uses_cpu = not devices
     if eval_ranks:
-        ranks_here = ranks[launch.node_rank]
         first_evaluating = launch.world_size - eval_ranks
         is_evaluating = launch.rank >= first_evaluating
-        same_kind = [rank for rank in ranks_here if (rank >= first_evaluating) == is_evaluating]
-        place = _Place(same_kind.index(launch.rank), len(same_kind), torch.device("cpu"))
-        device_index = ranks_here.index(launch.rank)  # evaluating processes come last, and so do their GPUs
-        if is_evaluating and any(len(ranks[node]) > len(gpus[node]) for node in ranks):
-            return place
-    if not devices:
-        return place
-    gpu_count = len(gpus[launch.node_rank])
-    if place.local_world_size > gpu_count:
+        same_kind = [rank for rank in here.ranks if (rank >= first_evaluating) == is_evaluating]
+        local_rank = same_kind.index(launch.rank)
+        local_world_size = len(same_kind)
+        device_index = here.ranks.index(launch.rank)  # evaluating processes come last, and so do their GPUs
+        if is_evaluating and any(len(node.ranks) > len(node.gpus) for node in nodes.values()):
+            uses_cpu = True
+    if uses_cpu:
+        return _Place(local_rank, local_world_size, torch.device("cpu"))
+    if local_world_size > len(here.gpus):
         raise UserError(
-            f"{place.local_world_size} processes on a node with {counted(gpu_count, 'GPU')}: lower --nproc_per_node"
+            f"{local_world_size} processes on a node with {counted(len(here.gpus), 'GPU')}: lower --nproc_per_node"
         )
-    return place._replace(device=devices[device_index % len(devices)])
+    return _Place(local_rank, local_world_size, devices[device_index % len(devices)])
 
 
-def _exchange_devices(
-    store: dist.Store, launch: Launch, devices: Sequence[torch.device]
-) -> tuple[dict[int, list[int]], dict[int, set[str]]]:
-    """Returns the ranks on each node, and the GPUs of each node. (A launcher may make different GPUs visible to each
-    process, which then sees fewer than there are processes.)"""
+def _exchange_devices(store: dist.Store, launch: Launch, devices: Sequence[torch.device]) -> dict[int, _Node]:
+    """Returns the nodes of the run by their ranks. (A launcher may make different GPUs visible to each process, which
+    then sees fewer than there are processes.)"""
     store.set(f"node/{launch.rank}", json.dumps([launch.node_rank, identities(devices)]))
     values = store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])
-    ranks: dict[int, list[int]] = {}
-    gpus: dict[int, set[str]] = {}
+    nodes: dict[int, _Node] = {}
     for rank, value in enumerate(values):
-        node, uuids = json.loads(value)
-        ranks.setdefault(node, []).append(rank)
-        gpus.setdefault(node, set()).update(uuids)
-    return ranks, gpus
+        node_rank, uuids = json.loads(value)
+        node = nodes.setdefault(node_rank, _Node([], set()))
+        node.ranks.append(rank)
+        node.gpus.update(uuids)
+    return nodes

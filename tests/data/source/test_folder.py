@@ -19,7 +19,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.folder import split_of
+from data.source.folder_splits import split_of
 from data.source.open import open_data
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap
-from engine.evaluation.metrics import CONFIDENCES, confusion_matrix, score_detections
+from engine.evaluation.metrics import CONFIDENCES, best_threshold, confusion_matrix, score_detections
 from engine.evaluation.tables import format_summary, missed_classes_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
@@ -129,7 +129,8 @@ def test_the_threshold_and_what_it_promises_are_those_of_the_detections_that_are
     def table(*scores):
         return make_table([0] * len(scores), np.r_[right, twice][: len(scores)], scores, [0] * len(scores))
 
-    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, shown=table(0.9, 0.4), plain=table(0.7, 0.2))
+    plain_confidence = best_threshold(gt, table(0.7, 0.2), 1)
+    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, shown=table(0.9, 0.4), plain_confidence=plain_confidence)
     assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).ap < 1
     assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.confusion.tolist() == [[2, 0], [0, 0]]

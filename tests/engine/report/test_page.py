@@ -170,7 +170,10 @@ def test_galleries_show_photos_unreadable_images_say_so_and_hostile_names_are_te
     assert text.count(HOSTILE) == 0
 
 
-@pytest.mark.parametrize(("images", "classes"), [(300, 1203), pytest.param(5000, 80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("images", "classes"),
+    [(120, 400), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((300, 1203), (5000, 80)))],
+)
 def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, classes):
     names = [f"a rather long class name {i}" for i in range(classes)]
     large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))

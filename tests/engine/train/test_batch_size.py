@@ -216,10 +216,10 @@ def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
 @pytest.mark.parametrize(
     ("settings", "images", "batch"),
     [
-        ({}, 5, 5),
-        ({"virtual_ranks": 4}, 5, 20),  # one shard after another
-        ({"nominal_batch": 64}, 5, 5),  # one micro-batch after another
-        ({"quad": True}, 2, 8),
+        ({}, 3, 3),
+        ({"virtual_ranks": 4}, 3, 12),  # one shard after another
+        ({"nominal_batch": 64}, 3, 3),  # one micro-batch after another
+        ({"quad": True}, 1, 4),
     ],
 )
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
@@ -337,7 +337,7 @@ def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda):
             memory.peak_of(failing(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), at))
 
 
-@pytest.mark.parametrize("limit_of", [3, 40])
+@pytest.mark.parametrize("limit_of", [3, 12])
 def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch, limit_of):
     """Also if it is larger than the number of images."""
     model = write_model(tmp_path / "tiny.yaml")

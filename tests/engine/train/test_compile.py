@@ -99,8 +99,8 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
     assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     # A deterministic run adds gradients of the loss in a fixed order.
     assert plan.loss is (ctx.device.type == "cuda" and "deterministic" not in flags)
-    assert plan.line.startswith("compiled: ")
-    assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
+    assert plan.message.startswith("compiled: ")
+    assert ("CUDA graphs" in plan.message.replace("no CUDA graphs", "")) == cuda_graphs
 
 
 @pytest.mark.slow
@@ -129,7 +129,8 @@ def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_
     assert made == [2] * 5  # one each of a pair
 
 
-@pytest.mark.parametrize("has_regions", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_regions", [True, False])
 def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(monkeypatch, has_regions):
     """Whatever is in them: no target, one, many, more slots for targets, regions to ignore in no image or in some."""
     of_model, of_loss, real = [], [], torch.compile
@@ -209,12 +210,9 @@ def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
 @pytest.mark.parametrize(
     ("plan", "virtual_ranks", "batches", "compiled"),
     [
-        (
-            Compilation(images=6),
-            4,
-            [(6, 64, 64), (6, 64, 64), (3, 64, 64), (6, 64, 64)],
-            2,
-        ),  # shards of one and two images
+        pytest.param(  # shards of one and two images
+            Compilation(images=6), 4, [(6, 64, 64), (6, 64, 64), (3, 64, 64), (6, 64, 64)], 2, marks=pytest.mark.slow
+        ),
         (Compilation(images=4, dynamic=True), 0, [(4, 64, 64), (4, 96, 96), (4, 64, 96), (4, 160, 64)], 1),
     ],
 )

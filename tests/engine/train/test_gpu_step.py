@@ -149,7 +149,9 @@ def test_built_in_models_stay_on_the_device(batch, name):
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "mode", ["nearest", pytest.param("nearest-exact", marks=pytest.mark.slow), "bilinear", "bicubic"]
+)
 def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(batch, mode):
     """Bilinear upsampling has a form with a fixed order."""
     spec = {**TINY_MODEL, "head": [[4, 1, "nn.Upsample", [None, 2, mode]], [[2, 5, 4], 1, "Detect", ["nc"]]]}
@@ -172,7 +174,7 @@ def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(
     [
         ("SGD", 1060, 1850, {}),
         # Muon's matrices are copied into padded batches, and its moves are views of these.
-        ("Muon", 1360, 2550, {"_foreach_copy_": 63, "_foreach_sub_": 63}),
+        pytest.param("Muon", 1360, 2550, {"_foreach_copy_": 63, "_foreach_sub_": 63}, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_lists):
@@ -188,7 +190,10 @@ def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_l
     assert count.slow_lists == slow_lists
 
 
-@pytest.mark.parametrize(("optimizer", "virtual_ranks"), [("SGD", 0), ("AdamW", 2), ("Muon", 0), ("Muon", 2)])
+@pytest.mark.parametrize(
+    ("optimizer", "virtual_ranks"),
+    [("AdamW", 2), ("Muon", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SGD", 0), ("Muon", 2)))],
+)
 def test_gradients_have_the_strides_of_their_parameters(batch, monkeypatch, optimizer, virtual_ranks):
     """Fused optimizers do not check it, and operations on lists take a kernel for each tensor without it."""
     with fake_gpu():

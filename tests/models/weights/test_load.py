@@ -71,9 +71,10 @@ def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str)
     assert (detector.spec["name"], detector.names) == (name, ("a", "b", "c"))
     assert content == {"format": "foreign", "names": ["a", "b", "c"], "imgsz": 320}
     assert not detector.training
+    expected = original.half().state_dict()
     for key, value in detector.state_dict().items():
         assert value.dtype in (torch.float32, torch.int64)
-        assert torch.equal(value, original.half().state_dict()[key].to(value.dtype)), key
+        assert torch.equal(value, expected[key].to(value.dtype)), key
 
 
 def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
@@ -96,7 +97,8 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     assert loaded.names == ("x", "y")
     assert loaded.spec == detector.spec
     assert not loaded.training
-    assert all(torch.equal(v.float(), ema.state_dict()[k].float()) for k, v in loaded.state_dict().items())
+    expected = ema.state_dict()
+    assert all(torch.equal(v.float(), expected[k].float()) for k, v in loaded.state_dict().items())
     assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
 
 

@@ -101,7 +101,10 @@ def test_every_box_that_repeats_an_earlier_one_is_listed(tmp_path, kind):
     assert (len(issues) > 100) == (kind in ("copies", "one of another class"))
 
 
-@pytest.mark.parametrize("kind", ["copies", "one of another class", "rows", "all over"])
+@pytest.mark.parametrize(
+    "kind",
+    ["copies", "all over", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("one of another class", "rows"))],
+)
 def test_the_time_for_pairs_of_boxes_does_not_grow_with_their_square(tmp_path, kind):
     """20,000 boxes of one image, of which all may overlap: there are 200 million pairs."""
     split = many_boxes(tmp_path / "set", kind, 20_000)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import errno
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +17,10 @@ from utils.distributed.context import (
     broadcast_object,
     gather_arrays,
     is_parallel,
-    report_errors_once,
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.errors import PeerFailure, UserError
+from utils.errors import UserError
 from utils.machine.devices import parse_devices
 
 
@@ -79,40 +76,6 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, cu
     assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert three_gpus == [ctx.device] * 2
-
-
-def test_nccl_without_shared_memory_is_reported_once_with_the_remedy():
-    """All processes fail at the same time, before any of them has reported it."""
-    text = """NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL 2.27
-ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
-Last error:
-Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
-    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
-    with (
-        refused("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host") as first,
-        report_errors_once(ctx),
-    ):
-        raise dist.DistBackendError(text)
-    assert type(first.value) is UserError
-    with pytest.raises(PeerFailure), report_errors_once(ctx):
-        raise dist.DistBackendError(text)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_repeated"),
-    [
-        (UserError("data.yaml: no such file"), False),
-        (OSError(errno.ENOSPC, "No space left on device", "runs/exp"), False),
-        (MemoryError(), False),
-        (ValueError("a bug"), True),
-    ],
-)
-def test_of_a_failure_of_all_processes_only_bugs_are_reported_by_each(error, is_repeated):
-    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
-    with pytest.raises(type(error)), report_errors_once(ctx):
-        raise error
-    with pytest.raises(type(error) if is_repeated else PeerFailure), report_errors_once(ctx):
-        raise error
 
 
 def test_parallel_wrappers_are_recognized_and_removed():

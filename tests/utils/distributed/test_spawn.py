@@ -46,7 +46,8 @@ if __name__ == "__main__":
     ],
 )
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
-    (tmp_path / "program.py").write_text(PROGRAM)
+    impatient = "import utils.distributed.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
+    (tmp_path / "program.py").write_text(impatient + PROGRAM)
     begun = time.monotonic()
     done = subprocess.run(
         [python(), str(tmp_path / "program.py"), end],

@@ -24,7 +24,12 @@ draw_boxes(np.zeros((64, 64, 3), np.uint8), np.array([[1.0, 1, 40, 40]]), ["a \\
 
 
 @pytest.mark.parametrize(
-    "first", ["", "picture_of(new_figure(2, 2))", "from utils.drawing import draw; draw._system_fonts()"]
+    "first",
+    [
+        "",
+        pytest.param("picture_of(new_figure(2, 2))", marks=pytest.mark.slow),
+        "from utils.drawing import draw; draw._system_fonts()",
+    ],
 )
 def test_plots_without_a_home_folder_print_nothing(first, tmp_path):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MPL", "XDG_"))}

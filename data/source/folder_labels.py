@@ -1,0 +1,229 @@
+"""Finds the labels of a folder without a YAML: COCO JSON or Pascal VOC XML, else YOLO txt with a list of names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.labels.label_format import MAX_BYTES
+from data.labels.voc import is_voc, object_names
+from data.labels.yolo import has_row, label_folders
+from data.source.folder_splits import IMAGE_FOLDERS, split_of
+from utils.errors import UserError
+from utils.files.safe_io import read_regular, read_text
+
+_NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
+_CATEGORIES = re.compile(r'"categories"\s*:\s*\[')
+_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
+_FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
+_MAX_JSON_BYTES = 1 << 32
+_FIRST_BYTES = 4096  # suffice to recognize a file with labels
+_MAX_NOTES_BYTES = 1 << 26
+
+
+class FolderLabels(NamedTuple):
+    """Holds where the labels of a folder are, and their formats."""
+
+    formats: list[str]  # names, for the log
+    values: dict[str, Any]  # as in a YAML: names and annotations
+
+
+def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
+    """Finds the labels of the splits of a folder; None if there are none that can be used.
+
+    Args:
+        splits: the folder or list of the images of each split.
+        names: value of the key ``names``, if the folder has a YAML with it; else None.
+    """
+    return _find_annotations(folder, splits) or _find_yolo(folder, splits, names)
+
+
+def _find_annotations(folder: Path, splits: dict[str, Path]) -> FolderLabels | None:
+    """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either."""
+    coco_files = _CocoFiles(folder)
+    annotations: dict[str, Path] = {}
+    for split, images in splits.items():
+        path = coco_files.find(split, images) or _voc_folder(folder, images)
+        if path is not None:
+            annotations[split] = path
+    if not annotations:
+        return None
+    voc_folders = [path for path in annotations.values() if path.is_dir()]
+    formats = []
+    if len(voc_folders) < len(annotations):
+        formats.append("COCO JSON")
+    if voc_folders:
+        formats.append("Pascal VOC")
+    for split, images in splits.items():  # which classes the numbers of YOLO txt mean is not known
+        if split not in annotations and images.is_dir() and has_yolo_rows(images):
+            reason = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
+            raise UserError(f"--data {folder}: {reason}")
+    values: dict[str, Any] = {"annotations": {split: str(path) for split, path in annotations.items()}}
+    if voc_folders:
+        values["names"] = _voc_names(voc_folders)
+        if not values["names"]:
+            raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
+    return FolderLabels(formats, values)
+
+
+# COCO JSON
+
+
+class _Json(NamedTuple):
+    """Says what a JSON file has, without its text: the files may be large."""
+
+    is_coco: bool
+    has_boxes: bool
+
+
+class _CocoFiles:
+    """Finds the COCO JSON of the splits of a folder, and reads each file once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._content: dict[Path, _Json] = {}
+
+    def find(self, split: str, images: Path) -> Path | None:
+        """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes; None
+        if there is none."""
+        without_boxes: Path | None = None  # such as image_info_test2017.json
+        for paths in self._candidates(split, images):
+            coco = [path for path in paths if self._read(path).is_coco]
+            with_boxes = [path for path in coco if self._read(path).has_boxes]
+            if with_boxes:
+                _check_one_has_all(with_boxes, split)
+                return with_boxes[0]
+            if without_boxes is None and coco:
+                without_boxes = coco[0]
+        return without_boxes
+
+    def _candidates(self, split: str, images: Path) -> list[list[Path]]:
+        """Returns the JSON files that may be of a split: those next to its images, those that are named after it, and
+        those that are named after no split."""
+        nearby = sorted(images.glob("*.json"))
+        if not nearby and images.name in IMAGE_FOLDERS:
+            nearby = sorted(images.parent.glob("*.json"))
+        nearby = [path for path in nearby if _split_in(path) in (split, "")]
+        nearby.sort(key=lambda path: _split_in(path) != split)  # one that names the split first
+        in_folder = [*sorted((self._folder / "annotations").glob("*.json")), *sorted(self._folder.glob("*.json"))]
+        of_split = [path for path in in_folder if _split_in(path) == split]
+        of_no_split = [path for path in in_folder if _split_in(path) == ""]
+        return [nearby, of_split, of_no_split]
+
+    def _read(self, path: Path) -> _Json:
+        if path not in self._content:
+            text = _json_text(path)
+            is_coco = _CATEGORIES.search(text) is not None and _IMAGES.search(text) is not None
+            self._content[path] = _Json(is_coco, has_boxes='"bbox"' in text)
+        return self._content[path]
+
+
+def _split_in(path: Path) -> str:
+    """Returns the split that a part of a file's name means, as in instances_val2017.json; else ""."""
+    return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
+
+
+def _check_one_has_all(paths: list[Path], split: str) -> None:
+    """Raises UserError if any COCO JSON of a split names images that the first one does not name."""
+    first = paths[0]
+    others = [path for path in paths[1:] if _split_in(path) == _split_in(first)]
+    names = set(_FILE_NAME.findall(_json_text(first))) if others else set()
+    for path in others:
+        if not names.issuperset(_FILE_NAME.findall(_json_text(path))):
+            reason = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
+            raise UserError(f"{path}: {reason}")
+
+
+def _json_text(path: Path) -> str:
+    return read_text(path, most=_MAX_JSON_BYTES)
+
+
+# Pascal VOC
+
+
+def _voc_folder(folder: Path, images: Path) -> Path | None:
+    """Returns the folder with the Pascal VOC XML of a split; None if there is none."""
+    candidates = (
+        images,
+        images.parent / "annotations",
+        images.parent / "Annotations",
+        folder / "annotations" / images.name,
+        folder / "annotations",
+        folder / "Annotations",
+        images.parent / "labels",  # FiftyOne's
+        folder / "labels" / images.name,
+    )
+    return next((path for path in candidates if any(map(_is_voc, path.glob("*.xml")))), None)
+
+
+def _is_voc(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return is_voc(read_regular(path, MAX_BYTES)[:_FIRST_BYTES])
+    return False
+
+
+def _voc_names(folders: Iterable[Path]) -> list[str]:
+    files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.xml"))]
+    names: set[str] = set()
+    for path in files:
+        with contextlib.suppress(OSError):  # the scan names a file that cannot be read
+            names |= object_names(read_regular(path, MAX_BYTES))
+    return sorted(names)
+
+
+# YOLO txt
+
+
+def _find_yolo(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
+    """Finds YOLO txt, whose classes are ``names`` or listed in a file; None without label files or names."""
+    names = names or _listed_names([folder, *splits.values()])
+    if not names or not any(has_yolo_rows(images) for images in splits.values()):
+        return None
+    return FolderLabels(["YOLO txt"], {"names": names})
+
+
+def has_yolo_rows(images: Path) -> bool:
+    """Returns whether YOLO txt files are where those of ``images`` may be. True for a list of images: the scan looks
+    for their label files."""
+    if images.is_file():
+        return True
+    for folder in map(Path, label_folders(str(images))):
+        for path in (*folder.glob("*.[tT][xX][tT]"), *folder.glob("*/*.[tT][xX][tT]")):
+            with contextlib.suppress(OSError):
+                if has_row(read_regular(path, MAX_BYTES)):
+                    return True
+    return False
+
+
+def _listed_names(folders: Iterable[Path]) -> list[str]:
+    """Returns the classes that a file in ``folders`` lists; none without such a file. Raises UserError if two
+    differ."""
+    names_of: dict[Path, list[str]] = {}
+    for folder in folders:
+        lists = [path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))]
+        if lists:
+            names_of[lists[0]] = [line.strip() for line in read_text(lists[0]).splitlines() if line.strip()]
+        notes = folder / "notes.json"
+        names = _names_in_notes(notes) if notes.is_file() else []
+        if names:
+            names_of[notes] = names
+    if not names_of:
+        return []
+    first, *others = names_of
+    for other in others:
+        if names_of[other] != names_of[first]:
+            raise UserError(f"{other}: its classes differ from those of {first}; make them agree")
+    return names_of[first]
+
+
+def _names_in_notes(path: Path) -> list[str]:
+    """Returns the classes in the notes.json that Label Studio writes next to YOLO txt; none for other files."""
+    try:
+        categories = json.loads(read_text(path, most=_MAX_NOTES_BYTES))["categories"]
+        return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []

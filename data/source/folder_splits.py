@@ -1,0 +1,62 @@
+"""Finds the splits of a folder without a YAML: folders or lists of images that are named after them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from data.image_io.decode import IMAGE_SUFFIXES
+from utils.errors import UserError
+
+IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+_SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
+
+
+def split_of(name: str) -> str:
+    """Returns the split that a folder or file is named after, such as "val" for "Valid" or "val2017"; else ""."""
+    match = _SPLIT_NAME.fullmatch(name)
+    return match[1].lower() if match else ""
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """Returns the folders of the images by split, else the lists of images, else all images as the training split."""
+    splits = _split_folders(folder) or _split_lists(folder) or {"train": images_in(folder)}
+    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """Returns the folders of images that are named after splits. Raises UserError if two have the same split."""
+    splits: dict[str, Path] = {}
+    for base in (folder, folder / "images"):
+        if not base.is_dir():
+            continue
+        for path in sorted(base.iterdir()):
+            split = split_of(path.name)
+            if not split or not path.is_dir():
+                continue
+            images = images_in(path)
+            if split in splits and not images.samefile(splits[split]):
+                both = f"{splits[split]} and {images} are both '{split}'"
+                raise UserError(f"--data {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
+            splits.setdefault(split, images)
+    return splits
+
+
+def _split_lists(folder: Path) -> dict[str, Path]:
+    """Returns the lists of images, as Darknet and Pascal VOC have them, that are named after splits."""
+    splits: dict[str, Path] = {}
+    for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
+        split = split_of(path.stem)
+        is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
+        if not split or is_label:
+            continue
+        if not path.exists():
+            raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
+        if path.stat().st_size:
+            splits.setdefault(split, path)
+    return splits
+
+
+def images_in(folder: Path) -> Path:
+    """Returns the folder of the images in the folder of a split or data set, which may be that folder itself."""
+    return next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), folder)

@@ -1,0 +1,68 @@
+"""Resolves the paths in a data set's YAML: its folder, and the entries of its splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.files.folders import CONFIGS
+from utils.files.paths import normal_path
+from utils.files.schema import check
+
+YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
+
+
+def checked_path(value: Any, location: str) -> Path:
+    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not one."""
+    path = Path(os.path.expanduser(check(value, str, location).strip()))
+    if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
+        raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+    return path
+
+
+def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
+    """Returns the data set's folder, by the value of the key ``path``. ``known_root``: see `DataSource`."""
+    yaml_folder = yaml_path.absolute().parent
+    if value in (None, ""):
+        return normal_path(yaml_folder)
+    path = checked_path(value, f"{yaml_path}: path")
+    candidates: list[Path] = []
+    for reading in _readings(path):
+        candidates += [reading] if reading.is_absolute() else [yaml_folder / reading, Path.cwd() / reading]
+    if known_root and not path.is_absolute():
+        candidates.append(Path(known_root))
+    for candidate in candidates:
+        if candidate.is_dir():
+            return normal_path(candidate)
+    is_below_current_folder = yaml_folder == YAML_FOLDER and not path.is_absolute()  # a public data set's, as a rule
+    return normal_path(candidates[1] if is_below_current_folder else candidates[0])
+
+
+def resolve_entry(entry: Path, root: Path) -> Path:
+    """Returns the absolute path of an entry of a split. ``../train/images``, as Roboflow exports it, may be
+    ``train/images``."""
+    for reading in _readings(entry):
+        candidates = [reading]
+        if reading.parts[:1] == ("..",):
+            candidates.append(Path(*reading.parts[1:]))
+        for candidate in candidates:
+            if os.path.exists(root / candidate):
+                return normal_path(root / candidate)
+    return normal_path(root / entry)
+
+
+def _readings(path: Path) -> list[Path]:
+    """Returns what a path can mean: as it is written, or else with the separators of Windows replaced."""
+    return [path, Path(str(path).replace("\\", "/"))]
+
+
+def replaced_separators(written: Sequence[str], resolved: Sequence[Path], location: str) -> list[str]:
+    """Returns lines for the log about the entries ``written`` whose separators of Windows have been replaced."""
+    return [
+        f"{location}: {entry} is read as {path}"
+        for entry, path in zip(written, resolved)
+        if "\\" in entry and "\\" not in str(path)
+    ]

@@ -1,0 +1,89 @@
+"""Runs a command in a process of its own, and prints here what it prints."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.run import Run
+from tools.child import start
+from utils.errors import REQUEUE, UserError
+from utils.interrupts import INTERRUPTED
+from utils.logger import TERMINAL_VARIABLE
+from utils.program import start_of
+
+_STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
+_READ_BYTES = 1 << 16
+
+
+def run_command(command: str, flags: list[str]) -> dict[str, Any]:
+    """Runs a command and returns its result (`utils.program.write_result`).
+
+    Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, and
+    KeyboardInterrupt if it is interrupted, unless it has saved.
+    """
+    # A terminal's Ctrl-C reaches this process only, which passes it on.
+    started = start(
+        [*start_of(command), *flags],
+        stop=signal.SIGINT,
+        environment=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with started as child, _interrupts_for(child.process):
+        _print_output(child.process)
+        code = child.process.wait()
+        result = child.result
+        if code in _STOPPED:
+            if not _has_saved(result):
+                raise KeyboardInterrupt
+        elif code and "issues" not in result:  # tools.check fails if it finds any
+            raise UserError(child.reason)
+        return result
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of a command: how wide the terminal is that shows its output."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    if sys.stdout.isatty() or "ipykernel" in sys.modules:
+        columns, lines = shutil.get_terminal_size((120, 24))
+        environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
+    return dict(environment)
+
+
+def _print_output(process: subprocess.Popen) -> None:
+    """Prints what the process prints, as soon as it does, until it closes its output."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    assert process.stdout is not None, "stdout=PIPE was given"
+    with process.stdout as pipe:
+        while data := os.read(pipe.fileno(), _READ_BYTES):
+            sys.stdout.write(decoder.decode(data))
+            sys.stdout.flush()
+
+
+def _has_saved(result: Mapping[str, Any]) -> bool:
+    """Returns whether a training that was stopped can be resumed."""
+    return "folder" in result and Run(result["folder"]).last.is_file()
+
+
+@contextlib.contextmanager
+def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
+    """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
+    output."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,92 @@
+"""Makes a failure of a run be reported by one of its processes, also if that has ended without a message."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch.distributed as dist
+
+from utils.distributed.context import DistributedContext
+from utils.entrypoint import line_about
+from utils.errors import PeerFailure, UserError, first_line
+from utils.machine.processes import has_died
+
+# What messages of a failed collective contain if another process has ended.
+_LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+
+
+@contextmanager
+def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
+    """Makes each failure be reported by one process of the run.
+
+    | what this process raises | if it is the first of the run | else |
+    | --- | --- | --- |
+    | UserError | UserError | PeerFailure |
+    | a limit of the machine, as `run_main` explains it | the same | PeerFailure |
+    | a bug | the bug | the bug |
+    | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
+    | PeerFailure | PeerFailure | PeerFailure |
+    """
+    try:
+        yield
+    except PeerFailure:
+        raise
+    except BaseException as error:
+        if ctx.store is None:
+            raise
+        if _has_lost_peer(error):
+            raise _peer_error(ctx.store, ctx.world_size, error) from None
+        is_first = _is_first_to_report(ctx.store)  # a bug, too: its traceback is the report
+        line = line_about(error)
+        if line is not None and not is_first:
+            raise PeerFailure(line) from None
+        raise
+
+
+def _peer_error(store: dist.Store, world_size: int, error: BaseException) -> UserError:
+    """Returns what is raised in place of the failure of a collective."""
+    message = _lost_peer_message(store, world_size, error)
+    if message and _is_first_to_report(store):
+        return UserError(message)
+    return PeerFailure("another process of this run has ended")
+
+
+def _has_lost_peer(error: BaseException) -> bool:
+    """Returns whether a collective has failed because another process has ended."""
+    if not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _LOST_PEER_MARKS)
+
+
+def _lost_peer_message(store: dist.Store, world_size: int, error: BaseException) -> str:
+    """Explains a failed collective. Returns "" if the launcher of the lost process reports how it ended (`spawn`)."""
+    message = str(error)
+    if "timed out" in message.lower():
+        return f"another process did not answer in time: {first_line(error)}"
+    if "/dev/shm" in message:
+        return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
+    if multiprocessing.parent_process() is None:
+        return f"{_ended_process(store, world_size)} ended without a message; was it killed, or does it exit?"
+    return ""
+
+
+def _ended_process(store: dist.Store, world_size: int) -> str:
+    """Names a process that has ended, as far as this machine can observe it."""
+    with suppress(dist.DistError):
+        for _ in range(20):  # its connections are closed a moment before it is gone
+            for rank in range(world_size):
+                if has_died(store.get(f"process/{rank}").decode()):
+                    return f"process {rank} of {world_size}"
+            time.sleep(0.05)
+    return "another process of this run"
+
+
+def _is_first_to_report(store: dist.Store) -> bool:
+    """Returns whether this process is the first that reports an error."""
+    try:
+        return store.add("user_error", 1) == 1
+    except dist.DistError:  # the store is gone, and with it the rank that has reported
+        return False
