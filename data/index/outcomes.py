@@ -36,18 +36,19 @@ def decide_outcomes(
         source: the labels; its ``images`` are numbered as in ``found`` and ``boxes``.
         num_labeled: by image, the rows of its labels, whether they can be used or not.
     """
-    found = sorted(found, key=_order)
-    reason_of = {f.image: f for f in reversed(found) if f.kind in kinds.IMAGE_LOST}
-    for image, row in _unusable_rows(found, boxes).items():
+    findings = sorted(found, key=_order)
+    # The finding for which an image is left out, by image: the first one about the image itself, else one about a row.
+    reason_of = {f.image: f for f in reversed(findings) if f.kind in kinds.IMAGE_LOST}
+    for image, row in _unusable_rows(findings, boxes).items():
         if image not in reason_of:
             reason_of[image] = _unusable_labels(row, source)
-            found.append(reason_of[image])
-    found.sort(key=_order)
+            findings.append(reason_of[image])
+    findings.sort(key=_order)
     is_used = np.ones(len(num_labeled), bool)
     is_used[list(reason_of)] = False
     is_incomplete = np.zeros(len(num_labeled), bool)
-    is_incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
-    return Outcomes(is_used, is_incomplete, _with_costs(found, reason_of, num_labeled))
+    is_incomplete[[f.image for f in findings if f.kind in kinds.ROW_LOST]] = True
+    return Outcomes(is_used, is_incomplete, _with_costs(findings, reason_of, num_labeled))
 
 
 def _order(finding: Finding) -> tuple[int, int]:

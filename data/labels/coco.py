@@ -219,14 +219,11 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
     categories = _categories(read_json(paths[0], _EXPECTED), paths[0])
-    for root in categories if len(categories) > 1 else ():
-        others = [c for c in categories if c is not root]
-        is_root = all(c.get("supercategory") == root["name"] for c in others)
-        if is_root and not any(_has_boxes(root, path) for path in dict.fromkeys(paths) if path.is_file()):
-            message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
-            get_logger().info(message, paths[0], root["name"])
-            categories = others
-            break
+    root = _root_category(categories, paths)
+    if root is not None:
+        message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
+        get_logger().info(message, paths[0], root["name"])
+        categories = [category for category in categories if category is not root]
     id_of: dict[str, int] = {}
     for category in categories:
         name = str(category["name"]).strip()
@@ -234,6 +231,17 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
             raise _same_name(name, id_of[name], category["id"], paths[0])
         id_of[name] = category["id"]
     return tuple(id_of)
+
+
+def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:
+    """Returns the category that all others name as their supercategory and that has no box; None without one."""
+    files = [path for path in dict.fromkeys(paths) if path.is_file()]
+    for root in categories:
+        others = [category for category in categories if category is not root]
+        is_root = bool(others) and all(category.get("supercategory") == root["name"] for category in others)
+        if is_root and not any(_has_boxes(root, path) for path in files):
+            return root
+    return None
 
 
 def _has_boxes(category: dict, path: Path) -> bool:
