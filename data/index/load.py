@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.decode import unread_summary
+from data.image_io.file_kinds import unread_summary
 from data.index.from_files import from_files
 from data.index.index import DatasetIndex, Scan
 from data.index.index_settings import IndexSettings

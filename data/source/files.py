@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data.image_io.decode import image_suffixes
+from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, OtherImages
@@ -91,7 +91,7 @@ def _list_one_label_file(
     all_images = [ListedImage(image, label_file) for image in split_images.sorted()]
     images = without_equal_views(all_images, split_images.views, spec.root, share_labels=True)
     if split in spec.originals:
-        other_images = spec.originals[split].others
+        other_images = spec.originals[split].other_images
     else:
         other_images = OtherSplits(spec, split, split_images.images).images_in_label_file(split_images.missing)
     return Listing(

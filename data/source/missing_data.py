@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.formats import LABEL_FORMATS
 from utils.errors import look_alike, one_line
 from utils.files.safe_io import open_regular

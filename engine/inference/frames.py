@@ -21,18 +21,9 @@ import cv2
 import numpy as np
 
 from data.image_io.channels import to_format
-from data.image_io.decode import (
-    ARRAY_SUFFIX,
-    IMAGE_SUFFIXES,
-    MAX_IMAGE_BYTES,
-    OnWarning,
-    decode_image,
-    image_suffixes,
-    read_header,
-    read_image,
-    unread_image,
-    unread_summary,
-)
+from data.image_io.decode import MAX_IMAGE_BYTES, OnWarning, decode_image, read_image
+from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
+from data.image_io.header import read_header
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_text
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login

@@ -232,7 +232,7 @@ class Results:
         return str(txt_file)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
-        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
+        """Writes each box's pixels, with a margin, to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
         names = [self.names[c] for c in self._classes()]
         write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], names)
 

@@ -40,6 +40,14 @@ class RunPlan:
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
 
+    @property
+    def config(self) -> TrainConfig:
+        return self.settings.config
+
+    @property
+    def hyp(self) -> Hyperparameters:
+        return self.settings.hyp
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:

@@ -42,7 +42,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
-    config = plan.settings.config
+    config = plan.config
     checkpoint = plan.checkpoint
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
     spec = open_data(plan.data_source, ctx)

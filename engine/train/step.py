@@ -113,18 +113,15 @@ class TrainStep:
             flags: of this rank; `reader` returns those of all ranks.
             samples: over all ranks; None: an image is a sample.
         """
-        before = flatten(self._statistics)  # restored below if the step is skipped
+        old_statistics = flatten(self._statistics)
+        # The strategy calls `_accumulate` once for each part of the step that this process computes.
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
+        packed_sums, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
+        sums = StepSums.unpack(packed_sums)
         num_images = sum(counts)
-        vector, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
-        sums = StepSums.unpack(vector)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
-        self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing
-        self.scaler.step(self._scaled_optimizer)  # the update of the weights: `OptimizerSet.step`
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        if self._statistics:
-            copy_from_flat(torch.where(nonfinite > 0, before, flatten(self._statistics)), self._statistics)
+        self._update_weights(nonfinite)
+        self._restore_statistics(old_statistics, nonfinite)
         self.ema.update(updates)
         values = DeviceValues(
             finite=1 - nonfinite,
@@ -134,6 +131,18 @@ class TrainStep:
             losses=sums.parts / sums.normalizer.clamp(min=1),
         )
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
+
+    def _update_weights(self, nonfinite: Tensor) -> None:
+        """Takes the step of the optimizer, which changes nothing if ``nonfinite`` () is 1, and drops the gradients."""
+        self.optimizer.found_nonfinite = nonfinite
+        self.scaler.step(self._scaled_optimizer)  # calls `OptimizerSet.step`
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def _restore_statistics(self, old: Tensor, nonfinite: Tensor) -> None:
+        """Undoes what a step has changed in the running statistics, if ``nonfinite`` () is 1."""
+        if self._statistics:
+            copy_from_flat(torch.where(nonfinite > 0, old, flatten(self._statistics)), self._statistics)
 
     @property
     def _scaled_optimizer(self) -> torch.optim.Optimizer:

@@ -180,7 +180,8 @@ def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray
     _, group = np.unique(groups, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    corners, sizes = xywh[order, :2], xywh[order, 2:]
+    corners = xywh[order, :2]
+    sizes = xywh[order, 2:]
     extent = np.maximum.reduceat(corners, starts) - np.minimum.reduceat(corners, starts)
     spread = extent / np.maximum.reduceat(sizes, starts)
     along_y = (spread[:, 1] > spread[:, 0])[group]

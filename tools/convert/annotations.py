@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.decode import IMAGE_SUFFIXES, suffix_of
+from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.image_names import ImageNames, loose
 from data.source.folder_splits import split_of
@@ -160,6 +160,10 @@ class Annotations:
     def has(self, stem: str) -> bool:
         """Returns whether the source has an image with this stem."""
         return loose(stem) in self._stems
+
+    def annotated(self) -> list[AnnotatedImage]:
+        """Returns what is known of the images of all splits."""
+        return [annotated for images in self.images.values() for annotated in images.values()]
 
     def num_images(self) -> int:
         """Counts the images below the source, and those that its files contain."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED
+from utils.interrupts import INTERRUPTED, exit_on_interrupt
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
@@ -155,6 +155,7 @@ def killed_by(number: int) -> str:
 
 
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+    exit_on_interrupt()
     end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import train
-from data.image_io.decode import read_header, read_image
+from data.image_io.decode import read_image
+from data.image_io.header import read_header
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
 from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
