@@ -50,7 +50,7 @@ class ScanReport:
 
     totals: dict[str, int]
     findings: FindingTable
-    ledger: Ledger = NOTHING  # covers the whole split, whatever a view uses of it
+    ledger: Ledger = NOTHING  # covers the whole split, whatever a run uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
     notes: tuple[str, ...] = ()  # what else a user should know
 
