@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from engine.inference.detection_stream import DetectionStream
-from engine.inference.frames import FileProblem, Frame, open_source
+from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
 from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import is_exported, open_model
+from engine.inference.open_source import open_source
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
 from engine.inference.settings import DetectionSettings, ResolvedSettings
 from models.postprocess.tiles import Tiles

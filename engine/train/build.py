@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from data.index.index import DatasetIndex
-from data.loading.build import TrainSamples, build_train_sampler, check_loader_settings, open_train_samples
+from data.loading.build import build_train_sampler
+from data.loading.check_settings import check_loader_settings
 from data.loading.loader import InfiniteDataLoader
+from data.loading.open_samples import TrainSamples, open_train_samples
 from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer

@@ -494,7 +494,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
         ("engine.commands.result_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
         ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "engine.inference.frames.read_image",
+            "engine.inference.open_source.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),
