@@ -15,12 +15,12 @@ from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
-SAME_IOU = 0.9  # boxes that overlap by more are about the same object
-MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
-MAX_PARTNERS = 2  # earlier boxes with which a box is paired, of its class and of other classes each
-TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
+SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
+MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
+MAX_PARTNERS = 2  # earlier boxes that a box is paired with: this many of its class, and of other classes
+TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
-# A class's frequencies in two splits differ if their ratio, and the significance of the difference, are above these.
+# The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
 MIN_RATIO = 2.0
 MIN_DEVIATIONS = 4.0
 
