@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import PendingEpoch, Position, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
@@ -148,11 +149,15 @@ def test_hooks_see_every_step_and_epoch_in_order():
         ("after_last_step", 0, 3), ("validate", 0, 3),
         ("score", 1, 0), ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
-    without_reads = [call for call in watch.calls if call[0] != "read"]
+    without_reads = [call for call in watch.calls if call[0] != "after_read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
     assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]
-    assert len(watch.of("read")) == len(watch.of("after_step")) == 2 * BATCHES
-    assert watch.of("read")[:3] == [("read", 0, 2), ("read", 0, 3), ("read", 0, 3)]  # a step late, all at the end
+    assert len(watch.of("after_read")) == len(watch.of("after_step")) == 2 * BATCHES
+    assert watch.of("after_read")[:3] == [
+        ("after_read", 0, 2),
+        ("after_read", 0, 3),
+        ("after_read", 0, 3),
+    ]  # a step late, all at the end
 
 
 @pytest.mark.parametrize(
@@ -345,13 +350,27 @@ def test_batches_become_steps():
     assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
 
 
-def test_nothing_is_prefetched_that_a_hook_decides():
-    class Decides(Hook):
-        decides_next_epoch = True
+class DecidesNextEpoch(Hook):
+    decides_next_epoch = True
 
-    for hooks, expected in (((), [1, 1, 1, 1, 1, 0]), ((Decides(),), [1, 1, 0, 1, 1, 0])):
-        trainer, counts = build(*hooks), []
-        count = trainer._batches_of_next_step
-        trainer._batches_of_next_step = lambda count=count, counts=counts: counts.append(count()) or counts[-1]
-        trainer.fit()
-        assert counts == expected
+
+@pytest.mark.parametrize(
+    ("hooks", "settings", "expected"),
+    [
+        ((), {}, [1, 1, 1, 1, 1, 0]),
+        ((), {"batch_size": 2, "nominal_batch": 4}, [1, 2, 1, 0]),  # steps of two batches and of one
+        ((DecidesNextEpoch(),), {}, [1, 1, 0, 1, 1, 0]),
+        ((DecidesNextEpoch(),), {"batch_size": 2, "nominal_batch": 4}, [1, 0, 1, 0]),
+    ],
+)
+def test_the_batches_of_the_next_step_are_prefetched_unless_a_hook_decides_them(monkeypatch, hooks, settings, expected):
+    counts = []
+    prefetch = Prefetcher.prefetch
+
+    def noted(prefetcher: Prefetcher, count: int) -> None:
+        counts.append(count)
+        prefetch(prefetcher, count)
+
+    monkeypatch.setattr(Prefetcher, "prefetch", noted)
+    build(*hooks, **settings).fit()
+    assert counts == expected
