@@ -43,7 +43,7 @@ class Predictor:
     ``settings`` may be replaced between calls. ``names`` has the class names by number.
     """
 
-    # Setting other attributes is an error.
+    # Programs of other packages set attributes such as ``conf``, which would have no effect here: there are no others.
     __slots__ = ("color", "device", "image_detector", "model", "names", "settings")
     task = "detect"
 
@@ -76,14 +76,15 @@ class Predictor:
         return f"Predictor({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
 
     def __getattr__(self, name: str) -> Any:
-        """Called for names that are not there."""
+        """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
         raise attribute_error("model", "a model", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError for other attributes, which would have no effect."""
-        if not hasattr(type(self), name):
-            raise attribute_error("model", "a model", name)
-        object.__setattr__(self, name, value)
+        """Raises AttributeError as `__getattr__` for an attribute that is neither in `__slots__` nor a property."""
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            raise attribute_error("model", "a model", name) from None
 
     def __call__(
         self,
