@@ -36,7 +36,7 @@ PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
 _RESULTS = "results.csv"
 _SETTINGS = "settings.yaml"
 _DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # phrases in error lines
-ERRORS = "errors.txt"  # file in the run's folder, with warnings of libraries and the traceback of a crash
+ERRORS = "errors.txt"  # file in the run's folder: warnings of libraries, and the traceback of a crash
 
 
 class TrainingFailed(UserError):

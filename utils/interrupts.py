@@ -24,9 +24,9 @@ def exit_on_interrupt() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """Makes Ctrl-C raise KeyboardInterrupt again, once if a launcher repeats it. While torch is being imported it still
-    ends the process. A handler that is not Python's or ours stays."""
-    if signal.getsignal(signal.SIGINT) in (_exit, signal.default_int_handler):
+    """Makes Ctrl-C raise KeyboardInterrupt again after `exit_on_interrupt`, once if a launcher repeats it. While torch
+    is being imported it still ends the process."""
+    if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, _raise)
 
 

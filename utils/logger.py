@@ -98,11 +98,11 @@ class _PlainLine(logging.Formatter):
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 
-def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
+def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     """Configures the project's logger for this process, replacing an earlier configuration.
 
     Args:
-        ctx_is_main: rank 0 logs INFO and above; other ranks log only warnings and errors.
+        is_main: rank 0 logs INFO and above; other ranks log only warnings and errors.
         file_follows: rank 0 keeps its records for the file that `continue_in_file` names later.
     """
     logger = get_logger()
@@ -111,13 +111,13 @@ def configure_logging(ctx_is_main: bool, *, file_follows: bool = False) -> None:
         with contextlib.suppress(OSError):  # a full disk
             handler.close()
     handlers: list[logging.Handler] = [_Terminal()]
-    if file_follows and ctx_is_main:
+    if file_follows and is_main:
         never = logging.CRITICAL + 1
         handlers.append(logging.handlers.MemoryHandler(MAX_KEPT_RECORDS, flushLevel=never, flushOnClose=False))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
-    logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
+    logger.setLevel(logging.INFO if is_main else logging.WARNING)
     logger.propagate = False
     for line in _early_lines:
         logger.info("%s", line)
@@ -169,6 +169,11 @@ def progress(
     if bars is not None:
         yield from bars(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
+    yield from _with_lines(iterable, desc=desc, total=total, unit=unit)
+
+
+def _with_lines(iterable: Iterable[T], *, desc: str, total: int | None, unit: str) -> Iterator[T]:
+    """Yields from ``iterable``, and logs how far it is. Arguments: see `progress`."""
     logger = get_logger()
     started = time.monotonic()
     last_time = started

@@ -22,7 +22,8 @@ from benchmarks.speed.turns import seconds_of
 from data.augment.plan import draw_plans, plan_labels
 from data.render.device import paint_layers, render_table
 from data.render.opencv import render_plan
-from data.render.table import PyramidLayout, RenderTable, build_table
+from data.render.pyramid import PyramidLayout
+from data.render.table import RenderTable, build_table
 from engine.train.step import TrainStep
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey, map_tensors

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
-from data.render.table import PyramidLayout
+from data.render.pyramid import PyramidLayout
 from utils.distributed.context import DistributedContext, max_over_ranks, shard_bounds
 from utils.distributed.groups import node_group
 from utils.errors import UserError

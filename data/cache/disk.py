@@ -2,7 +2,7 @@
 
 Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
 is read only after it is complete, and is never written again afterwards. On several nodes, each image can be decoded
-once in the whole run (`data.source.staging.file_exchange`).
+once in the whole run (`utils.distributed.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
 a second file records the size and the modification time of the complete file. If either has changed, because the file
@@ -30,8 +30,8 @@ import numpy as np
 from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
-from data.source.staging.file_exchange import exchange_items
 from utils.distributed.context import DistributedContext
+from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError

@@ -7,7 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from data.folds.assign import assign_folds, class_counts, groups_of, scan_settings
+from data.folds.assign import assign_folds, class_counts, scan_settings
+from data.folds.groups import groups_of
 from data.index.index import DatasetIndex
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec

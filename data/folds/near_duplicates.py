@@ -26,6 +26,7 @@ SIDE = 32  # side of a thumbnail, pixels
 MAX_DISTANCE = 7  # bits in which the hashes of near-duplicates may differ
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 2.0  # standard deviation of a thumbnail, gray levels
+_CHUNK_THUMBNAILS = 4096  # thumbnails that are hashed at a time
 _CHUNK_ROWS = 256  # hashes that are compared with all others at a time
 _CHUNK_PAIRS = 1 << 14  # pairs of thumbnails that are correlated at a time
 
@@ -46,16 +47,18 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
 
 def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
     """Returns the hashes, uint64 (N,), of thumbnails, uint8 (N, 32, 32)."""
-    frequency, position = np.arange(SIDE)[:, None], np.arange(SIDE)[None]
+    frequency = np.arange(SIDE)[:, None]
+    position = np.arange(SIDE)[None]
     basis = np.cos(np.pi * frequency * (2 * position + 1) / (2 * SIDE))  # DCT-II
     rows, columns = np.indices((SIDE, SIDE)).reshape(2, -1)
     lowest = np.argsort(rows + columns, kind="stable")[1:65]  # the 64 lowest after the mean
     hashes = np.zeros(len(thumbnails), np.uint64)
-    for start in range(0, len(thumbnails), 4096):
-        block = thumbnails[start : start + 4096].astype(np.float64)
+    for start in range(0, len(thumbnails), _CHUNK_THUMBNAILS):
+        block = thumbnails[start : start + _CHUNK_THUMBNAILS].astype(np.float64)
         spectrum = (basis @ block @ basis.T).reshape(len(block), -1)[:, lowest]
         bits = spectrum > np.median(spectrum, axis=1, keepdims=True)
-        hashes[start : start + 4096] = np.ascontiguousarray(np.packbits(bits, axis=1)).view(">u8")[:, 0]
+        packed = np.ascontiguousarray(np.packbits(bits, axis=1))
+        hashes[start : start + _CHUNK_THUMBNAILS] = packed.view(">u8")[:, 0]
     return hashes
 
 
@@ -69,10 +72,16 @@ def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Returns the correlations, float64 (P,), of pairs of thumbnails, uint8 (P, 32, 32) each."""
-    a, b = (t.reshape(len(t), SIDE * SIDE).astype(np.float32) for t in (a, b))
-    a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
+    a = _centered(a)
+    b = _centered(b)
     norm = np.sqrt((a * a).sum(1) * (b * b).sum(1))
     return np.divide((a * b).sum(1), norm, out=np.zeros_like(norm), where=norm > 0).astype(np.float64)
+
+
+def _centered(thumbnails: np.ndarray) -> np.ndarray:
+    """Returns thumbnails without their means, float32 (P, 1024)."""
+    flat = thumbnails.reshape(len(thumbnails), SIDE * SIDE).astype(np.float32)
+    return flat - flat.mean(1, keepdims=True)
 
 
 def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
@@ -97,7 +106,8 @@ def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np
         i = a[start : start + _CHUNK_PAIRS]
         j = b[start : start + _CHUNK_PAIRS]
         apart = parent[i] != parent[j]
-        i, j = i[apart], j[apart]
+        i = i[apart]
+        j = j[apart]
         alike = correlation(thumbnails[i], thumbnails[j]) >= MIN_CORRELATION
         parent = join_groups(parent, i[alike], j[alike])
     return parent
@@ -109,9 +119,12 @@ def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     ``parent``: the smallest member of each item's group, int64 (N,). Returns the same after joining.
     """
     while (parent[a] != parent[b]).any():
-        a, b = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
+        smaller = np.minimum(parent[a], parent[b])
+        larger = np.maximum(parent[a], parent[b])
+        a = smaller
+        b = larger
         parent = parent.copy()
-        np.minimum.at(parent, b, a)
+        np.minimum.at(parent, larger, smaller)
         while (parent[parent] != parent).any():
             parent = parent[parent]
     return parent
@@ -150,6 +163,7 @@ def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
     int64 each."""
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(names):
-        if match := re.fullmatch(r"(.+)\.rf\.\w+\.\w+", os.path.basename(name)):
+        match = re.fullmatch(r"(.+)\.rf\.\w+\.\w+", os.path.basename(name))
+        if match:
             groups.setdefault(match[1], []).append(i)
     return [np.array(group) for group in groups.values() if len(group) > 1]

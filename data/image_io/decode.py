@@ -14,58 +14,21 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
 
-from data.image_io.channels import (
-    NPY_MAGIC,
-    TIFF_MAGIC,
-    check_jpeg_channels,
-    read_npy,
-    read_tiff,
-    to_format,
-    with_channels,
-)
+from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, to_format, with_channels
+from data.image_io.file_kinds import unsupported_content
+from data.image_io.header import Header, exif_orientation, read_header
 from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import read_regular
 from utils.logger import get_logger
 from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
 from utils.pixels import RGB8, PixelFormat
-from utils.strings import counted
-
-# Lower case. Every OpenCV package on PyPI can decode these.
-_SUFFIXES = (
-    ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
-)
-IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
-# With 8-bit RGB images, .npy files are caches of other programs; in any other pixel format they are images.
-ARRAY_SUFFIX = ".npy"
-# Image formats that are not supported.
-_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
-_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
-# Suffixes of other files that often lie next to images. Such files are not opened to see whether they are images.
-_OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
-_OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
-_SIGNATURE_BYTES = 16
-# The first bytes of image files.
-_SIGNATURES = {
-    ".jpg": rb"\xff\xd8\xff",
-    ".png": rb"\x89PNG\r\n\x1a\n",
-    ".webp": rb"RIFF.{4}WEBP",
-    ".bmp": rb"BM.{4}\0{4}",
-    ".tif": rb"II\*\0|MM\0\*",
-    ".jp2": rb"\0{3}\x0cjP  ",
-    ".gif": rb"GIF8[79]a",
-    ".avif": rb".{4}ftypavi[fs]",
-    ".heic": rb".{4}ftyp(?:hei|hev|mif1|msf1)",
-}
 
 _COLOR = cv2.IMREAD_COLOR_RGB
 _REDUCED = {
@@ -74,11 +37,6 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
 MAX_IMAGE_BYTES = 1 << 31  # largest image file
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15, without DHT, JPG and DAC
-_SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: TEM, RST0..RST7
-_ORIENTATION_TAG = 0x0112
 _FLIP_CODES = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # for cv2.flip, by orientation; 5 to 8 are transposed first
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
@@ -88,74 +46,6 @@ OnWarning = Callable[[str, str], None]  # called with the path and the decoder's
 def log_damage(path: str, warning: str) -> None:
     """An `OnWarning` that logs the damage of an image that is used as far as its decoder could recover it."""
     get_logger().warning("%s: is damaged (%s); it is used as decoded", path, warning)
-
-
-class Header(NamedTuple):
-    """Facts from the header of an image file. Only a JPEG has the fields after ``kind``."""
-
-    kind: str  # "jpeg", "tiff", "npy" or "other"
-    orientation: int = 1  # EXIF, 1 to 8
-    stored_hw: tuple[int, int] = (0, 0)  # height and width before orientation
-    coded_at: int = 0  # byte at which the coded data of a sequential JPEG with one scan begins; 0 for other JPEGs
-
-    @property
-    def upright_hw(self) -> tuple[int, int]:
-        """Height and width of a JPEG after orientation."""
-        height, width = self.stored_hw
-        return (width, height) if self.orientation >= 5 else (height, width)
-
-
-def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
-    """Returns the suffixes, in lower case, of image files with these pixels."""
-    return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
-
-
-def _other_content(data: bytes) -> str:
-    """Says which unsupported image format the content has, and what to do; "" for any other content."""
-    kind = suffix_of(data[:_SIGNATURE_BYTES])
-    if kind not in _UNREAD_SUFFIXES:
-        return ""
-    return f"its content is that of a {kind} file, which is not supported; convert it to JPEG or PNG"
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file has the suffix of an image, supported or not."""
-    suffix = os.path.splitext(name)[1].lower()
-    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
-
-
-def suffix_of(content: bytes) -> str:
-    """Returns the suffix for image files that begin like ``content``, such as ".jpg"; "" if it is no known image."""
-    return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
-
-
-def unread_image(path: str | os.PathLike) -> str:
-    """Says why an image file is not read, and what to do; "" for an image that is read, and for any other file.
-
-    A file is not read if its format is not supported, or if it begins like an image but has another suffix.
-    """
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _UNREAD_SUFFIXES:
-        return f"{suffix} files are not supported; convert them to JPEG or PNG"
-    if suffix in IMAGE_SUFFIXES or suffix in _OTHER_SUFFIXES:
-        return ""
-    try:
-        with open_regular(path) as file:
-            start = file.read(_SIGNATURE_BYTES)
-    except OSError as error:
-        if explanation(error):
-            raise
-        return ""
-    kind = suffix_of(start)
-    if not kind:
-        return ""
-    remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
-    return f"its content is that of a {kind} file, but its suffix is not; {remedy}"
-
-
-def unread_summary(unread: Sequence[str]) -> str:
-    """Returns a line about files that are left out. ``unread``: the name and the `unread_image` reason of each."""
-    return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
 def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8) -> np.ndarray:
@@ -238,7 +128,7 @@ def imdecode(
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     image, kinds, blocks = decoded
     if image is None:
-        raise UserError(f"{path}: cannot be decoded ({_other_content(data) or 'damaged, or not an image'})")
+        raise UserError(f"{path}: cannot be decoded ({unsupported_content(data) or 'damaged, or not an image'})")
     if warning and on_warning is not None:
         on_warning(os.fspath(path), warning)
     exif = dict(zip(kinds, blocks)).get(cv2.IMAGE_METADATA_EXIF)
@@ -317,68 +207,6 @@ def read_source(
     return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
 
 
-def read_header(data: bytes, path: str | os.PathLike) -> Header:
-    """Reads the header in the content of an image file. Raises UserError if it is empty, or a truncated JPEG or PNG.
-
-    Pillow would take several times as long, for each image of each epoch.
-    """
-    try:
-        if not data:
-            raise ValueError("the file is empty")
-        if data[:2] == b"\xff\xd8":
-            return _read_jpeg(data)
-        for kind, _, end in png_chunks(data):
-            if end + 4 > len(data):  # OpenCV would allocate the stated length
-                raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
-    except ValueError as error:
-        raise UserError(f"{path}: damaged image ({error})") from None
-    if data[:6] == NPY_MAGIC:
-        return Header("npy")
-    if data[:4] in TIFF_MAGIC:
-        return Header("tiff")
-    return Header("other")
-
-
-def _read_jpeg(data: bytes) -> Header:
-    """Reads the header of a JPEG, marker by marker. Raises ValueError if it is damaged."""
-    stored_hw = (0, 0)
-    orientation = 1
-    components = b""  # their number in a sequential frame, one byte
-    at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            raise ValueError(f"no marker at byte {at}")
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-            continue
-        if marker in _JPEG_BARE:
-            at += 2
-            continue
-        if marker == 0xD9:
-            raise ValueError("it ends before the image data")
-        length = int.from_bytes(data[at + 2 : at + 4], "big")
-        if length < 2:
-            raise ValueError(f"bad segment length at byte {at}")
-        if marker in _JPEG_FRAMES and at + 9 <= len(data):
-            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
-            stored_hw = (height, width)
-            components = data[at + 9 : at + 10] if marker in _SEQUENTIAL else b""
-        elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            orientation = exif_orientation(data[at + 10 : at + 2 + length])
-        elif marker == 0xDA:
-            # In coded data 0xFF is followed by 0 or RSTn, so this finds the end marker, even before trailing bytes.
-            if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at + length) < 0:
-                raise ValueError("truncated: no end marker")
-            if not all(stored_hw):
-                raise ValueError("no size in the header")
-            scan_components = data[at + 4 : at + 5]
-            has_one_scan = scan_components != b"" and scan_components == components
-            return Header("jpeg", orientation, stored_hw, at + 2 + length if has_one_scan else 0)
-        at += 2 + length
-    raise ValueError("truncated in the header")
-
-
 def orientation_of(path: str | os.PathLike) -> int:
     """Returns the EXIF orientation, 1 to 8, that `read_image` applies to a file. Raises UserError as that does."""
     data = read_bytes(path)
@@ -389,30 +217,3 @@ def orientation_of(path: str | os.PathLike) -> int:
         return header.orientation
     _, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path)
     return exif_orientation(exif)
-
-
-def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yields kind, start and end of each chunk's content in a PNG, which may be cut off; nothing for other files."""
-    at = 8
-    kind = b""
-    while data[:8] == _PNG_MAGIC and at + 8 <= len(data) and kind != b"IEND":
-        length, kind = struct.unpack_from(">I4s", data, at)
-        yield kind, at + 8, at + 8 + length
-        at += length + 12
-
-
-def exif_orientation(tiff: bytes) -> int:
-    """Returns the orientation, 1 to 8, in an EXIF block (a TIFF header and its first directory); 1 without one."""
-    byte_order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if byte_order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(f"{byte_order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{byte_order}H", tiff, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
-            tag, field_type, _, value = struct.unpack_from(f"{byte_order}HHIH", tiff, entry)
-            if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
-                return value if 1 <= value <= 8 else 1
-    except struct.error:  # the block ends early
-        pass
-    return 1

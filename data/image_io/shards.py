@@ -153,8 +153,12 @@ def _check_paths(arrays: Mapping[str, np.ndarray]) -> None:
     # Splits into single names only if some name may be at fault: an index may have millions.
     if b".." in encoded or b"//" in encoded or b"\0" in encoded or (first_bytes == ord("/")).any():
         names = (encoded[start:end] for start, end in zip(offsets.tolist(), offsets[1:].tolist()))
-        is_outside = any({b"..", b""} & set(name.split(b"/")) or b"\0" in name for name in names)
-        _require(not is_outside, "a path leads out of its folder")
+        _require(not any(map(_leads_out, names)), "a path leads out of its folder")
+
+
+def _leads_out(name: bytes) -> bool:
+    parts = name.split(b"/")
+    return b".." in parts or b"" in parts or b"\0" in name
 
 
 def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:

@@ -23,7 +23,8 @@ import numpy as np
 from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
-from data.image_io.decode import Header, decode_image, imdecode, png_chunks, read_bytes, read_header
+from data.image_io.decode import OnWarning, decode_image, imdecode, read_bytes
+from data.image_io.header import Header, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -54,29 +55,32 @@ def check_image(
     """
     data = read_bytes(path)
     header = read_header(data, path)
+    if header.kind == "jpeg":
+        check_jpeg_channels(path, pixels)
+        _check_jpeg(data, header, path, decode=decode)
+        return header.upright_hw
     warnings: list[str] = []
+    image = decode_image(data, header, path, on_warning=_append_to(warnings), pixels=pixels, largest=largest)
+    for chunk, begin, end in png_chunks(data):
+        if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            warnings.append(f"wrong checksum of chunk {chunk.decode('latin-1')!r}")
+    if warnings:
+        raise UserError(f"{path}: damaged image ({warnings[0]})")
+    height, width = image.shape[:2]
+    return height, width
 
-    def on_warning(_: str, warning: str) -> None:
-        warnings.append(warning)
 
-    if header.kind != "jpeg":
-        image = decode_image(data, header, path, on_warning=on_warning, pixels=pixels, largest=largest)
-        for chunk, begin, end in png_chunks(data):
-            if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-                warnings.append(f"wrong checksum of chunk {chunk.decode('latin-1')!r}")
-        if warnings:
-            raise UserError(f"{path}: damaged image ({warnings[0]})")
-        height, width = image.shape[:2]
-        return height, width
-    check_jpeg_channels(path, pixels)
+def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:
+    """Implements `check_image` for a JPEG."""
     start = header.coded_at
     has_one_scan = start > 0 and math.prod(header.upright_hw) <= _MAX_PIXELS
     is_plausible = has_one_scan and not coded_data_defect(data, start) and _is_header_accepted(data, header)
     if is_plausible and not decode:
-        return header.upright_hw
+        return
     error_type = HiddenDamageError if is_plausible else UserError
+    warnings: list[str] = []
     try:
-        imdecode(data, _CHECK_FLAGS, path, on_warning)
+        imdecode(data, _CHECK_FLAGS, path, _append_to(warnings))
     except UserError as error:
         raise error_type(str(error)) from None
     # After a stray marker decoders continue with zeros, without a warning if only the last few blocks are lost.
@@ -85,7 +89,11 @@ def check_image(
         warnings.append(f"marker 0x{marker[0].hex()} among the coded data, at byte {marker.start()}")
     if warnings:
         raise error_type(f"{path}: damaged image ({warnings[0]})")
-    return header.upright_hw
+
+
+def _append_to(warnings: list[str]) -> OnWarning:
+    """Returns an `OnWarning` that appends the decoder's warnings to a list."""
+    return lambda _, warning: warnings.append(warning)
 
 
 def coded_data_defect(data: bytes, start: int) -> str:

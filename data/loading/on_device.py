@@ -14,7 +14,8 @@ from data.loading.packed_pixels import PackedPixels
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate_quad
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
-from data.render.table import PyramidLayout, build_table
+from data.render.pyramid import PyramidLayout
+from data.render.table import build_table
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
 from utils.config.settings import TrainConfig

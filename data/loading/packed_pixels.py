@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from data.loading.shared_memory import new_pixels
-from data.render.table import Patches, level_image
+from data.render.pyramid import Patches, level_image
 from utils.pixels import RGB8, PixelFormat
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from utils.errors import first_line
 from utils.logger import get_logger
 from utils.structures import GRAY, Batch, map_tensors
 
-PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # painted together: they fit a CPU's cache, or limit GPU memory
+# Canvas pixels that are painted together: they fit a CPU's cache, or limit GPU memory.
+PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
+_PIXELS_AT_ONCE_ELSEWHERE = 2**22  # on other devices
 
 Painter = Callable[..., Tensor]
 
@@ -116,15 +118,15 @@ def paint_layers(
 
     The arguments are the fields of `RenderTable`, and source pixels (P, C).
     """
-    x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw)
-    x_floor = x.floor()
-    y_floor = y.floor()
-    right_weight = (x - x_floor).unsqueeze(-1)
-    lower_weight = (y - y_floor).unsqueeze(-1)
-    upper = origin + pitch * y_floor.long()
-    lower = origin + pitch * y.ceil().long()
+    source = _find_sources(geometry, address, canvas_hw)
+    x_floor = source.x.floor()
+    y_floor = source.y.floor()
+    right_weight = (source.x - x_floor).unsqueeze(-1)
+    lower_weight = (source.y - y_floor).unsqueeze(-1)
+    upper = source.origin + source.pitch * y_floor.long()
+    lower = source.origin + source.pitch * source.y.ceil().long()
     left = x_floor.long()
-    right = x.ceil().long()
+    right = source.x.ceil().long()
     samples = _indexable(pixels)
     largest = 255.0 if pixels.dtype == torch.uint8 else 65535.0
 
@@ -132,20 +134,24 @@ def paint_layers(
         return _float(samples[start + left]) * (1 - right_weight) + _float(samples[start + right]) * right_weight
 
     value = interpolated_row(upper) * (1 - lower_weight) + interpolated_row(lower) * lower_weight
-    value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
+    value = torch.where(source.is_covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
     for operation, values in zip(operations, parameters):
         value = operation(value, values)
     return (value.clamp(0, largest) + 0.5).to(pixels.dtype)
 
 
-def _sources(
-    geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Finds the source of every canvas pixel.
+class _Sources(NamedTuple):
+    """The source of every canvas pixel, tensors (L, H, W)."""
 
-    Returns tensors (L, H, W): x and y in the source (integers are pixel centers), address and pitch of the source, and
-    whether there is one.
-    """
+    x: Tensor  # float32, in the source; integers are pixel centers
+    y: Tensor
+    origin: Tensor  # int64, address of the source's pixel (0, 0)
+    pitch: Tensor  # int64, pixels per row of the source
+    is_covered: Tensor  # bool, whether any patch covers the canvas pixel
+
+
+def _find_sources(geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int]) -> _Sources:
+    """Finds the source of every canvas pixel."""
     height, width = canvas_hw
     device = geometry.device
     layers = len(geometry)
@@ -162,7 +168,8 @@ def _sources(
         patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
         patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
         depth = (matrix[6] * column + matrix[8]) + matrix[7] * line  # 1 without perspective
-        patch_x, patch_y = patch_x / depth, patch_y / depth
+        patch_x = patch_x / depth
+        patch_y = patch_y / depth
         here = (patch_x >= inside[0]) & (patch_y >= inside[1]) & (patch_x < inside[2]) & (patch_y < inside[3])
         here = here & (depth > 0)  # not beyond the horizon
         x = torch.where(here, torch.minimum(torch.maximum(patch_x - 0.5, read[0]), read[2]), x)
@@ -170,7 +177,7 @@ def _sources(
         origin = torch.where(here, address[:, slot, 0, None, None], origin)
         pitch = torch.where(here, address[:, slot, 1, None, None], pitch)
         covered = covered | here
-    return x, y, origin, pitch, covered
+    return _Sources(x, y, origin, pitch, covered)
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_layers) -> Tensor:
@@ -183,7 +190,7 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_laye
     height, width = table.canvas_hw
     layers = len(table.geometry)
     rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
-    at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
+    at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, _PIXELS_AT_ONCE_ELSEWHERE) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
         chunk = slice(first, first + at_once)
         rendered[chunk] = paint(

@@ -1,4 +1,9 @@
-"""Describes a data set: how a command names it, its classes, and where the images and labels of its splits are."""
+"""Describes a data set.
+
+A command names it by a `DataSource`. `data.source.open.open_data` reads what that names, a YAML (`dataset_yaml`) or a
+folder (`folder`), to a `DatasetSpec`: the classes, and for each split a `SplitSource`, which says where its images and
+labels are. `data.source.files.list_split` lists these files.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +56,11 @@ class DataSource:
 
 
 class Original(NamedTuple):
-    """Keeps what the listing of a split found and a copy of its files does not show."""
+    """Keeps what the listing of a split says that its copy (``--stage``) does not show."""
 
     findings: tuple[Finding, ...]
     unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
-    others: OtherImages
+    other_images: OtherImages  # see `Listing`
 
 
 @dataclass(frozen=True, slots=True)

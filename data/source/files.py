@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data.image_io.decode import image_suffixes
+from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, OtherImages
@@ -45,7 +45,7 @@ class Listing:
     findings: list[Finding] = field(default_factory=list)
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    hidden: int = 0  # number of images left out because symbolic links show them under another name
+    num_equal_views: int = 0  # number of images left out because symbolic links show them under another name
     others: OtherImages = OtherImages()  # images that one label file for all may name, too
 
 
@@ -91,7 +91,7 @@ def _list_one_label_file(
     all_images = [ListedImage(image, label_file) for image in split_images.sorted()]
     images = without_equal_views(all_images, split_images.views, spec.root, share_labels=True)
     if split in spec.originals:
-        other_images = spec.originals[split].others
+        other_images = spec.originals[split].other_images
     else:
         other_images = OtherSplits(spec, split, split_images.images).images_in_label_file(split_images.missing)
     return Listing(
@@ -100,7 +100,7 @@ def _list_one_label_file(
         label_format=label_format,
         findings=split_images.findings,
         lists=split_images.lists,
-        hidden=len(all_images) - len(images),
+        num_equal_views=len(all_images) - len(images),
         others=other_images,
     )
 
@@ -129,7 +129,7 @@ def _list_label_file_per_image(
         findings=findings,
         lists=split_images.lists,
         unusual_labels=found_labels.unusual,
-        hidden=len(found_labels.images) - len(images),
+        num_equal_views=len(found_labels.images) - len(images),
     )
 
 

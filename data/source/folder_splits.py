@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.file_kinds import IMAGE_SUFFIXES
 from utils.errors import UserError
 
 IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's

@@ -111,13 +111,15 @@ class Checkpointer(BackgroundWriter):
         try:
             write_checkpoint(content, path)
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
-            remedy = "free some space" if is_full else "check the disk"
-            if self.last.exists():
-                advice = (
-                    f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
-                )
-            else:
-                advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
-            raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
+            raise UserError(self._write_failure(path, error)) from None
+
+    def _write_failure(self, path: Path, error: OSError) -> str:
+        """Says that a file could not be written, and what to do."""
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
+        remedy = "free some space" if is_full else "check the disk"
+        if self.last.exists():
+            advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
+        else:
+            advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
+        return f"{path}: could not be written ({reason}); {advice}"

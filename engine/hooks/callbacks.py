@@ -129,18 +129,19 @@ class UserCallbacks(Hook):
 
     def _call(self, name: str, trainer: Training) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
-        if name in self._callbacks and not self._failure:
-            state = self._state
-            progress = trainer.progress
-            state.epoch = progress.epoch
-            state.epochs = trainer.epochs
-            state.step = progress.updates
-            state.steps_per_epoch = trainer.steps.per_epoch
-            state.losses = progress.mean_losses(trainer.step.criterion.names)
-            try:
-                self._callbacks[name](state)
-            except (Exception, SystemExit) as error:
-                self._fail(name, error, trainer)
+        if name not in self._callbacks or self._failure:
+            return
+        state = self._state
+        progress = trainer.progress
+        state.epoch = progress.epoch
+        state.epochs = trainer.epochs
+        state.step = progress.updates
+        state.steps_per_epoch = trainer.steps.per_epoch
+        state.losses = progress.mean_losses(trainer.step.criterion.names)
+        try:
+            self._callbacks[name](state)
+        except (Exception, SystemExit) as error:
+            self._fail(name, error, trainer)
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         """Writes the traceback to the log, and ends the run."""

@@ -1,5 +1,14 @@
 """Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
-(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
+(engine/train/trainer.py), as detectron2's ``HookBase`` does:
+
+    start
+      before_epoch                               each epoch
+        after_step, after_read                   each step
+      after_last_step, validate                  the steps of the epoch are done
+      score, record, (the run is saved), report  now, or for a pending epoch an epoch later: after validate_pending
+      after_epoch
+    after_steps, after_training, finish
+"""
 
 from __future__ import annotations
 
@@ -26,7 +35,7 @@ Point = Literal[
     "start",
     "before_epoch",
     "after_step",
-    "read",
+    "after_read",
     "after_last_step",
     "validate",
     "validate_pending",
@@ -83,7 +92,7 @@ class Training(Protocol):
     def call(self, point: Point, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
-    def read(self, *, leave: int) -> StepFlags: ...
+    def read_values(self, *, leave: int) -> StepFlags: ...
 
 
 class Hook:
@@ -96,10 +105,8 @@ class Hook:
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
 
-    The end of an epoch has points of its own, so that each hook finds what it needs wherever it is in the list:
-    `after_last_step`, `validate`, `score` and `record`, a save, `report` and `after_epoch`. For an epoch that other
-    processes validate (`Epoch.pending`), those from `score` to `report` follow after `validate_pending`, when the steps
-    of the next epoch are done.
+    The end of an epoch has several points, so that each hook finds what it needs wherever it is in the list. An epoch
+    is pending (`Epoch.pending`) while other processes validate it.
     """
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
@@ -114,7 +121,7 @@ class Hook:
     def after_step(self, trainer: Training) -> Action | None:
         """Called after each step of the optimizer."""
 
-    def read(self, trainer: Training, values: StepValues) -> Action | None:
+    def after_read(self, trainer: Training, values: StepValues) -> Action | None:
         """Called when the host has the values of a step: one step late, or before something is saved."""
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:

@@ -25,7 +25,7 @@ class NonFiniteSteps(Hook):
     def __init__(self) -> None:
         self._are_blank: list[bool] = []  # whether all images have a single color, for each bad step in a row
 
-    def read(self, trainer: Training, values: StepValues) -> None:
+    def after_read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress
         if values.finite:
             self._are_blank = []

@@ -29,9 +29,10 @@ class EpochResults(Hook):
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        epoch.row |= {f"train/{name}": value for name, value in losses.items()}
         optimizer = trainer.step.optimizer
         optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
-        epoch.row |= {f"train/{name}": value for name, value in losses.items()} | optimizer.rates()
+        epoch.row |= optimizer.rates()
 
     def score(self, trainer: Training, epoch: Epoch) -> None:
         scores = None
@@ -78,7 +79,11 @@ class _SharedScores:
     @staticmethod
     def of(result: EvalResult, fitness: Fitness) -> _SharedScores:
         return _SharedScores(
-            fitness.of(result), result.class_ap, result.threshold, result.plain_confidence, result.scored_confidence
+            fitness=fitness.of(result),
+            class_ap=result.class_ap,
+            threshold=result.threshold,
+            plain_confidence=result.plain_confidence,
+            scored_confidence=result.scored_confidence,
         )
 
     def note_thresholds(self, progress: Progress) -> None:
@@ -90,8 +95,11 @@ class _SharedScores:
 
 def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
     """Orders the columns of results.csv: the time, losses of training, ``metrics``, then the rest of ``row``."""
-    losses = {name: value for name, value in row.items() if name.startswith("train/")}
-    return {"time": row["time"], **losses, **metrics, **row}
+    ordered = {"time": row["time"]}
+    ordered |= {name: value for name, value in row.items() if name.startswith("train/")}
+    ordered |= metrics
+    ordered |= row  # what is there already keeps its place
+    return ordered
 
 
 class ClassWeights(Hook):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.hooks.tracking import Note, Tracking
+from engine.hooks.tracking import TrackedRun, Tracking
 from utils.errors import UserError, first_line
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
@@ -44,21 +44,21 @@ class Mlflow:
     def __init__(self) -> None:
         self._run_id = ""
 
-    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
         from mlflow.tracking import MlflowClient
 
         folder = folder.resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
-        if note.key:
-            self._client.update_run(note.key, status="RUNNING")
-            self._run_id = note.key
-            epochs = [metric.step for metric in self._client.get_metric_history(note.key, "time")]
-            return Note(note.key, max(epochs, default=0))
+        if tracked.key:
+            self._client.update_run(tracked.key, status="RUNNING")
+            self._run_id = tracked.key
+            epochs = [metric.step for metric in self._client.get_metric_history(tracked.key, "time")]
+            return TrackedRun(tracked.key, max(epochs, default=0))
         if not self._run_id:  # else an earlier call has failed after this
             self._run_id = self._create_run(folder, uri)
         self._log_parameters(settings)
-        return Note(self._run_id)
+        return TrackedRun(self._run_id)
 
     def _create_run(self, folder: Path, uri: str | None) -> str:
         """Returns the id of a new run in the experiment, which is made if it does not exist."""
@@ -107,14 +107,14 @@ class Wandb:
     name = "Weights & Biases"
     _run: WandbRun  # set by `open`, which is called first
 
-    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
         import wandb
 
         folder = folder.resolve()
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
-            id=note.key or uuid.uuid4().hex[:16],
+            id=tracked.key or uuid.uuid4().hex[:16],
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
             config=dict(settings),
@@ -123,7 +123,7 @@ class Wandb:
         )
         location = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
         get_logger().info("Weights & Biases: %s", location)
-        return Note(run.id, max(run.step - 1, note.epoch))  # files of an offline run are not read back
+        return TrackedRun(run.id, max(run.step - 1, tracked.epoch))  # files of an offline run are not read back
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=epoch)

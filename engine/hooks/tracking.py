@@ -30,15 +30,15 @@ REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "c
 
 
 @dataclass(frozen=True)
-class Note:
+class TrackedRun:
     """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
 
     key: str = ""  # by which the service finds its run; "": there is none yet
     epoch: Count = 0  # the last one tracked
 
     @staticmethod
-    def read(path: Path) -> Note:
-        return build(Note, json.loads(path.read_text("utf-8")), str(path))
+    def read(path: Path) -> TrackedRun:
+        return build(TrackedRun, json.loads(path.read_text("utf-8")), str(path))
 
 
 class Service(Protocol):
@@ -47,9 +47,9 @@ class Service(Protocol):
     flag: str  # value of ``--tracker``
     name: str  # in messages
 
-    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
-        """Starts the tracked run for the run in ``folder``, or continues the one that ``note`` names. Returns its key
-        and the last epoch that the service has. Called again if it raises."""
+    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
+        """Starts a run for that in ``folder``, or continues ``tracked`` if it has a key. Returns its key and the last
+        epoch that the service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
@@ -73,7 +73,7 @@ class Tracking(Hook):
         self._close_s = close_s
         self._finish_s = finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=service.name, daemon=True)
+        self._thread = threading.Thread(target=self._make_calls, name=service.name, daemon=True)
         self._is_open = False
         self._is_complete = False
         self._has_warned = False
@@ -84,21 +84,27 @@ class Tracking(Hook):
         self._settings = run.settings.by_name()
         self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
+        self._tracked = self._read_tracked(trainer)
+        self._thread.start()
+        self._queue_update()
+
+    def _read_tracked(self, trainer: Training) -> TrackedRun:
+        """Returns the tracked run that this one continues; one without a key if it is to be new."""
+        run = trainer.run
+        epoch = trainer.progress.epoch
         if run.checkpoint is None and run.config.exist_ok:
             # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
             self._path.unlink(missing_ok=True)
-        self._note = Note.read(self._path) if self._path.exists() else Note()
-        if self._note.epoch > trainer.progress.epoch and _trains_otherwise(trainer):
-            name = self._service.name
-            get_logger().info(
-                "%s: a new run, as other epochs follow epoch %d than before", name, trainer.progress.epoch
-            )
-            self._note = Note()  # no service takes other values for an epoch that it has
-        self._thread.start()
-        self._update()
+        if not self._path.exists():
+            return TrackedRun()
+        tracked = TrackedRun.read(self._path)
+        if tracked.epoch > epoch and _trains_otherwise(trainer):
+            get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
+            return TrackedRun()  # no service takes other values for an epoch that it has
+        return tracked
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
-        self._update()
+        self._queue_update()
 
     def finish(self, trainer: Training) -> None:
         self._is_complete = True
@@ -106,7 +112,7 @@ class Tracking(Hook):
     def close(self) -> None:
         if not self._thread.is_alive():
             return
-        self._update()
+        self._queue_update()
         self._calls.put(self._end)
         self._calls.put(None)
         name = self._service.name
@@ -116,14 +122,15 @@ class Tracking(Hook):
         if self._thread.is_alive():
             get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", name, timeout_s)
             return
-        missing = sum(epoch > self._note.epoch for epoch in self._table.rows)
+        missing = sum(epoch > self._tracked.epoch for epoch in self._table.rows)
         if missing:
             get_logger().warning("%s lacks %s that results.csv has", name, counted(missing, "epoch"))
 
-    def _update(self) -> None:
+    def _queue_update(self) -> None:
+        """Queues the epochs that results.csv has now."""
         self._calls.put(partial(self._synchronize, dict(self._table.rows)))
 
-    def _run(self) -> None:
+    def _make_calls(self) -> None:
         """Makes the calls of the queue, up to None. Runs in the thread."""
         while (call := self._calls.get()) is not None:
             try:
@@ -137,17 +144,17 @@ class Tracking(Hook):
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
-            self._keep(self._service.open(self._folder, self._note, self._settings))
+            self._remember(self._service.open(self._folder, self._tracked, self._settings))
             self._is_open = True
         for epoch, row in sorted(rows.items()):
-            if epoch > self._note.epoch:
+            if epoch > self._tracked.epoch:
                 self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
-                self._keep(Note(self._note.key, epoch))
+                self._remember(TrackedRun(self._tracked.key, epoch))
 
-    def _keep(self, note: Note) -> None:
-        """Stores the newest note in the run's folder."""
-        self._note = note
-        write_whole(self._path, json.dumps(asdict(note)) + "\n")
+    def _remember(self, tracked: TrackedRun) -> None:
+        """Remembers how far the service has come, in the run's folder, too."""
+        self._tracked = tracked
+        write_whole(self._path, json.dumps(asdict(tracked)) + "\n")
 
     def _end(self) -> None:
         """Stores the files of a complete run, and ends the tracked run."""

@@ -25,6 +25,8 @@ from utils.structures import DetectionTable
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
 FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
+CROP_GAIN = 1.02
+CROP_MARGIN_PX = 10
 _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives to the frames of videos
 
 
@@ -176,8 +178,12 @@ def safe_name(name: str) -> str:
 
 
 def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the row and the pixels, a view, of each box (N, 4) that is not empty, rounded outward to whole pixels."""
-    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    """Yields the row and the pixels, a view, of each box (N, 4) that is not outside the image, with the margin that
+    YOLOv5 and Ultralytics give crops: a side is `CROP_GAIN` times as long, and `CROP_MARGIN_PX` longer; fractions of
+    pixels are cut off."""
+    center, side = np.split(xyxy_to_cxcywh(boxes_xyxy_px), 2, 1)
+    half = (side * CROP_GAIN + CROP_MARGIN_PX) / 2
+    corners = np.concatenate([center - half, center + half], 1).astype(int)  # rounds towards zero
     for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
         crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
         if crop.size:

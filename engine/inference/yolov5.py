@@ -27,8 +27,6 @@ from utils.machine.packages import require_package
 from utils.strings import counted
 
 SAVE_DIR = "runs/detect/exp"
-CROP_GAIN = 1.02
-CROP_MARGIN_PX = 10
 _CORNERS = ["xmin", "ymin", "xmax", "ymax"]
 _CENTERS = ["xcenter", "ycenter", "width", "height"]
 _COLUMNS = {"xyxy": _CORNERS, "xyxyn": _CORNERS, "xywh": _CENTERS, "xywhn": _CENTERS}
@@ -217,7 +215,7 @@ class Yolov5Results(ResultList):
 
     def crop(self, save: bool = True, save_dir: str | Path = SAVE_DIR, exist_ok: bool = False) -> list[dict[str, Any]]:
         """Returns a record of each detection: ``box`` (x1, y1, x2, y2), ``conf``, ``cls``, ``label``, and ``im``, its
-        pixels, uint8 BGR, with a margin as YOLOv5 cuts them. ``save`` also writes them to crops/CLASS/STEM_ROW.jpg in a
+        pixels, uint8 BGR, see `crop_images`. ``save`` also writes them to crops/CLASS/STEM_ROW.jpg in a
         new folder, as `save` makes it."""
         folder = _new_folder(save_dir, exist_ok) if save else None
         stem_of = UniqueStems()
@@ -226,14 +224,13 @@ class Yolov5Results(ResultList):
             boxes = result.boxes.numpy()
             classes = boxes.cls.astype(int).tolist()
             labels = label_texts(self.names, classes, boxes.conf)
-            corners = _with_margin(boxes.xywh)
-            for row, image in crop_images(result.image, corners):
+            for row, image in crop_images(result.image, boxes.xyxy):
                 *box, conf, cls = result.boxes.data[row]
                 pixels = np.ascontiguousarray(image[..., ::-1])
                 records.append({"box": box, "conf": conf, "cls": cls, "label": labels[row], "im": pixels})
             if folder:
                 names = [self.names[c] for c in classes]
-                write_crops(folder / "crops", stem_of(result.path), result.image, corners, names)
+                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, names)
         if folder:
             print(f"Saved {counted(len(records), 'crop')} to {folder}")
         return records
@@ -259,14 +256,6 @@ class Yolov5Results(ResultList):
         table["class"] = table["class"].astype(int)
         table["name"] = [self.names[c] for c in table["class"]]
         return table
-
-
-def _with_margin(boxes_xywh: np.ndarray) -> np.ndarray:
-    """Returns the corners (N, 4), whole pixels, of what YOLOv5 cuts out around boxes (N, 4) with their centers: each
-    side is `CROP_GAIN` times as long, and `CROP_MARGIN_PX` longer; fractions of pixels are cut off."""
-    center, side = np.split(boxes_xywh, 2, 1)
-    half = (side * CROP_GAIN + CROP_MARGIN_PX) / 2
-    return np.trunc(np.concatenate([center - half, center + half], 1))
 
 
 def _with_scores(boxes: Boxes, form: str) -> Tensor:

@@ -29,7 +29,7 @@ from utils.program import resume_flag, write_result
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
-_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
 
@@ -99,7 +99,7 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
 def _lock(folder: Path) -> FileLock:
     """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
-    holder = lock.acquire(_PATIENCE_S)
+    holder = lock.acquire(LOCK_PATIENCE_S)
     if holder:
         raise UserError(
             f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "

@@ -106,7 +106,7 @@ def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -
     """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
     plan = _plan_from_checkpoint(ctx, command, path)
     if plan.checkpoint is not None:
-        check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
+        check_can_continue(plan.checkpoint, plan.config, command.explicit_flags)
     return plan
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.optim.schedule import StepPlan
-from engine.parallel.ddp import resolve_virtual_ranks
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import FullBatch, build_step
@@ -183,33 +183,29 @@ def prepare_step(
     Args:
         images: per shard of the batch; the step takes this process's shards.
     """
-    config = settings.config
-    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    virtual_ranks = resolve_virtual_ranks(ctx, settings.config)
     shards = virtual_ranks or ctx.world_size
     shards_here = max(virtual_ranks // ctx.world_size, 1)
     images_here = images * shards_here
-    config = replace(config, batch_size=images * shards * samples_per_image(config))
-    steps = plan_steps(config)
-    model = copy.deepcopy(model)
-    single_config = replace(
-        config, virtual_ranks=shards_here if virtual_ranks else 0, compile=False, zero=False, sync_bn=0
-    )
+    samples = samples_per_image(settings.config)
+    config = replace(settings.config, batch_size=images * shards * samples)
+    steps = plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
+    alone = replace(config, virtual_ranks=shards_here if virtual_ranks else 0, compile=False, zero=False, sync_bn=0)
     step = build_step(
         DistributedContext.single(ctx.device),
-        RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # chosen when the images are known
-        model,
+        RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # not chosen yet, and takes no memory
+        copy.deepcopy(model),
         criterion,
-        steps=steps,  # their number decides about the optimizer (auto), and whether cuDNN searches for kernels
+        steps=steps,
         batch=FullBatch(images_here),
     )
-    # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
     side = largest_side(config, model)
-    boxes = BOXES * samples_per_image(config)
-    labels = box_labels(boxes, model.num_classes, ignores=config.keep_old)
+    labels = box_labels(BOXES * samples, model.num_classes, ignores=config.keep_old)
+    # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
     batches = [blank_batch(images_here, side, labels, ctx.device, pixels) for _ in range(2 * steps.accumulate)]
 
     def take_step() -> None:
-        used = batches[: min(steps.accumulate, 2)]
+        used = batches[: min(steps.accumulate, 2)]  # gradients are accumulated from the second one on
         step(used, [images_here] * len(used), updates=1)
         step.reader.pop(leave=0)
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from data.index.index import DatasetIndex
-from data.loading.build import TrainSamples, build_train_sampler, check_loader_settings, open_train_samples
+from data.loading.build import build_train_sampler
+from data.loading.check_settings import check_loader_settings
 from data.loading.loader import InfiniteDataLoader
+from data.loading.open_samples import TrainSamples, open_train_samples
 from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
@@ -68,7 +70,7 @@ def build_training(
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
     # On an error it reads the plan of then, with the batch size that has been found.
-    stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.settings.config)))
+    stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
     optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
@@ -78,11 +80,11 @@ def build_training(
     data = open_run_data(ctx, plan)
     starting_model = build_run_model(ctx, plan, data)
     model = starting_model.model
-    samples = open_train_samples(ctx, plan.settings.config, plan.settings.hyp, data.spec, stride=model.stride)
+    samples = open_train_samples(ctx, plan.config, plan.hyp, data.spec, stride=model.stride)
     plan = choose_batch_size(ctx, plan, data, model, samples)
     warn_of_unused_settings(ctx, plan.settings, data, model)
     loaders = build_loaders(ctx, plan.settings, data, model, samples)
-    steps = step_plan(plan.settings.config, len(loaders.train))
+    steps = step_plan(plan.config, len(loaders.train))
     fit_anchors(plan, model, loaders.train.index)
     plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
     settings = plan.settings  # all are chosen
@@ -129,7 +131,7 @@ def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
 def check_same_plan(ctx: DistributedContext, plan: RunPlan) -> None:
     """Raises UserError when the processes do not have the same settings, or not the same position of a checkpoint."""
     progress = None if plan.checkpoint is None else asdict(plan.checkpoint.progress)
-    check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
+    check_same_run(ctx, plan.config, plan.hyp, progress)
 
 
 def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
@@ -148,7 +150,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> St
     """Builds the model on its device: with starting weights, or, for a run that continues, as its checkpoint describes
     it (`restore_run` loads the weights). Raises UserError when the processes do not have the same, and for layers that
     other settings rule out."""
-    config = plan.settings.config
+    config = plan.config
     spec = data.spec
     if plan.checkpoint is None:
         names = class_names(spec, config.single_cls)
@@ -184,19 +186,18 @@ def choose_batch_size(
     ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: TrainSamples
 ) -> RunPlan:
     """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
-    settings = plan.settings
-    if settings.config.batch_size != FIND_BATCH_SIZE:
+    if plan.config.batch_size != FIND_BATCH_SIZE:
         return plan
 
     def plan_steps(config: TrainConfig) -> StepPlan:
-        sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
+        sampler = build_train_sampler(ctx, config, plan.hyp, samples, stride=model.stride)
         return step_plan(config, epoch_batches=len(sampler))
 
-    criterion = build_criterion(ctx, settings, model, data.teacher)
-    batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
-    settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
-    check_settings(ctx, settings)
-    return replace(plan, settings=settings)
+    criterion = build_criterion(ctx, plan.settings, model, data.teacher)
+    batch_size = batch_that_fits(ctx, plan.settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
+    chosen = plan.with_batch_size(batch_size)
+    check_settings(ctx, chosen.settings)
+    return chosen
 
 
 def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> None:
@@ -212,10 +213,10 @@ def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     continues has those of its checkpoint."""
     if model.head.anchors is None or plan.checkpoint is not None:
         return
-    config = plan.settings.config
+    config = plan.config
     sides = train.sides_at(config.imgsz)
     refit = not config.noautoanchor
-    message = check_anchors(sides, model.head, anchor_t=plan.settings.hyp.anchor_t, refit=refit, seed=config.seed)
+    message = check_anchors(sides, model.head, anchor_t=plan.hyp.anchor_t, refit=refit, seed=config.seed)
     get_logger().info("%s", message)
 
 
@@ -223,14 +224,11 @@ def choose_rate_of_loaded_weights(
     ctx: DistributedContext, plan: RunPlan, loaders: Loaders, model: Detector, steps: StepPlan
 ) -> RunPlan:
     """Returns the plan with ``lr_mult``, which a run that continues and a recipe may have already."""
-    settings = plan.settings
-    if settings.hyp.lr_mult is not None:
+    if plan.hyp.lr_mult is not None:
         return plan
-    lr_mult = 1.0
-    if settings.config.weights:
-        lr_mult = choose_lr_mult(ctx, settings.config, loaders.train.samples, model, steps.total)
-    settings = replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
-    return replace(plan, settings=settings)
+    if not plan.config.weights:
+        return plan.with_lr_mult(1.0)
+    return plan.with_lr_mult(choose_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
@@ -277,12 +275,12 @@ def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepP
 def loaded_parameters(plan: RunPlan, starting_model: StartingModel, steps: StepPlan) -> LoadedParameters:
     """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
     the run began."""
-    hyp = plan.settings.hyp
+    hyp = plan.hyp
     if hyp.lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
     new_lr_mult = None if plan.checkpoint is None else plan.checkpoint.new_lr_mult
     if new_lr_mult is None:
-        new_lr_mult = new_layers_lr_mult(math.inf if plan.settings.config.time else steps.total)
+        new_lr_mult = new_layers_lr_mult(math.inf if plan.config.time else steps.total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=hyp.lr_mult, new_lr_mult=new_lr_mult)
 
 

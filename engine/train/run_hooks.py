@@ -29,7 +29,7 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
 
     Raises UserError for settings that rule each other out, and for packages that are not installed.
     """
-    config = plan.settings.config
+    config = plan.config
     hooks: list[Hook] = []
     if ctx.eval_ranks:
         hooks.append(RemoteValidation(ctx, config, plan.data_source))

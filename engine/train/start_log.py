@@ -15,7 +15,7 @@ from utils.strings import counted
 
 def log_steps(plan: RunPlan, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
-    config = plan.settings.config
+    config = plan.config
     log = get_logger()
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
     log.info("%s, learning rate %s", optimizer, _described_rates(plan.settings, step))
@@ -38,7 +38,7 @@ def log_start(config: TrainConfig) -> None:
 
 
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
-    config = plan.settings.config
+    config = plan.config
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"

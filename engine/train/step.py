@@ -15,21 +15,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import (
-    NOTHING_LOADED,
-    LoadedParameters,
-    OptimizerSet,
-    OptimizerSettings,
-    build_optimizer,
-    choose_optimizer,
-)
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
-from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
+from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
-from engine.parallel.virtual_ranks import VirtualRanks
+from engine.parallel.strategy import Autocast, Strategy
+from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import Detector
@@ -113,18 +108,15 @@ class TrainStep:
             flags: of this rank; `reader` returns those of all ranks.
             samples: over all ranks; None: an image is a sample.
         """
-        before = flatten(self._statistics)  # restored below if the step is skipped
+        old_statistics = flatten(self._statistics)
+        # The strategy calls `_accumulate` once for each part of the step that this process computes.
         accumulate = partial(self._accumulate, counts=counts, flags=flags)
+        packed_sums, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
+        sums = StepSums.unpack(packed_sums)
         num_images = sum(counts)
-        vector, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
-        sums = StepSums.unpack(vector)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
-        self.optimizer.found_nonfinite = nonfinite  # where it is 1, the update changes nothing
-        self.scaler.step(self._scaled_optimizer)  # the update of the weights: `OptimizerSet.step`
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        if self._statistics:
-            copy_from_flat(torch.where(nonfinite > 0, before, flatten(self._statistics)), self._statistics)
+        self._update_weights(nonfinite)
+        self._restore_statistics(old_statistics, nonfinite)
         self.ema.update(updates)
         values = DeviceValues(
             finite=1 - nonfinite,
@@ -134,6 +126,18 @@ class TrainStep:
             losses=sums.parts / sums.normalizer.clamp(min=1),
         )
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
+
+    def _update_weights(self, nonfinite: Tensor) -> None:
+        """Takes the step of the optimizer, which changes nothing if ``nonfinite`` () is 1, and drops the gradients."""
+        self.optimizer.found_nonfinite = nonfinite
+        self.scaler.step(self._scaled_optimizer)  # calls `OptimizerSet.step`
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def _restore_statistics(self, old: Tensor, nonfinite: Tensor) -> None:
+        """Undoes what a step has changed in the running statistics, if ``nonfinite`` () is 1."""
+        if self._statistics:
+            copy_from_flat(torch.where(nonfinite > 0, old, flatten(self._statistics)), self._statistics)
 
     @property
     def _scaled_optimizer(self) -> torch.optim.Optimizer:

@@ -123,9 +123,9 @@ class Trainer:
         batches.prefetch(self._batches_of_next_step())
         self.step_samples = samples
         self.data_wait_s = batches.take_wait()
-        flags = self.read(leave=0 if progress.batch == per_epoch else 1)
+        flags = self.read_values(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
-        self._follow(self.control.after_step(flags, action, lambda: self.read(leave=0)))
+        self._follow(self.control.after_step(flags, action, lambda: self.read_values(leave=0)))
 
     def _batches_of_next_step(self) -> int:
         """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
@@ -134,14 +134,14 @@ class Trainer:
             left = len(self.loader)
         return min(self.steps.accumulate, left)
 
-    def read(self, *, leave: int) -> StepFlags:
+    def read_values(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
         what any rank requested."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
             self.progress.count_losses(values.losses, is_finite=values.finite)
-            self.call("read", values)
+            self.call("after_read", values)
         return flags
 
     def _end_epoch(self) -> None:

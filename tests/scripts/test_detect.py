@@ -417,10 +417,10 @@ def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
 
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
-    boxes = np.array([[5.0, 5, 5, 9], [1.2, 1.2, 3.5, 2.5]])
-    write_crops(tmp_path / "crops", "a", np.zeros((10, 10, 3), np.uint8), boxes, ["a", "a"])
+    boxes = np.array([[-20.0, 5, -10, 9], [1.2, 1.2, 3.5, 2.5]])
+    write_crops(tmp_path / "crops", "a", np.zeros((20, 20, 3), np.uint8), boxes, ["a", "a"])
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
-    assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
+    assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
 
 
 def lines_of(out, folder):
@@ -494,7 +494,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
         ("engine.commands.result_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
         ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "engine.inference.frames.read_image",
+            "engine.inference.open_source.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),

@@ -60,6 +60,7 @@ except BaseException:  # as the initialization of an extension module clears an 
 """
 MAIN = """
 from utils.entrypoint import run_main
+from utils.interrupts import exit_on_interrupt
 from utils.machine.stop_signals import StopSignals
 
 def val(_):
@@ -70,6 +71,7 @@ def train(argv):
     with StopSignals():
         val(argv)
 
+exit_on_interrupt()
 run_main({})
 """
 
@@ -89,6 +91,7 @@ def test_a_signal_is_not_lost_while_torch_is_imported(main, number, code, tmp_pa
 REPEATED = """
 import os, signal
 from utils.entrypoint import run_main
+from utils.interrupts import exit_on_interrupt
 
 def main(_):
     try:
@@ -96,6 +99,7 @@ def main(_):
     finally:
         os.kill(os.getpid(), signal.SIGINT)
 
+exit_on_interrupt()
 run_main(main)
 """
 

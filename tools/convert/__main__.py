@@ -233,15 +233,15 @@ def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> l
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
-    groups = sum(box.crowd for images in into.images.values() for each in images.values() for box in each.boxes)
+    groups = sum(box.crowd for annotated in into.annotated() for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if into.skipped:
         lines.append(into.skipped_text())
-    backgrounds = sum(not each.boxes for images in into.images.values() for each in images.values())
+    backgrounds = sum(not annotated.boxes for annotated in into.annotated())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = into.num_images() - sum(map(len, into.images.values()))
+    left_out = into.num_images() - len(into.annotated())
     if left_out:
         lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
     return [

@@ -16,9 +16,10 @@ from utils.machine.packages import require_package
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file; BMP files may be compressed that well
+_ROWS_AT_ONCE = 16
 _CROWDS = ("iscrowd", "is_crowd")
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
 
@@ -34,31 +35,37 @@ def read_parquet(file: Path, into: Annotations) -> None:
 
     try:
         table = parquet.ParquetFile(file)
-        allowance = MAX_UNPACKED_RATIO * file.stat().st_size
-        if _declared_bytes(table.metadata) > allowance:
-            raise _too_large(file)
         names = _names(table.schema_arrow.metadata or {}, file)
-        row = -1
-        for batch in table.iter_batches(batch_size=16, columns=["image", "objects"]):
-            for entry in batch.to_pylist():
-                row += 1
-                location = f"{file}: row {row}"
-                image = entry["image"]
-                if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
-                    raise UserError(f"{location}: has no bytes of an image")
-                allowance -= len(image["bytes"])
-                if allowance < 0:
-                    raise _too_large(file)
-                boxes = _boxes(entry["objects"], names, location)
-                if boxes is None:
-                    into.unlabeled_inside += 1
-                    continue
-                path = into.keep(image["bytes"], file, row)
-                into.add(path, boxes, location=location, near=file, size=_size(path, location))
+        for row, (image, objects) in enumerate(_rows(table, file)):
+            location = f"{file}: row {row}"
+            boxes = _boxes(objects, names, location)
+            if boxes is None:
+                into.unlabeled_inside += 1
+                continue
+            path = into.keep(image, file, row)
+            into.add(path, boxes, location=location, near=file, size=_size(path, location))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
         ) from None
+
+
+def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, Any]]:
+    """Yields the file of each image, and its objects."""
+    allowance = MAX_UNPACKED_RATIO * file.stat().st_size
+    if _declared_bytes(table.metadata) > allowance:
+        raise _too_large(file)
+    row = 0
+    for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["image", "objects"]):
+        for entry in batch.to_pylist():
+            image = entry["image"]
+            if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
+                raise UserError(f"{file}: row {row}: has no bytes of an image")
+            allowance -= len(image["bytes"])
+            if allowance < 0:
+                raise _too_large(file)
+            yield image["bytes"], entry["objects"]
+            row += 1
 
 
 def _declared_bytes(metadata: FileMetaData) -> int:

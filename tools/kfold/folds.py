@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes, scan_settings
+from data.folds.assign import assign_folds, class_counts, rare_classes, scan_settings
+from data.folds.groups import groups_of
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO

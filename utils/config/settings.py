@@ -71,8 +71,16 @@ def setting(
         bare: the value of a flag given without a value; None: the flag requires one.
         is_line: the text must be a single line, as it is printed in a line of the log.
     """
-    metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "is_line": is_line}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "also": also,
+        "aliases": aliases,
+        "bare": bare,
+        "is_line": is_line,
+    }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -360,7 +368,7 @@ class DetectConfig(_DetectionsConfig):
     save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
-    save_crop: bool = setting(False, help="write a crop of each detection")
+    save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print no line for each image, only the summary and what went wrong")
     view_img: bool = setting(False, help="show results in a window")

@@ -119,57 +119,60 @@ def _check_value(value: Any) -> None:
             pending += item
 
 
+class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
+    """Refuses repeated keys, of which YAML would silently keep the last, and merges."""
+
+    text_under: frozenset[str] = frozenset()  # see `load_yaml`
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if self.text_under and isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in self.text_under:
+                    self._keep_numbers_as_text(value)
+        return super().construct_document(node)
+
+    def _keep_numbers_as_text(self, node: yaml.Node) -> None:
+        """Makes text of the numbers in a list, or of the keys and values of a mapping."""
+        if isinstance(node, yaml.SequenceNode):
+            node.value = [self._as_text(item) for item in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            node.value = [(self._as_text(key), self._as_text(value)) for key, value in node.value]
+
+    def _as_text(self, node: yaml.Node) -> yaml.Node:
+        """Returns ``node``, or a new text node if it is a number. (An alias may use the same node as a number
+        elsewhere.)"""
+        if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
+            return node
+        return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
+        first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
+        for key, _ in node.value:
+            if key.tag == _MERGE:
+                raise _error(key, "<< merges mappings, which is not supported; write the keys out")
+            if isinstance(key, yaml.ScalarNode):
+                scalar = (key.tag, key.value)
+                if scalar in first_lines:
+                    first_line = first_lines[scalar]
+                    raise _error(key, f"key '{key.value}' appears twice (first in line {first_line}); remove one")
+                first_lines[scalar] = key.start_mark.line + 1
+            if key.tag == _VALUE:
+                key.tag = _TEXT
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, TypeError, AttributeError, OverflowError, KeyError, IndexError):
+            kind = node.tag.rpartition(":")[2]
+            text = str(node.value)[:60]
+            raise _error(node, f"{text!r} is not a valid {kind}; put it in quotes if it is text") from None
+
+
 @functools.cache
 def _strict(base: type, text_under: frozenset[str]) -> type:
-    """Creates a subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the
-    last. ``text_under``: see `load_yaml`."""
-
-    class Strict(base):
-        def construct_document(self, node: yaml.Node) -> Any:
-            if text_under and isinstance(node, yaml.MappingNode):
-                for key, value in node.value:
-                    if isinstance(key, yaml.ScalarNode) and key.value in text_under:
-                        self.keep_numbers_as_text(value)
-            return super().construct_document(node)
-
-        def keep_numbers_as_text(self, node: yaml.Node) -> None:
-            """Makes text of the numbers in a list, or of the keys and values of a mapping."""
-            if isinstance(node, yaml.SequenceNode):
-                node.value = [self.as_text(item) for item in node.value]
-            elif isinstance(node, yaml.MappingNode):
-                node.value = [(self.as_text(key), self.as_text(value)) for key, value in node.value]
-
-        def as_text(self, node: yaml.Node) -> yaml.Node:
-            """Returns ``node``, or a new text node if it is a number. (An alias may use the same node as a number
-            elsewhere.)"""
-            if node.tag not in _NUMBERS or self.resolve(yaml.ScalarNode, node.value, (True, False)) not in _NUMBERS:
-                return node
-            return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
-
-        def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
-            first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
-            for key, _ in node.value:
-                if key.tag == _MERGE:
-                    raise _error(key, "<< merges mappings, which is not supported; write the keys out")
-                if isinstance(key, yaml.ScalarNode):
-                    scalar = (key.tag, key.value)
-                    if scalar in first_lines:
-                        first_line = first_lines[scalar]
-                        raise _error(key, f"key '{key.value}' appears twice (first in line {first_line}); remove one")
-                    first_lines[scalar] = key.start_mark.line + 1
-                if key.tag == _VALUE:
-                    key.tag = _TEXT
-
-        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-            try:
-                return super().construct_object(node, deep=deep)
-            except (ValueError, TypeError, AttributeError, OverflowError, KeyError, IndexError):
-                kind = node.tag.rpartition(":")[2]
-                text = str(node.value)[:60]
-                raise _error(node, f"{text!r} is not a valid {kind}; put it in quotes if it is text") from None
-
-    return Strict
+    """Creates a `_StrictConstructor` that parses as the safe loader ``base``."""
+    return type("Strict", (_StrictConstructor, base), {"text_under": text_under})
 
 
 def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:

@@ -48,18 +48,9 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     that do not know of each other and would overwrite each other's files.
     """
     environ = os.environ if environ is None else environ
-
-    def number(name: str) -> int:
-        if not environ[name].strip().isdecimal():
-            raise UserError(f"{name} is {environ[name]!r}; it must be a whole number, 0 or more")
-        return int(environ[name])
-
     present = [name for name in _VARIABLES if environ.get(name)]
     if not present:
-        for name, launcher in _COPIES.items():
-            # The shell of ``srun --pty`` is a single process, whatever the size of its step.
-            if environ.get(name) and number(name) > 1 and not environ.get("SLURM_PTY_PORT"):
-                raise UserError(f"{launcher} has started {number(name)} separate processes; use torchrun or --spawn")
+        _check_no_copies(environ)
         return None
     if len(present) < len(_VARIABLES):
         missing = ", ".join(name for name in _VARIABLES if name not in present)
@@ -68,13 +59,13 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
             f"{', '.join(present)}"
         )
     launch = Launch(
-        rank=number("RANK"),
-        world_size=number("WORLD_SIZE"),
-        local_rank=number("LOCAL_RANK"),
-        local_world_size=number("LOCAL_WORLD_SIZE"),
-        node_rank=number("GROUP_RANK"),
+        rank=_number(environ, "RANK"),
+        world_size=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
+        node_rank=_number(environ, "GROUP_RANK"),
         address=environ["MASTER_ADDR"],
-        port=number("MASTER_PORT"),
+        port=_number(environ, "MASTER_PORT"),
         is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
         restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
@@ -84,6 +75,22 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         values = " ".join(f"{name}={environ[name]}" for name in _VARIABLES)
         raise UserError(f"{launch.launcher}: impossible values (ranks start at 0): {values}")
     return launch
+
+
+def _check_no_copies(environ: Mapping[str, str]) -> None:
+    """Raises UserError if a launcher has started copies of the program that do not know of each other."""
+    for name, launcher in _COPIES.items():
+        # The shell of ``srun --pty`` is a single process, whatever the size of its step.
+        if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
+            count = _number(environ, name)
+            raise UserError(f"{launcher} has started {count} separate processes; use torchrun or --spawn")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """Returns the whole number that a variable holds. Raises UserError for another value."""
+    if not environ[name].strip().isdecimal():
+        raise UserError(f"{name} is {environ[name]!r}; it must be a whole number, 0 or more")
+    return int(environ[name])
 
 
 def evaluates(eval_ranks: int) -> bool:

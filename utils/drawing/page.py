@@ -90,7 +90,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Lets lines break within long paths and names_of_settings; `Markup` is left as it is."""
+    """Lets lines break after the slashes of a long path and the underscores of a long name; `Markup` is left as it
+    is."""
     if isinstance(text, Markup):
         return text
     return Markup(_LONG_WORD.sub(lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), str(escape(text))))

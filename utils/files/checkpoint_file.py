@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -73,51 +73,68 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     file.check_sums()
     if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    content = check(_with_tensors(file), CheckpointContent, f"{path}: damaged checkpoint")
+    content = check(_Restorer(file).content(), CheckpointContent, f"{path}: damaged checkpoint")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content
 
 
-def _with_tensors(file: TorchFile) -> Any:
-    """Returns the content of ``file`` with tensors in place of the records of tensors.
+class _Restored(NamedTuple):
+    """A part of a checkpoint's content, and how many parts it has itself."""
+
+    part: Any
+    size: int
+
+
+class _Restorer:
+    """Puts tensors in place of the records of tensors in the content of a file.
 
     What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
-    the next one ten times are small in the file. Raises UserError for objects that no checkpoint of ours contains.
+    the next one ten times are small in the file.
     """
-    finished: dict[int, tuple[Any, int]] = {}  # by the identity of a part: the restored part and its size
 
-    def restore(part: Any) -> tuple[Any, int]:
+    def __init__(self, file: TorchFile) -> None:
+        self._file = file
+        self._finished: dict[int, _Restored] = {}  # by the identity of a part in the file
+
+    def content(self) -> Any:
+        """Returns the whole content. Raises UserError for objects that no checkpoint of ours contains."""
+        try:
+            return self._restore(self._file.content).part
+        except RecursionError:
+            raise self._file.refuse("its content is nested too deeply") from None
+
+    def _restore(self, part: Any) -> _Restored:
         if part is None or isinstance(part, bool | int | float):
-            return part, 1
+            return _Restored(part, 1)
         if isinstance(part, str):
-            return part, 1 + len(part) // CHARACTERS_PER_PART
-        if id(part) not in finished:
-            finished[id(part)] = part, MAX_PARTS + 1  # as long as it is not finished: it contains itself
-            finished[id(part)] = restore_container(part)
-        restored, size = finished[id(part)]
-        if size > MAX_PARTS:
-            raise file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
-        return restored, size
+            return _Restored(part, 1 + len(part) // CHARACTERS_PER_PART)
+        if id(part) not in self._finished:
+            self._finished[id(part)] = _Restored(part, MAX_PARTS + 1)  # until it is finished: it contains itself
+            self._finished[id(part)] = self._restore_container(part)
+        restored = self._finished[id(part)]
+        if restored.size > MAX_PARTS:
+            raise self._file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
+        return restored
 
-    def restore_container(part: Any) -> tuple[Any, int]:
+    def _restore_container(self, part: Any) -> _Restored:
         if isinstance(part, dict) and all(isinstance(key, str | int) for key in part):
-            items = [restore(item) for item in part.values()]
-            return dict(zip(part, (item for item, _ in items))), 1 + sum(size for _, size in items)
+            values = [self._restore(value) for value in part.values()]
+            return _Restored(dict(zip(part, (value.part for value in values))), _size_of(values))
         if isinstance(part, list | tuple):
-            items = [restore(item) for item in part]
-            return type(part)(item for item, _ in items), 1 + sum(size for _, size in items)
-        tensor = file.view(part)
+            items = [self._restore(item) for item in part]
+            return _Restored(type(part)(item.part for item in items), _size_of(items))
+        tensor = self._file.view(part)
         if tensor is None:
-            raise UserError(f"{file.path}: not a checkpoint of this program (it holds foreign objects)")
+            raise UserError(f"{self._file.path}: not a checkpoint of this program (it holds foreign objects)")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise file.refuse("it repeats one value instead of storing a tensor")
-        return tensor, 1
+            raise self._file.refuse("it repeats one value instead of storing a tensor")
+        return _Restored(tensor, 1)
 
-    try:
-        return restore(file.content)[0]
-    except RecursionError:
-        raise file.refuse("its content is nested too deeply") from None
+
+def _size_of(items: list[_Restored]) -> int:
+    """Returns the size of a container of ``items``."""
+    return 1 + sum(item.size for item in items)
 
 
 def is_safetensors(path: str | Path) -> bool:

@@ -165,7 +165,8 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     if not isinstance(value, plain_type) or is_bool_as_number:
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
         raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
-    if check_content := _CONTENT_CHECKS.get(plain_type):
+    check_content = _CONTENT_CHECKS.get(plain_type)
+    if check_content is not None:
         value = check_content(value, kind, location)
     if bounds is not None:
         _check_bounds(value, location, bounds)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 
-from data.image_io.decode import image_suffixes
+from data.image_io.file_kinds import image_suffixes
 from data.labels.image_names import loose
 from data.labels.label_format import ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from data.image_io.decode import is_image_name
+from data.image_io.file_kinds import is_image_name
 from data.labels.image_names import loose
 from data.source.listing.label_files import ListedImage
 from data.source.walk import Folders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from data.image_io.decode import is_image_name
+from data.image_io.file_kinds import is_image_name
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.listing.candidate_files import Candidate, CandidateFiles

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import loose
 from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate, have_equal_content

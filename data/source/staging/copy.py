@@ -1,4 +1,4 @@
-"""Maintains a node's copy of a data set: plans its files, finds those that are complete, and writes the others.
+"""Maintains a node's copy of a data set: finds the files that are complete, and writes the others.
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
 its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
@@ -12,133 +12,33 @@ has the original's size and modification time is complete, also after a crash.""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 
-from data.image_io.decode import image_suffixes
-from data.labels.findings import REPEATED_IMAGE, Finding
+from data.image_io.file_kinds import image_suffixes
+from data.labels.findings import Finding
 from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import Listing, list_split
+from data.source.staging.plan import StagePlan
 from utils.errors import UserError
 from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
-from utils.files.paths import normal_path, path_of, relative_name
+from utils.files.paths import path_of
 from utils.files.safe_io import open_below, read_text
-from utils.logger import get_logger
 from utils.strings import counted, format_bytes
 
 _SYNC_EVERY_S = 10.0  # a killed process loses at most the files of this time
-_BLOCK = 4096  # disk usage of a file is a multiple of this
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """Lists the files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with
-    ``..``."""
-
-    spec: DatasetSpec
-    splits: tuple[str, ...]
-    names: list[str]  # sorted
-    sizes: np.ndarray  # int64 (F,), bytes
-    mtimes_ns: list[int]  # Python integers: a time after the year 2262 has more than 64 bits
-    lists: dict[str, str]  # text of the .txt lists in the copy, by name
-    originals: dict[str, Original]  # by split
-    folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
-    absent: frozenset[str]  # label files in usual places that the original does not have
-
-    @property
-    def root_in_tree(self) -> Path:
-        """The data set's folder in the copied tree, which begins as many levels above it as names lead out of it."""
-        names = [*self.names, *self.lists, *self.folders, *self.absent]
-        levels = max((name.split("/").count("..") for name in names), default=0)
-        return Path(*self.spec.root.parts[-levels:]) if levels else Path()
-
-    @property
-    def key(self) -> str:
-        """A folder name that is unique to this data set."""
-        source = normal_path(self.spec.source)
-        digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
-        return f"{source.stem}-{digest.hexdigest()}"
-
-    def yaml_text(self, tree: str) -> str:
-        """Returns the YAML of the copy, which lies next to the folder ``tree``."""
-        chosen = {split: self.spec.splits[split] for split in self.splits}
-        root = self.spec.root
-        content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
-        content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
-        annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
-        if annotations:
-            content["annotations"] = annotations
-        return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
-
-
-def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
-    """Lists the splits. Raises UserError as `list_split` does."""
-    stamps: dict[str, FileStamp] = {}
-    lists: dict[str, str] = {}
-    originals: dict[str, Original] = {}
-    absent: set[str] = set()
-    folders: list[str] = []
-    for split in splits:
-        listing = list_split(spec, split)
-        findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
-        originals[split] = Original(tuple(findings), listing.unusual_labels, listing.others)
-        if findings:
-            first = findings[0]
-            count = counted(len(findings), "file")
-            message = "--stage: not copied: %s of '%s', the first: %s: %s"
-            get_logger().warning(message, count, split, first.where, first.text)
-        stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
-        stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
-        absent |= {label.name for label in listing.labels if label.stamp is None}
-        absent |= _superseded(listing, spec, split)
-        source = spec.split(split)
-        for entry in (*source.images, *filter(None, [source.annotations])):
-            name = relative_name(entry, spec.root)
-            if entry in listing.lists:
-                lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
-            elif name not in stamps:
-                folders.append(name)
-    names = sorted(stamps)
-    return StagePlan(
-        spec=spec,
-        splits=tuple(splits),
-        names=names,
-        sizes=np.array([stamps[n].size for n in names], np.int64),
-        mtimes_ns=[stamps[n].mtime_ns for n in names],
-        lists=lists,
-        originals=originals,
-        folders=tuple(dict.fromkeys(folders)),
-        absent=frozenset(absent.difference(names)),
-    )
-
-
-def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
-    """Returns the usual names of label files that have unusual ones. The copy may have them from an earlier run, and
-    they would be read instead."""
-    files = listing.label_format.per_image
-    if files is None:
-        return set()
-    names = set()
-    for image in listing.images:
-        if image.name in listing.unusual_labels:
-            folder, _, base = image.name.rpartition("/")
-            folder_in_split = image.key.rpartition("/")[0]
-            usual, *_ = files.folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
-            names.add(relative_name(Path(usual) / (os.path.splitext(base)[0] + files.suffix), spec.root))
-    return names
+_BLOCK = 4096  # bytes; disk usage of a file is a multiple of this
+_INODE = 512  # bytes that a file takes besides its content
 
 
 class StageCopy:
@@ -166,9 +66,13 @@ class StageCopy:
         lock = FileLock(self.folder / "lock")
         if wait:
             lock.wait(f"another run that copies into {self.folder}")
-        elif holder := lock.acquire():
-            remedy = "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
-            raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
+        else:
+            holder = lock.acquire()
+            if holder:
+                remedy = (
+                    "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
+                )
+                raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
         try:
             shutil.rmtree(self.folder / "incoming", ignore_errors=True)
             self._incoming = self._open_folder("incoming")
@@ -206,7 +110,8 @@ class StageCopy:
 
     def check_space(self, missing: np.ndarray) -> None:
         """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
-        needed = int((-(-self.plan.sizes[missing] // _BLOCK) * _BLOCK).sum()) + 512 * int(missing.sum())
+        blocks = -(-self.plan.sizes[missing] // _BLOCK)  # rounded up
+        needed = int(blocks.sum()) * _BLOCK + _INODE * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
         if needed > USABLE_FRACTION * free:
             raise UserError(
@@ -300,13 +205,13 @@ def open_copy(path: Path, source: str) -> DatasetSpec:
     return replace(load_dataset_spec(path), source=source, originals=originals)
 
 
-def _original_of(findings: list[list], unusual_labels: dict[str, str], others: list) -> Original:
+def _original_of(findings: list[list], unusual_labels: dict[str, str], other_images: list) -> Original:
     """Restores an `Original` from JSON."""
-    images, *rest = others
+    images, *rest = other_images
     return Original(
         findings=tuple(Finding(*each) for each in findings),
         unusual_labels=unusual_labels,
-        others=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
+        other_images=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
     )
 
 

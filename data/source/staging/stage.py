@@ -1,7 +1,7 @@
 """``--stage DIR``: copies the data set to a local disk of each node, reading the shared file system only once.
 
 The first process of the run lists the data set. The first process of each node (its leader) reports which files its
-disk already has and reads a shard of the rest; the leaders send each other what they read (`file_exchange`). The other
+disk already has and reads a shard of the rest; the leaders send each other what they read (`exchange_items`). The other
 processes wait for their leader. The next run continues an interrupted copy, and only checks a complete one.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 import torch.distributed as dist
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource
-from data.source.staging.copy import StageCopy, StagePlan, open_copy, plan_stage
-from data.source.staging.file_exchange import exchange_items
+from data.source.staging.copy import StageCopy, open_copy
+from data.source.staging.plan import StagePlan, plan_stage
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
@@ -38,61 +39,57 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
+    store_key = f"stage/{ctx.node_rank}/{source.splits}"  # of the path of the copy's YAML on this node
     with torch_distributed_zero_first(ctx):
-        if not ctx.is_node_leader:
-            assert ctx.store is not None
-            yaml = ctx.store.get(f"stage/{ctx.node_rank}/{source.splits}").decode("utf-8", "surrogateescape")
-        else:
-            names = [f"node {n}" for n in range(leaders.group_size)]
-            title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-            with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                plans: list[StagePlan | None] = [None]
-                if leaders.local_group_rank == 0:
-                    spec = open_original()
-                    optional = (split for split in source.optional if split in spec.splits)
-                    plans[0] = plan_stage(spec, (*source.splits, *optional))
-                barrier.wait_all()
-                if leaders.group_size > 1:
-                    dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)
-                plan = plans[0]
-                assert plan is not None
-                yaml = str(_complete(plan, local_folder, barrier, leaders, show_progress=ctx.is_main))
+        if ctx.is_node_leader:
+            yaml = _copy_as_leader(source, ctx, leaders, open_original)
             if ctx.store is not None:
-                path_bytes = yaml.encode("utf-8", "surrogateescape")
+                path_bytes = os.fsencode(yaml)
                 # torch's stubs know only str, but `set` takes bytes, too.
-                ctx.store.set(f"stage/{ctx.node_rank}/{source.splits}", cast(str, path_bytes))
-        return open_copy(Path(yaml), source.data)
+                ctx.store.set(store_key, cast(str, path_bytes))
+        else:
+            assert ctx.store is not None
+            yaml = Path(os.fsdecode(ctx.store.get(store_key)))
+        return open_copy(yaml, source.data)
+
+
+def _copy_as_leader(
+    source: DataSource, ctx: DistributedContext, leaders: Subgroup, open_original: Callable[[], DatasetSpec]
+) -> Path:
+    """Plans the copy, which the first leader does for all, completes that of this node, and returns its YAML."""
+    local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
+    node_names = [f"node {n}" for n in range(leaders.group_size)]
+    title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
+    with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=node_names) as barrier:
+        plans: list[StagePlan | None] = [None]
+        if leaders.local_group_rank == 0:
+            spec = open_original()
+            optional = (split for split in source.optional if split in spec.splits)
+            plans[0] = plan_stage(spec, (*source.splits, *optional))
+        barrier.wait_all()
+        if leaders.group_size > 1:
+            dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)
+        plan = plans[0]
+        assert plan is not None
+        return _complete(plan, local_folder, barrier, leaders, show_progress=ctx.is_main)
 
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
     """Completes the copy of this node, and returns its YAML. This process is the node's leader."""
-    if any(is_inside(folder / plan.key, path_of(each, plan.spec.root)) for each in plan.folders):
+    if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):
         copy.remove_absent()
         local = copy.complete_files()
         barrier.wait_all()
-        packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
-        if leaders.group_size > 1:
-            dist.all_gather_object(packed, packed[0], group=leaders.handle)
-        present = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for bits in packed])
-        missing = ~present.all(axis=0)
+        present = _gather(local, leaders)
         copy.check_space(~local)
         barrier.wait_all()
+        missing = ~present.all(axis=0)
         is_shown = show_progress and bool(missing.any())
-        if is_shown:
-            get_logger().info(
-                "--stage: copying %d of %d files (%s) to %s, on this node to %s",
-                missing.sum(),
-                len(local),
-                format_bytes(int(plan.sizes[missing].sum())),
-                counted(leaders.group_size, "node"),
-                copy.folder,
-            )
-        elif show_progress:
-            get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(local), "file"))
+        if show_progress:
+            _log_plan(copy, present)
         items = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
         for item, data in progress(items, desc="staging", total=int(missing.sum()), unit="file", enabled=is_shown):
             if not local[item]:
@@ -100,3 +97,28 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         copy.finish()
         barrier.wait_all()
     return copy.yaml
+
+
+def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:
+    """Returns which files each node has, bool (N, F), from those of this node, bool (F,)."""
+    packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
+    if leaders.group_size > 1:
+        dist.all_gather_object(packed, packed[0], group=leaders.handle)
+    return np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for bits in packed])
+
+
+def _log_plan(copy: StageCopy, present: np.ndarray) -> None:
+    """Logs what will be copied. ``present``: which files each node has, bool (N, F)."""
+    num_nodes, num_files = present.shape
+    missing = ~present.all(axis=0)
+    if not missing.any():
+        get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(num_files, "file"))
+        return
+    get_logger().info(
+        "--stage: copying %d of %d files (%s) to %s, on this node to %s",
+        missing.sum(),
+        num_files,
+        format_bytes(int(copy.plan.sizes[missing].sum())),
+        counted(num_nodes, "node"),
+        copy.folder,
+    )

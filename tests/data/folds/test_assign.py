@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.folds.assign import assign_folds, class_counts, groups_of, rare_classes
+from data.folds.assign import assign_folds, class_counts, rare_classes
+from data.folds.groups import groups_of
 from data.folds.held_out import validation_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index

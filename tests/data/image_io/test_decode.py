@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.image_io import decode, verify
-from data.image_io.decode import IMAGE_SUFFIXES, have_single_colors, read_image, read_reduced, unread_image
+from data.image_io import file_kinds, verify
+from data.image_io.decode import have_single_colors, read_image, read_reduced
+from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -178,7 +179,7 @@ def test_images_that_are_not_read_are_told_from_other_files(tmp_path, name, star
 
 
 def test_other_files_are_not_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "open_regular", lambda path: pytest.fail(f"{path} is opened"))
+    monkeypatch.setattr(file_kinds, "open_regular", lambda path: pytest.fail(f"{path} is opened"))
     for name in ("a.jpg", "a.JSON", "a.txt", "a.npy", "a.heic"):
         unread_image(tmp_path / name)
 

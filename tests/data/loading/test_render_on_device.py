@@ -15,7 +15,7 @@ from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.device import DeviceRenderer, PlannedBatch
-from data.render.table import PyramidLayout
+from data.render.pyramid import PyramidLayout
 from tests.data.loading.conftest import SINGLE, SIZES
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks

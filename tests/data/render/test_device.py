@@ -10,7 +10,8 @@ from data.augment.plan import Layer, Patch, SamplePlan
 from data.loading.packed_pixels import PackedPixels
 from data.render.device import render_table
 from data.render.opencv import render_plan
-from data.render.table import MAX_LEVEL, PyramidLayout, RenderTable, build_table, level_image, levels_for
+from data.render.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_for
+from data.render.table import RenderTable, build_table
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.synthetic_index import GEOMETRIES, draw_plan, smooth_image
 from utils.config.settings import Hyperparameters

@@ -150,7 +150,7 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     def read(**values) -> None:
         values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)
         trainer.progress.count_losses((1.0,), is_finite=values.finite)
-        hook.read(trainer, values)
+        hook.after_read(trainer, values)
 
     read()
     trainer.progress.count_losses((1.0,), is_finite=True)
@@ -172,7 +172,7 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
     trainer.progress.bad_steps = in_a_row
     values = SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf"), paths=("a.jpg",))
-    NonFiniteSteps().read(trainer, values)
+    NonFiniteSteps().after_read(trainer, values)
     assert [record.levelname for record in caplog.records] == [level]
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 

@@ -20,7 +20,7 @@ import train
 from engine.checkpoint.progress import Progress
 from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.trackers import Mlflow, Wandb
-from engine.hooks.tracking import Note, Service, Tracking
+from engine.hooks.tracking import Service, TrackedRun, Tracking
 from engine.hooks.writers import ResultsCsv
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -56,11 +56,11 @@ class MemoryService:
         if self.down:
             raise ConnectionError("no route to host\nsecond line")
 
-    def open(self, folder: Path, note: Note, settings: Mapping[str, Any]) -> Note:
+    def open(self, folder: Path, note: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
         self._called()
         self.settings = dict(settings)
         self.keys.append(note.key)
-        return Note("k", max(self.epochs, default=0))
+        return TrackedRun("k", max(self.epochs, default=0))
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._called()
@@ -258,7 +258,7 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
         process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {path.stem for path in files} == {f"run-{Note.read(tmp_path / 'tracked_wandb.json').key}"}
+    assert {path.stem for path in files} == {f"run-{TrackedRun.read(tmp_path / 'tracked_wandb.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
 
 
@@ -294,7 +294,7 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
         process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
         table = project / "exp" / "results.csv"
         note = project / "exp" / "tracked_mlflow.json"
-        processes.until(lambda: note.exists() and Note.read(note).epoch > 5)
+        processes.until(lambda: note.exists() and TrackedRun.read(note).epoch > 5)
         process.send_signal(signal.SIGKILL)
         process.wait()
         done = len(table.read_text().splitlines()) - 1

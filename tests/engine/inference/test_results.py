@@ -142,12 +142,13 @@ def test_label_files(result, tmp_path):
     assert path.read_text() == ""
 
 
-def test_crops_are_the_boxes_pixels(result, tmp_path):
+def test_crops_have_the_margin_that_other_programs_give_them(result, tmp_path):
+    """Ultralytics' save_crop and YOLOv5's save_one_box: gain=1.02, pad=10."""
     result.save_crop(tmp_path, file_name="a.jpg")
     files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.jpg"))
     assert files == ["box_größe/a_0.jpg", "box_größe/a_2.jpg", "disc/a_1.jpg"]
     shapes = [cv2.imdecode(np.fromfile(tmp_path / file, np.uint8), 1).shape for file in files]
-    assert shapes == [(16, 16, 3), (7, 3, 3), (HEIGHT, WIDTH, 3)]
+    assert shapes == [(25, 27, 3), (14, 12, 3), (HEIGHT, WIDTH, 3)]
 
 
 def test_records(result):

@@ -149,11 +149,15 @@ def test_hooks_see_every_step_and_epoch_in_order():
         ("after_last_step", 0, 3), ("validate", 0, 3),
         ("score", 1, 0), ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
-    without_reads = [call for call in watch.calls if call[0] != "read"]
+    without_reads = [call for call in watch.calls if call[0] != "after_read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
     assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]
-    assert len(watch.of("read")) == len(watch.of("after_step")) == 2 * BATCHES
-    assert watch.of("read")[:3] == [("read", 0, 2), ("read", 0, 3), ("read", 0, 3)]  # a step late, all at the end
+    assert len(watch.of("after_read")) == len(watch.of("after_step")) == 2 * BATCHES
+    assert watch.of("after_read")[:3] == [
+        ("after_read", 0, 2),
+        ("after_read", 0, 3),
+        ("after_read", 0, 3),
+    ]  # a step late, all at the end
 
 
 @pytest.mark.parametrize(

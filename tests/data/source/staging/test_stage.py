@@ -25,16 +25,16 @@ from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
-from data.source.staging import file_exchange
 from data.source.staging.copy import StageCopy
-from data.source.staging.file_exchange import assign
 from tests.helpers.messages import refused
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset, write_model
+from utils.distributed import file_exchange
 from utils.distributed.context import DistributedContext
+from utils.distributed.file_exchange import assign
 from utils.errors import PeerFailure, UserError
 
 BOTH = ("train", "val")

@@ -1,0 +1,92 @@
+"""Tells image files by their names and first bytes: which are read, and which are left out, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from utils.files.safe_io import open_regular
+from utils.machine.limits import explanation
+from utils.pixels import RGB8, PixelFormat
+from utils.strings import counted
+
+# Lower case. Every OpenCV package on PyPI can decode these.
+_SUFFIXES = (
+    ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
+)
+IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
+# With 8-bit RGB images, .npy files are caches of other programs; in any other pixel format they are images.
+ARRAY_SUFFIX = ".npy"
+# Image formats that are not supported.
+_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
+_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+# Suffixes of other files that often lie next to images. Such files are not opened to see whether they are images.
+_OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
+_OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
+_SIGNATURE_BYTES = 16
+# The first bytes of image files.
+_SIGNATURES = {
+    ".jpg": rb"\xff\xd8\xff",
+    ".png": rb"\x89PNG\r\n\x1a\n",
+    ".webp": rb"RIFF.{4}WEBP",
+    ".bmp": rb"BM.{4}\0{4}",
+    ".tif": rb"II\*\0|MM\0\*",
+    ".jp2": rb"\0{3}\x0cjP  ",
+    ".gif": rb"GIF8[79]a",
+    ".avif": rb".{4}ftypavi[fs]",
+    ".heic": rb".{4}ftyp(?:hei|hev|mif1|msf1)",
+}
+
+
+def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
+    """Returns the suffixes, in lower case, of image files with these pixels."""
+    return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file has the suffix of an image, supported or not."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
+
+
+def suffix_of(content: bytes) -> str:
+    """Returns the suffix for image files that begin like ``content``, such as ".jpg"; "" if it is no known image."""
+    return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
+
+
+def unread_image(path: str | os.PathLike) -> str:
+    """Says why an image file is not read, and what to do; "" for an image that is read, and for any other file.
+
+    A file is not read if its format is not supported, or if it begins like an image but has another suffix.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _UNREAD_SUFFIXES:
+        return f"{suffix} files are not supported; convert them to JPEG or PNG"
+    if suffix in IMAGE_SUFFIXES or suffix in _OTHER_SUFFIXES:
+        return ""
+    try:
+        with open_regular(path) as file:
+            start = file.read(_SIGNATURE_BYTES)
+    except OSError as error:
+        if explanation(error):
+            raise
+        return ""
+    kind = suffix_of(start)
+    if not kind:
+        return ""
+    remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
+    return f"its content is that of a {kind} file, but its suffix is not; {remedy}"
+
+
+def unread_summary(unread: Sequence[str]) -> str:
+    """Returns a line about files that are left out. ``unread``: the name and the `unread_image` reason of each."""
+    return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
+
+
+def unsupported_content(data: bytes) -> str:
+    """Says which unsupported image format the content has, and what to do; "" for any other content."""
+    kind = suffix_of(data[:_SIGNATURE_BYTES])
+    if kind not in _UNREAD_SUFFIXES:
+        return ""
+    return f"its content is that of a {kind} file, which is not supported; convert it to JPEG or PNG"

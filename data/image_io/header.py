@@ -1,0 +1,131 @@
+"""Reads the headers of image files: the markers of JPEG, the chunks of PNG, and EXIF's orientation."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from data.image_io.channels import NPY_MAGIC, TIFF_MAGIC
+from utils.errors import UserError
+
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+# Markers of JPEG, the byte after 0xFF (ITU-T T.81, table B.1).
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15, without DHT, JPG and DAC
+_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # SOF0, SOF1
+_MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM, RST0..RST7
+_END = 0xD9  # EOI
+_SCAN = 0xDA  # SOS
+_APP1 = 0xE1
+_ORIENTATION_TAG = 0x0112  # of EXIF
+
+
+class Header(NamedTuple):
+    """Facts from the header of an image file. Only a JPEG has the fields after ``kind``."""
+
+    kind: str  # "jpeg", "tiff", "npy" or "other"
+    orientation: int = 1  # EXIF, 1 to 8
+    stored_hw: tuple[int, int] = (0, 0)  # height and width before orientation
+    coded_at: int = 0  # byte at which the coded data of a sequential JPEG with one scan begins; 0 for other JPEGs
+
+    @property
+    def upright_hw(self) -> tuple[int, int]:
+        """Height and width of a JPEG after orientation."""
+        height, width = self.stored_hw
+        return (width, height) if self.orientation >= 5 else (height, width)
+
+
+def read_header(data: bytes, path: str | os.PathLike) -> Header:
+    """Reads the header in the content of an image file. Raises UserError if it is empty, or a truncated JPEG or PNG.
+
+    Pillow would take several times as long, for each image of each epoch.
+    """
+    try:
+        if not data:
+            raise ValueError("the file is empty")
+        if data[:2] == b"\xff\xd8":
+            return _read_jpeg(data)
+        for kind, _, end in png_chunks(data):
+            if end + 4 > len(data):  # OpenCV would allocate the stated length
+                raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
+    except ValueError as error:
+        raise UserError(f"{path}: damaged image ({error})") from None
+    if data[:6] == NPY_MAGIC:
+        return Header("npy")
+    if data[:4] in TIFF_MAGIC:
+        return Header("tiff")
+    return Header("other")
+
+
+def _read_jpeg(data: bytes) -> Header:
+    """Reads the header of a JPEG up to its first scan. Raises ValueError if it is damaged."""
+    stored_hw = (0, 0)
+    orientation = 1
+    num_components = b""  # in a sequential frame, one byte
+    for marker, start, end in _jpeg_segments(data):
+        if marker in _FRAMES and start + 5 <= len(data):
+            height, width = struct.unpack(">HH", data[start + 1 : start + 5])
+            stored_hw = (height, width)
+            num_components = data[start + 5 : start + 6] if marker in _SEQUENTIAL_FRAMES else b""
+        elif marker == _APP1 and data[start : start + 6] == b"Exif\0\0":
+            orientation = exif_orientation(data[start + 6 : end])
+        elif marker == _SCAN:
+            # In coded data 0xFF is followed by 0 or RSTn, so this finds the end marker, even before trailing bytes.
+            if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", end - 2) < 0:
+                raise ValueError("truncated: no end marker")
+            if not all(stored_hw):
+                raise ValueError("no size in the header")
+            num_scan_components = data[start : start + 1]
+            has_one_scan = num_scan_components != b"" and num_scan_components == num_components
+            return Header("jpeg", orientation, stored_hw, coded_at=end if has_one_scan else 0)
+    raise ValueError("truncated in the header")
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields marker, start and end of the content of each segment in the header of a JPEG, which may be cut off. The
+    caller stops at the first scan. Raises ValueError if the header is damaged."""
+    at = 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            raise ValueError(f"no marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker in _MARKERS_WITHOUT_LENGTH:
+            at += 2
+        elif marker == _END:
+            raise ValueError("it ends before the image data")
+        else:
+            length = int.from_bytes(data[at + 2 : at + 4], "big")
+            if length < 2:
+                raise ValueError(f"bad segment length at byte {at}")
+            yield marker, at + 4, at + 2 + length
+            at += 2 + length
+
+
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields kind, start and end of each chunk's content in a PNG, which may be cut off; nothing for other files."""
+    at = 8
+    kind = b""
+    while data[:8] == _PNG_MAGIC and at + 8 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        yield kind, at + 8, at + 8 + length
+        at += length + 12
+
+
+def exif_orientation(tiff: bytes) -> int:
+    """Returns the orientation, 1 to 8, in an EXIF block (a TIFF header and its first directory); 1 without one."""
+    byte_order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if byte_order is None:
+        return 1
+    try:
+        (directory,) = struct.unpack_from(f"{byte_order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{byte_order}H", tiff, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
+            tag, field_type, _, value = struct.unpack_from(f"{byte_order}HHIH", tiff, entry)
+            if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
+                return value if 1 <= value <= 8 else 1
+    except struct.error:  # the block ends early
+        pass
+    return 1
