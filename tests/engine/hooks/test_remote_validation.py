@@ -87,6 +87,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
     same_run(alone, tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
     odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
@@ -131,7 +132,8 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, mon
     same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
     with Processes(tmp_path / "log.txt", real=is_killed) as run:
         given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
