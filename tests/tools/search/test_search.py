@@ -29,6 +29,7 @@ from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import CONFIGS
+from utils.files.locks import FileLock
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
@@ -379,6 +380,21 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, monkeypa
     child(2, error="not finite", folder="run", disk_full=False)
     assert "3 trials have failed" in error_of(capsys, main, *flags)
     assert states_of(folder) == ["FAIL"] * 3
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tmp_path, child, capsys, is_shared):
+    _, flags = world
+    folder = tmp_path / "search"
+    trials = folder / "trials"
+    child(2, error="--device 3: no such GPU")
+    with FileLock(trials / "0001" / ".trial.lock") as other:
+        if is_shared:
+            (trials / "0001").mkdir(parents=True)
+            other.acquire()
+        assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert (folder / "search.yaml").exists() == is_shared
+    assert (trials / "0000").exists() == is_shared
 
 
 def states_of(folder: Path) -> list[str]:
