@@ -1,8 +1,8 @@
 """The commands of the program as functions.
 
-Each runs in processes of its own. So its memory is free afterwards, and several devices work from notebooks and from
-scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command once: a
-training saves, and the function returns.
+Each runs in processes of its own: its memory is free afterwards, and several devices can be used from notebooks, and
+from scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command
+once: a training saves, and the function returns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from utils.config.flags import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.errors import UserError
 from utils.files.paths import normal_path
+from utils.files.safe_io import atomic_write
 
 if TYPE_CHECKING:
     from lockstep.settings import ExportSettings, TrainSettings, ValSettings
@@ -176,7 +177,8 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
     file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    with atomic_write(file) as stream:  # runs that are started together write the same file
+        stream.write(text.encode())
     return file
 
 

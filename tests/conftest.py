@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from utils.logger import _early_lines, get_logger
 
@@ -67,6 +66,8 @@ def tmp_path(_folders: Iterator[Path]) -> Path:
 def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
     thread, so that parallel test runs do not slow each other down."""
+    import torch  # in here, as the process that hands out the tests reads this file, too, and runs none
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)

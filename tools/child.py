@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -36,7 +35,7 @@ class Child:
 
     @property
     def reason(self) -> str:
-        """The reason for which the finished command has failed: the line that it would print."""
+        """Why the finished command has failed: the line that it would print."""
         code = self.process.returncode
         if code < 0:
             return killed_by(-code)
@@ -79,7 +78,7 @@ def start(
             words,
             stdin=subprocess.DEVNULL,
             env={**inherited, RESULT_VARIABLE: str(result_file)},
-            preexec_fn=partial(end_with_parent, stop),
+            preexec_fn=end_with_parent(stop),
             cwd=cwd,
             stdout=stdout,
             stderr=stderr,

@@ -32,7 +32,7 @@ PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
 # Files that a training writes before last.pt.
 _RESULTS = "results.csv"
 _SETTINGS = "settings.yaml"
-ERRORS = "errors.txt"  # file in the run's folder, with warnings of libraries and the traceback of a crash
+ERRORS = "errors.txt"  # file in the run's folder: warnings of libraries, and the traceback of a crash
 
 
 class TrainingFailed(UserError):

@@ -38,7 +38,7 @@ def convert(source: str | Path, target: str | Path) -> str:
     """Converts the weights in ``source`` to ``target``, and returns a line about the result.
 
     The file contains float32 weights and the description of the detector, but not the state of a run. Weights of an
-    unknown model are written to safetensors under their own names. Raises UserError.
+    unknown model are written to safetensors under their own names. Raises UserError, also if ``target`` exists.
     """
     source = Path(source)
     target = Path(target)
@@ -47,6 +47,8 @@ def convert(source: str | Path, target: str | Path) -> str:
     stored = read_weights(source)
     if target.exists() and target.samefile(source):
         raise UserError(f"{target}: source and target are the same file")
+    if target.exists():
+        raise UserError(f"{target}: exists already; choose another name, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         detector = detector_of(stored)

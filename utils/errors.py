@@ -75,18 +75,18 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are as many messages as are shown at once."""
-        return len(self.messages) >= MAX_MISTAKES
+        """Whether there are more messages than are shown at once."""
+        return len(self.messages) > MAX_MISTAKES
 
     def raise_any(self) -> None:
         """Raises UserError with the first messages, numbered if there are several; does nothing without any."""
+        first = "the first " if self.are_many else ""
         del self.messages[MAX_MISTAKES:]
         if len(self.messages) == 1:
             raise UserError(self.messages[0], whole=True)
         if self.messages:
             numbered = (f"({number}) {message}" for number, message in enumerate(self.messages, 1))
-            count = f"the first {len(self.messages)} mistakes" if self.are_many else f"{len(self.messages)} mistakes"
-            error = UserError(f"{count}: {'; '.join(numbered)}", whole=True)
+            error = UserError(f"{first}{len(self.messages)} mistakes: {'; '.join(numbered)}", whole=True)
             error.parts = tuple(self.messages)
             raise error
 

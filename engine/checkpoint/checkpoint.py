@@ -22,8 +22,8 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import build
 
 if TYPE_CHECKING:
-    from engine.optim.build import OptimizerSet
     from engine.optim.ema import ModelEma
+    from engine.optim.optimizer_set import OptimizerSet
     from models.detector import Detector
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume

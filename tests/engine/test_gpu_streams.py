@@ -102,13 +102,13 @@ def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> dict[str, Det
 @pytest.mark.parametrize(
     ("kind", "amp_dtype"),
     [
-        ("yolov8", None),
-        ("yolov8", torch.bfloat16),
         ("yolov8", torch.float16),
         ("yolov5", torch.bfloat16),
         ("yolo26", None),
-        ("yolox", torch.float16),
-        ("yolov9", torch.bfloat16),
+        pytest.param("yolov8", None, marks=pytest.mark.slow),
+        pytest.param("yolov8", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("yolox", torch.float16, marks=pytest.mark.slow),
+        pytest.param("yolov9", torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_validation(order, kind, amp_dtype):

@@ -129,6 +129,9 @@ def test_impossible_conversions_are_one_line(world, tmp_path, capsys):
         capsys, weights_command.main, world / "own.pt", world / "own.pt"
     )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
+    (tmp_path / "kept.pt").write_text("the best of last week")
+    refusal = error_of(capsys, weights_command.main, world / "own.pt", tmp_path / "kept.pt")
+    assert refusal.endswith("kept.pt: exists already; choose another name, or remove it")
     assert "match no known model" in error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "o2.pt")
     run_main(weights_command.main, [str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
     assert "1 tensor written to" in capsys.readouterr().out

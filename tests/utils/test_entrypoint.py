@@ -176,7 +176,7 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
             with contextlib.suppress(ProcessLookupError):  # its parent was faster
                 os.kill(pid, signal.SIGINT)
         assert launch.codes() == [130]
-        launch.wait_gone(10)
+        launch.wait_gone()
         assert launch.output() == "begun\n"
 
 

@@ -151,12 +151,13 @@ def killed_by(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:  # most real-time signals have no name
         name = f"signal {number}"
-    return f"killed by {name}; is there enough memory?"
+    advice = "; is there enough memory?" if number == signal.SIGKILL else ""
+    return f"killed by {name}{advice}"
 
 
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
     exit_on_interrupt()
-    end_with_parent()
+    end_with_parent()()
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
@@ -169,11 +170,20 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
     sys.exit(_RETURNED)
 
 
-def end_with_parent(number: int = signal.SIGINT) -> None:
-    """Makes the kernel send a signal to this process when its parent is killed. Linux only."""
+def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:
+    """Returns a function that makes the kernel send a signal to the calling process when its parent is killed. It does
+    nothing where there is no prctl(2), which is Linux's.
+
+    The function of libc is looked up here and not there: between fork and exec, in a program with threads, that may
+    wait forever for a lock of the loader.
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(number))
+
+    def end() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(number))
+
+    return end
 
 
 def free_port() -> int:

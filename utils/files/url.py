@@ -9,6 +9,8 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+from http.client import HTTPMessage
+from typing import IO
 
 from utils.errors import UserError
 
@@ -33,13 +35,34 @@ def url_path(url: str) -> str:
 
 def open_url(url: str) -> http.client.HTTPResponse:
     """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
-    authentication. Raises one of `NETWORK_ERRORS`."""
+    authentication, but not to another host that a redirect names. Raises one of `NETWORK_ERRORS`."""
     address = urllib.parse.quote(without_login(url), safe=_RESERVED)
-    headers = {"User-Agent": "lockstep"}
+    request = urllib.request.Request(address, headers={"User-Agent": "lockstep"})
     login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
     if separator:
-        headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
-    return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=STALL_S)
+        token = base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")
+    return urllib.request.build_opener(_RedirectHandler).open(request, timeout=STALL_S)
+
+
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and sends the login again to the host that it is for."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        authorization = req.unredirected_hdrs.get("Authorization")
+        if request is not None and authorization and _is_same_host(req.full_url, newurl):
+            request.add_unredirected_header("Authorization", authorization)
+        return request
+
+
+def _is_same_host(url: str, redirected: str) -> bool:
+    """Whether a login for ``url`` may be sent to ``redirected``: to the same host and port, and encrypted if it was."""
+    source = urllib.parse.urlsplit(url)
+    target = urllib.parse.urlsplit(redirected)
+    return source.netloc == target.netloc and (target.scheme == source.scheme or target.scheme == "https")
 
 
 def reason_of(error: BaseException) -> str:
@@ -48,12 +71,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_url(url: str, *, most: int) -> bytes:
-    """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``most`` bytes."""
+    """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``most``."""
     name = without_login(url)
     try:
         with open_url(url) as response:
             content = response.read(most + 1)
-            if response.length:
+            if response.length and len(content) <= most:
                 raise ConnectionError(f"cut off after {len(content)} bytes")
     except NETWORK_ERRORS as error:
         raise UserError(f"{name}: cannot be downloaded ({reason_of(error)})") from None

@@ -65,7 +65,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
     with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
         run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
         assert run.codes() == [0] * (1 + evaluating), run.output()
-        run.wait_gone(10)
+        run.wait_gone()
         assert "c10d" not in run.output()  # warnings about the store, which ends last
     same_run(alone, tmp_path / "exp")
     found = scorers(counts)
@@ -81,7 +81,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
         assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
-        run.wait_gone(10)
+        run.wait_gone()
         (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
         assert "has ended; the training processes validate from now on" in line
     same_run(alone, tmp_path / "exp")
@@ -107,7 +107,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
-        run.wait_gone(30)
+        run.wait_gone()
     with Processes(tmp_path / "resumed.txt", odd="rated") as run:
         run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
         assert set(run.codes()) == {0}, run.output()
@@ -120,6 +120,7 @@ def _position(project: Path) -> tuple[int, int] | None:
     return (progress["epoch"], progress["batch"]) if progress else None
 
 
+@pytest.mark.slow
 def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
@@ -140,7 +141,7 @@ def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(max(map(int, children)), signal.SIGKILL)  # the last rank was started last
         assert run.codes() == [0], run.output()
-        run.wait_gone(10)
+        run.wait_gone()
     one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
     for name in ("model", "ema", "optimizer"):
         same_content(one[name], two[name])
