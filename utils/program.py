@@ -71,7 +71,7 @@ def resume_flag(last: str | os.PathLike[str]) -> str:
 
 def write_result(**values: Any) -> bool:
     """Adds ``values`` to the result file of the process that has started this one: "folder" of a run, exported "files",
-    "issues" of a data set, or the "error". Returns whether there is such a file."""
+    "issues" of a data set, or the "error" and whether it is "disk_full". Returns whether there is such a file."""
     path = os.environ.get(RESULT_VARIABLE)
     if not path:
         return False
@@ -88,7 +88,7 @@ def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
 
 
-def report_error(line: str) -> None:
+def report_error(line: str, *, is_disk_full: bool = False) -> None:
     """Prints why a command fails, or writes it to the result file of the process that has started this one."""
-    if not write_result(error=line):
+    if not write_result(error=line, disk_full=is_disk_full):
         print(f"error: {line}", file=sys.stderr, flush=True)
