@@ -44,7 +44,7 @@ _COMMANDS = (
     Command("train", "train a detector", "train"),
     Command("val", "score checkpoints and exported files on a data set", "val"),
     Command("detect", "find objects in images, videos and streams", "detect"),
-    Command("export", "export a checkpoint to ONNX, OpenVINO, TorchScript or torch.export", "export"),
+    Command("export", "export a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export", "export"),
     Command("check", "check a data set, and with a trained model, its labels", "tools/check/__main__"),
     Command("kfold", "train and score by cross-validation", "tools/kfold/__main__"),
     Command("search", "search hyper-parameters", "tools/search/__main__"),
