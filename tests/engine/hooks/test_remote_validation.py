@@ -17,6 +17,7 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.eval_ranks.messages import Setup, Weights, common_facts, discard_message, post_message, read_message
 from engine.eval_ranks.process import Scorer
+from engine.eval_ranks.service import patience_s
 from engine.hooks import remote_validation
 from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.validation import Validation
@@ -95,9 +96,13 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
     same_run(alone, tmp_path / "exp")
 
 
+def test_the_wait_for_late_scores_ends_before_the_collective_in_which_the_others_wait():
+    assert [patience_s(sent) for sent in (0.0, 50.0, 600.0, 36_000.0)] == [5.0, 5.0, 60.0, 300.0]
+
+
 @pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -108,7 +113,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:LATE_S:1000"
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:MIN_LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
