@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.optim.build import OptimizerSet
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, gradient_vector, set_gradients
+from engine.optim.optimizer_set import OptimizerSet
 from engine.parallel.strategy import Accumulate, Autocast, Strategy
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds

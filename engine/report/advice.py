@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index.index import remedy_for_small_boxes
+from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
 from engine.evaluation.tables import missed_classes_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from data.folds.held_out import hold_out_validation
-from data.index.index import warn_of_small_boxes
+from data.index.small_boxes import warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader
 from data.loading.check_settings import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader

@@ -15,16 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import (
-    NOTHING_LOADED,
-    LoadedParameters,
-    OptimizerSet,
-    OptimizerSettings,
-    build_optimizer,
-    choose_optimizer,
-)
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import build_stage, check_pipeline

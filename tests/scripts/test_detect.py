@@ -564,7 +564,7 @@ def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
         process = processes.start([str(word) for word in command])
         processes.until(lambda: len(list(run_dir.glob("labels/*.txt"))) > 20)
         process.send_signal(stop)
-        assert process.wait(10) == code, processes.output()
+        assert process.wait(60) == code, processes.output()
         assert "Traceback" not in processes.output()
     stems = {path.stem for path in run_dir.glob("labels/*.txt")}
     assert {record["image_id"] for record in read(run_dir)} == stems

@@ -340,10 +340,15 @@ class Camera:
     """A capture that delivers ``count`` frames, each on request; the pixels contain its number."""
 
     def __init__(self, count, length=-1.0):
-        self.count, self.number, self.released, self.length = count, 0, False, length
+        self.count = count
+        self.length = length
+        self.asked = 0  # calls of `read`
+        self.number = 0  # delivered frames
+        self.released = False
         self.gate = threading.Semaphore(0)
 
     def read(self):
+        self.asked += 1
         self.gate.acquire()
         if self.number == self.count:
             return False, None
@@ -367,10 +372,9 @@ def test_a_live_stream_returns_the_newest_frame():
     assert next(frames)[0] == 0
     for _ in range(5):
         camera.gate.release()
-    while camera.number < 6:
-        pass
+    while camera.asked < 7:  # after that the sixth frame waits for the reader
+        time.sleep(0.001)
     camera.gate.release()
-    time.sleep(0.05)
     ((number, frame),) = frames  # 1 to 4 were missed
     assert number == 5
     assert (frame == 5).all()
