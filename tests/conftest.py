@@ -27,6 +27,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start: their number decides how sums are rounded
+    # The processes that run the tests, and those that they start, import the same modules: their bytecode is kept.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it

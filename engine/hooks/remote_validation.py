@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import torch
-from torch import Tensor
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import copy_to_cpu
@@ -74,7 +72,7 @@ class RemoteValidation(Hook):
         """Returns what the evaluating processes must know of the run."""
         run = trainer.run
         description = trainer.checkpointer.description
-        class_weights = cast(Tensor | None, trainer.step.criterion.class_weights)
+        class_weights = trainer.step.criterion.class_weights
         return Setup(
             settings=run.settings,
             source=self._data_source,

@@ -140,7 +140,6 @@ class AnchorLoss(Criterion):
     """
 
     anchors: Tensor  # (L, A, 2), cells
-    class_weights: Tensor | None  # float32 (C,)
     names = ("box", "obj", "cls")
 
     def __init__(self, settings: LossSettings, anchors: Tensor) -> None:

@@ -51,7 +51,6 @@ class AnchorFreeLoss(Criterion):
     normalizer is the sum of target scores.
     """
 
-    class_weights: Tensor | None  # float32 (C,)
     taught: Tensor  # int64, classes with targets from a teacher
 
     def __init__(self, settings: LossSettings, reg_max: int) -> None:

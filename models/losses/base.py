@@ -49,6 +49,7 @@ class Criterion(nn.Module):
     settings: LossSettings
     names: tuple[str, ...]  # names of ``LossOutput.parts``
     gains: tuple[float, ...]  # factors of the same terms
+    class_weights: Tensor | None  # buffer, float32 (C,), see `class_weights`; None: all classes count alike
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +108,7 @@ class DualAssignmentLoss(Criterion):
         self.one = one
         self.gain = gain
         self.names = (*many.names, *(f"{name}_one" for name in one.names))
+        self.register_buffer("class_weights", many.class_weights, persistent=False)  # both branches have the same
 
     def compile_terms(self, *, has_regions: bool = False) -> None:
         self.many.compile_terms(has_regions=has_regions)

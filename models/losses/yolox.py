@@ -44,7 +44,6 @@ class YOLOXLoss(Criterion):
     distance of a positive's four outputs is added. The normalizer is the number of positive cells.
     """
 
-    class_weights: Tensor | None  # float32 (C,)
     names = ("box", "obj", "cls", "l1")
 
     def __init__(self, settings: LossSettings) -> None:

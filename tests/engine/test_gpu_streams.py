@@ -149,13 +149,13 @@ class InCaller:
 @pytest.mark.parametrize(
     ("kind", "amp"),
     [
-        ("yolov8", "off"),
-        ("yolov8", "bf16"),
         ("yolov8", "fp16"),
         ("yolov5", "bf16"),
         ("yolo26", "off"),
-        ("yolox", "fp16"),
-        ("yolov9", "bf16"),
+        pytest.param("yolov8", "off", marks=pytest.mark.slow),
+        pytest.param("yolov8", "bf16", marks=pytest.mark.slow),
+        pytest.param("yolox", "fp16", marks=pytest.mark.slow),
+        pytest.param("yolov9", "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_detection(order, monkeypatch, kind, amp):

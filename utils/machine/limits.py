@@ -42,6 +42,15 @@ _PROBABLY_NO_MEMORY = (
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
+def is_disk_full(error: BaseException | None) -> bool:
+    """Returns whether a full disk or an exceeded quota is the error, or what it was raised for."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains in one line an error that is a limit of the machine. Returns None for other errors. ``advice``: how to
     use less memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,22 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.eval_ranks.messages import Setup, Weights, common_facts, discard_message, post_message, read_message
 from engine.eval_ranks.process import Scorer
+from engine.hooks import remote_validation
+from engine.hooks.remote_validation import RemoteValidation
+from engine.hooks.validation import Validation
+from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunSettings
+from engine.train.build import build_training
 from models.detector import build_detector
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.config.parser import given_flags, parse_config
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
+from utils.machine.stop_signals import StopSignals
 
 EPOCHS = 5
 ODD = "rated;ready;slow:0.05"
@@ -87,6 +95,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
     same_run(alone, tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
     odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
@@ -131,7 +140,8 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, mon
     same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
     with Processes(tmp_path / "log.txt", real=is_killed) as run:
         given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
@@ -172,6 +182,30 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     )
     scores = Scorer(ctx, config, (), setup)(Weights(model.state_dict(), is_closing=False))
     assert scores.result.num_images == 5
+
+
+@pytest.mark.parametrize("has_two_branches", [False, True])
+def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, monkeypatch, has_two_branches):
+    """The weights of the classes in the loss are sent, whatever the loss is made of."""
+    model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
+    setups: list[Setup] = []
+    monkeypatch.setattr(remote_validation, "ValidationService", lambda ctx, evaluator, setup: setups.append(setup))
+    ctx = DistributedContext.single("cpu")
+    argv = flags(world, tmp_path, "--model", str(model))
+    config = parse_config(TrainConfig, argv, "")
+    with ExitStack() as stack:
+        trainer = build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
+        RemoteValidation(ctx, config, DataSource.of_training(config)).start(trainer)
+        validation = trainer.hooks.get(Validation)
+        own_result = validation.evaluator.run(trainer.step.ema.module, validation.loader)
+    (setup,) = setups
+    assert setup.class_weights is not None
+    assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
+    scores = Scorer(ctx, config, (), setup)(Weights(setup.ema, is_closing=False))
+    assert scores is not None
+    own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
+    assert len(own_losses) == 1 + len(trainer.step.criterion.names)
+    assert own_losses.items() <= scores.result.extras.items()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, pool, read_fold
 from tools.shard import write_set
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
@@ -86,6 +87,32 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     line = error_of(capsys, main, *flags, "--name", "killed", "--epochs", "3")
     assert "was begun with --epochs 2, not 3" in line
+
+
+def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsys, monkeypatch):
+    """Else the folds would be trained differently, or the columns of results.csv would have the names of others."""
+    _, flags = world
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lr0: 0.02\n")
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
+
+    def interrupted(config, lists, folder, *_):
+        (folder / "fold1").mkdir(exist_ok=True)
+        (folder / "fold1" / "last.pt").touch()
+        raise UserError("interrupted")
+
+    monkeypatch.setattr("tools.kfold.cross_validate.cross_validate", interrupted)
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(recipe))
+    copy = recipe.rename(tmp_path / "copy.yaml")
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
+    copy.write_text("lr0: 0.03\n")
+    line = error_of(capsys, main, *flags, "--hyp", str(copy))
+    assert "folds: was begun with hyper-parameter lr0 0.02, not 0.03; " in line
+    copy.write_text("lr0: 0.02\n")
+    data.write_text(data.read_text().replace("light", "lamp"))
+    line = error_of(capsys, main, *flags, "--hyp", str(copy))
+    assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
 
 
 def test_mistakes_are_one_line(world, capsys):
