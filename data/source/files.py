@@ -121,7 +121,7 @@ def _list_label_file_per_image(
     pairs = [(image.file, image.label) for image in images if image.label is not None]
     if not pairs:
         first = next(finding for finding in findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.text}")
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
     return Listing(
         images=[image for image, _ in pairs],
         labels=[label for _, label in pairs],
