@@ -18,8 +18,9 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
-from tools.kfold.scores import ScoredFold, pool, read_fold
+from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
 from tools.shard import write_set
+from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
@@ -43,6 +44,24 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
+
+
+@pytest.mark.parametrize(("global_batch", "batch"), [(512, 32), (8, 8), (-1, 16)])
+def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(
+    tmp_path, monkeypatch, global_batch, batch
+):
+    """In one process, whatever `--spawn` is: a global batch of eight GPUs would not fit on one."""
+    seen = []
+
+    def open_nothing(validation, ctx):
+        seen.append((validation.batch_size, validation.device))
+        raise UserError("seen")
+
+    monkeypatch.setattr("tools.kfold.scores.open_model_and_data", open_nothing)
+    config = KfoldConfig(batch_size=global_batch, spawn=8, device="cpu")
+    with pytest.raises(UserError, match="seen"):
+        score_fold(config, tmp_path / "best.pt", tmp_path / "fold1.yaml", tmp_path / "detections.npz")
+    assert seen == [(batch, "cpu")]
 
 
 @pytest.fixture(scope="module")
