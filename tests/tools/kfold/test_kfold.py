@@ -17,6 +17,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools.continued import begin_or_check
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
 from tools.shard import write_set
@@ -132,6 +133,19 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     data.write_text(data.read_text().replace("light", "lamp"))
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
     assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
+
+
+@pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
+def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "file").touch()
+    settings = tmp_path / "kfold.yaml"
+    monkeypatch.chdir(tmp_path)
+    assert begin_or_check(KfoldConfig(**{name: "file"}), settings, {})
+    monkeypatch.chdir(tmp_path / "below")
+    assert not begin_or_check(KfoldConfig(**{name: "../file"}), settings, {})
+    with pytest.raises(UserError, match=f"was begun with --{name} .*/file, not "):
+        begin_or_check(KfoldConfig(**{name: "other"}), settings, {})
 
 
 def test_mistakes_are_one_line(world, capsys):
