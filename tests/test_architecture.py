@@ -187,7 +187,8 @@ def test_import_only_defines():
 def test_every_imported_package_is_required():
     """By the installation, or by the extra that the importing module belongs to."""
     product = {*LAYERS, *SCRIPTS, "lockstep", "launch", "_typeshed"}  # the last for type checkers only
-    needed, wrong = requirements(), []
+    needed = requirements()
+    wrong = []
     del needed["dev"]
     del needed["clients"]
     places = [(places, {*needed[extra]}) for extra, places in OF_EXTRA.items()]

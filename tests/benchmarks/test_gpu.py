@@ -302,7 +302,9 @@ def test_a_wrong_gradient_on_the_device_is_found(monkeypatch: pytest.MonkeyPatch
     """A gradient of one layer whose channels are in the wrong order, on the "device" only."""
     options = Namespace(models=[TINY_MODEL], optimizers=[optimizer], device="cpu", batch_size=2, imgsz=64)
     assert len(list(equal.compare_steps(options))) == 1
-    build, arithmetic, is_device = equal.build_step, equal.other_arithmetic, []
+    build = equal.build_step
+    arithmetic = equal.other_arithmetic
+    is_device = []
 
     @contextmanager
     def on_device(device: str):

@@ -106,7 +106,9 @@ class PeerModel(nn.Module):
 def peer(monkeypatch):
     """Our program for the peer's environment, in one where a few names of Ultralytics exist. Attributes: ``side``, the
     program; ``models``, those that it builds; ``calls``, how often it calls what, by name."""
-    calls, models, trainer = Counter(), [], SimpleNamespace(check_amp=None)
+    calls = Counter()
+    models = []
+    trainer = SimpleNamespace(check_amp=None)
 
     def build(*args, **options) -> PeerModel:
         models.append(PeerModel(*args, **options))

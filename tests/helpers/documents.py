@@ -36,7 +36,9 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page. Raises AssertionError for a language that no test knows."""
-    found, start, info = [], None, ""
+    found = []
+    start = None
+    info = ""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         if not line.lstrip().startswith("```"):

@@ -121,7 +121,9 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
         torch.jit.save(torch.jit.script(Writer(str(marker))), folder / "writes.torchscript")
     with zipfile.ZipFile(buffer) as archive:
         sound = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    graph, weights, constants = sound["models/model.json"].decode(), "data/weights/", "data/constants/"
+    graph = sound["models/model.json"].decode()
+    weights = "data/weights/"
+    constants = "data/constants/"
     expression = re.sub('(?<="expr_str": ")[^"]*', f"__import__('os').system('touch {marker}')", graph, count=1)
     sizes = {"sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
     tensor = {"dtype": 1, "layout": 7, "requires_grad": False, "device": {"type": "cpu", "index": None}} | sizes

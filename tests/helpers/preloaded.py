@@ -223,7 +223,9 @@ def become(job: dict) -> None:
             setattr(sys, name, None)
     with contextlib.suppress(OSError):
         os.setpgid(0, job["group"])
-    parent, me, stat = os.getppid, os.getpid(), Path(f"/proc/{job['client']}/stat")
+    parent = os.getppid
+    me = os.getpid()
+    stat = Path(f"/proc/{job['client']}/stat")
     # Its parent is the client's, not the server. What it forks has parents as usual.
     os.getppid = lambda: int(stat.read_text().rsplit(")", 1)[1].split()[1]) if os.getpid() == me else parent()
     os.umask(job["umask"])

@@ -125,7 +125,9 @@ def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequen
     names = names or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
         world, place = prepared(Path(temporary), names), Path(temporary) / "input"
-        tally, numbers, begun = Tally(), Counter[str](), time.monotonic()
+        tally = Tally()
+        numbers = Counter[str]()
+        begun = time.monotonic()
         worker = Worker(seed, place, world)
         try:
             while (now := time.monotonic() - begun) < seconds and numbers.total() < most:

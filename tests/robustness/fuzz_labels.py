@@ -55,7 +55,8 @@ def strict_yolo(data: bytes, height: int, width: int) -> Reading:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError:
         return Reading([], True)
-    rows, must_tell = [], False
+    rows = []
+    must_tell = False
     for line in text.splitlines():
         fields = line.split()
         values = [strict_number(f) for f in fields]
@@ -83,7 +84,8 @@ def strict_voc(data: bytes) -> Reading:
         return Reading([], True)
     if root.tag != "annotation":
         return Reading([], True)
-    rows, must_tell = [], False
+    rows = []
+    must_tell = False
     for element in root.findall("object"):
         boxes, names = element.findall("bndbox"), element.findall("name")
         leaves = [boxes[0].findall(tag) for tag in ("xmin", "ymin", "xmax", "ymax")] if len(boxes) == 1 else []
@@ -132,7 +134,9 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
         if name is None:
             astray = True
             continue
-        box, category, crowd = a.get("bbox"), _number_of(a.get("category_id")), a.get("iscrowd", 0)
+        box = a.get("bbox")
+        category = _number_of(a.get("category_id"))
+        crowd = a.get("iscrowd", 0)
         good = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)
         good = good and all(abs(v) < 1e300 for v in box) and type(category) is int  # also where it is nan
         if not good or categories.get(category) not in NAMES or crowd not in (0, 1, None):
@@ -167,7 +171,9 @@ def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: 
             index.classes[first:last], index.boxes_xywh_px[first:last], index.crowd[first:last]
         )
     ]
-    possible, must_tell, wanted = [], reading.must_tell, []
+    possible = []
+    must_tell = reading.must_tell
+    wanted = []
     seen: set[Row] = set()
     for row in reading.rows:
         sides = (width, height, width, height)

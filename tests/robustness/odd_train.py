@@ -89,7 +89,9 @@ FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.trun
 def kill_at(counts: str, number: int) -> None:
     """Appends a byte to the file ``counts`` for each call that changes a file below its folder, and kills this process
     at call ``number``."""
-    own, calls, folder = os.getpid(), itertools.count(1), os.path.dirname(counts)
+    own = os.getpid()
+    calls = itertools.count(1)
+    folder = os.path.dirname(counts)
     file = os.open(counts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def hook(event: str, given: tuple) -> None:

@@ -79,7 +79,8 @@ def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
     """The memory of a training whenever its results have a new epoch, by epoch; some of the last may be missing."""
     command = [sys.executable, "train.py", *flags, "--project", str(folder), "--name", "run"]
     command += ["--cache-dir", str(folder / "index")]
-    results, readings = folder / "run" / "results.csv", []
+    results = folder / "run" / "results.csv"
+    readings = []
     with open(folder / "log.txt", "w+") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -110,7 +110,9 @@ def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: r
     last = root / "killed" / "last.pt"
     count = 0
     while True:
-        logs, world, begun = root / "logs" / str(len(launches)), chance.choice(worlds), steps_done(last)
+        logs = root / "logs" / str(len(launches))
+        world = chance.choice(worlds)
+        begun = steps_done(last)
         with launch(root, "killed", world, epochs, logs) as run:
             if count < kills:
                 count += kill_at_a_random_moment(run, last, chance)

@@ -46,7 +46,8 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
 
 def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monkeypatch):
     """val.py finds what validation in training finds, also with a YAML without tiles; --tile 0 scales whole images."""
-    tables, original = [], Evaluator.run
+    tables = []
+    original = Evaluator.run
 
     def recorded(evaluator, *args, **more):
         result = original(evaluator, *args, **more)
@@ -163,7 +164,9 @@ def _iou(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
 def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand(tmp_path):
     """Two photos of COCO and a public checkpoint; labels, tiles, offsets and stitching without this program's code."""
-    weights, source, tile = SHARED / "weights/yolov8n.pt", SHARED / "datasets/coco128", 320
+    weights = SHARED / "weights/yolov8n.pt"
+    source = SHARED / "datasets/coco128"
+    tile = 320
     images = [source / f"images/train2017/{number:012d}.jpg" for number in (9, 25)]
     (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in images))
     names = yaml.safe_load((source / "coco128.yaml").read_text())["names"]
@@ -182,7 +185,8 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
         scale = np.array([width, height])
         corners = np.c_[rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2].clip(0, 1) * np.tile(scale, 2)
         labels += [(number, row[0], *box) for row, box in zip(rows, corners)]
-        windows, boxes = windows_of(height, width, tile, 0.2), []
+        windows = windows_of(height, width, tile, 0.2)
+        boxes = []
         for which, (x1, y1, x2, y2) in enumerate(windows.astype(int)):
             pixels = torch.from_numpy(image[y1:y2, x1:x2].copy()).permute(2, 0, 1)[None].float() / 255
             with torch.inference_mode():

@@ -204,7 +204,9 @@ def rendered(world: dict[str, str], folder: Path, *more: object) -> list[object]
 
 
 def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
-    shared, one, two = ["--nominal-batch", "8", "--image-weights"], tmp_path / "one" / "exp", tmp_path / "two" / "exp"
+    shared = ["--nominal-batch", "8", "--image-weights"]
+    one = tmp_path / "one" / "exp"
+    two = tmp_path / "two" / "exp"
     call(train.main, *rendered(world, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
     expected = read_checkpoint(one / "last.pt")
     call(train.main, *rendered(world, two.parent, *shared)[1:])

@@ -388,7 +388,9 @@ def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
 def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
     """With another seed, on two processes and staged; when the run resumes with more images; in val.py, also of an
     exported file."""
-    root, runs, cache = tmp_path / "set", tmp_path / "runs", ["--cache-dir", tmp_path / "cache"]
+    root = tmp_path / "set"
+    runs = tmp_path / "runs"
+    cache = ["--cache-dir", tmp_path / "cache"]
     data = write_dataset(root, train=12, val=1)
     data.write_text(yaml.safe_dump({"train": "images/train", "names": ["light", "dark"]}))
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL, *cache]
@@ -421,7 +423,9 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
 
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
     """Also when it resumes, and as an exported file."""
-    runs, data, cache = tmp_path / "runs", write_dataset(tmp_path / "set", train=8, val=4), tmp_path / "cache"
+    runs = tmp_path / "runs"
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    cache = tmp_path / "cache"
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
     call(train.main, *command, "--cache-dir", cache, "--epochs", "1", "--name", "some", "--classes", "dark")
     assert "1 of 2 classes used: dark; boxes of other classes are left out" in capsys.readouterr().out
@@ -442,7 +446,8 @@ def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path):
     data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
     call(train.main, *given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs")
-    run, scored = tmp_path / "runs" / "exp", {}
+    run = tmp_path / "runs" / "exp"
+    scored = {}
     trained = read_checkpoint(run / "last.pt")["progress"]["best_fitness"]
     for amp in ("bf16", "off"):
         more = ["--amp", amp, "--project", tmp_path / "val", "--name", amp]

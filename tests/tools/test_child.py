@@ -54,7 +54,8 @@ def config_of(tmp_path: Path, *more: str) -> TrainConfig:
 def test_a_finished_training_is_not_repeated(tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    config, seen = config_of(tmp_path, "--epochs", "2"), []
+    config = config_of(tmp_path, "--epochs", "2")
+    seen = []
     with StopSignals() as signals:
         for _ in range(2):
             assert train(config, folder, "metrics/AP", signals, lambda epoch, value: seen.append(epoch) or True)

@@ -97,7 +97,9 @@ def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
 def test_memory_is_freed_with_its_cache(index, cached):
     cache = cached("ram", index)
     assert os.stat(cache.path).st_size > 10_000
-    view, expected, path = cache[0], cache[0].copy(), cache.path
+    view = cache[0]
+    expected = cache[0].copy()
+    path = cache.path
     del cache
     assert not path.exists()
     assert np.array_equal(view, expected)  # mapped memory stays valid

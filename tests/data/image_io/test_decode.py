@@ -328,7 +328,8 @@ USUAL = {
 
 
 def test_jpegs_of_common_encoders_are_not_decoded_but_others_are(tmp_path, monkeypatch) -> None:
-    path, decoded = tmp_path / "a.jpg", []
+    path = tmp_path / "a.jpg"
+    decoded = []
     monkeypatch.setattr(verify, "imdecode", lambda *_: decoded.append(path))
     for data in USUAL.values():
         path.write_bytes(data)

@@ -433,7 +433,9 @@ def data(tmp_path: Path) -> EditableSet:
 
 def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
     """The warning of training, besides that of the gate, which a cached index gives too, and the issue of a check."""
-    logger, spec, said = logging.getLogger("lockstep"), load_dataset_spec(data.yaml), []
+    logger = logging.getLogger("lockstep")
+    spec = load_dataset_spec(data.yaml)
+    said = []
     logger.propagate = True
     for _ in range(2):
         caplog.clear()

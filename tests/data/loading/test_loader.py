@@ -68,7 +68,8 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
     alone = list(islice(open_loader(**options), 24))
     loader = open_loader(workers=2, **options)
     for _ in range(2):  # another iteration; the first one was abandoned with batches in transit
-        kept, places = [], set()
+        kept = []
+        places = set()
         for number, batch in enumerate(islice(loader, 24)):
             places.add(batch.images.data_ptr())
             if number >= 12:

@@ -68,7 +68,9 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
     height, width = key.canvas_hw
     is_mosaic = u[0] < hyp.mosaic
     members = [key.index, *(u[1:4] * len(images)).astype(int)]
-    center_u, affine_u, flip_u = 0.5 + u[4:6], 2 * u[RandomPerspective.columns] - 1, u[RandomFlip.columns]
+    center_u = 0.5 + u[4:6]
+    affine_u = 2 * u[RandomPerspective.columns] - 1
+    flip_u = u[RandomFlip.columns]
     frame_h, frame_w = (2 * height, 2 * width) if is_mosaic else (height, width)
     frame = np.full((frame_h, frame_w, 3), GRAY, np.float32)
     cx, cy = int(center_u[0] * width), int(center_u[1] * height)
@@ -79,7 +81,10 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
         small = cv2.resize(image, (w, h), interpolation=cv2.INTER_LINEAR)
         x = (cx - w, cx)[slot % 2] if is_mosaic else (width - w) // 2
         y = (cy - h, cy)[slot // 2] if is_mosaic else (height - h) // 2
-        x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, frame_w), min(y + h, frame_h)
+        x1 = max(x, 0)
+        y1 = max(y, 0)
+        x2 = min(x + w, frame_w)
+        y2 = min(y + h, frame_h)
         frame[y1:y2, x1:x2] = small[y1 - y : y2 - y, x1 - x : x2 - x]
     matrix = flip_matrix(flip_u, hyp, key.canvas_hw) @ affine_matrix(affine_u, hyp, frame.shape[:2], key.canvas_hw)
     fine = 4

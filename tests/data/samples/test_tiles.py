@@ -197,7 +197,8 @@ def test_training_batches_show_the_objects_that_their_labels_name(data):
 def test_validation_batches_are_tiles_of_whole_images(data):
     """Over all ranks each tile comes once, and its labels in pixels of its image are those of the image."""
     config = TrainConfig(data=str(data), imgsz=64, batch_size=3, workers=0)
-    spec, seen = load_dataset_spec(data), []
+    spec = load_dataset_spec(data)
+    seen = []
     for rank in range(2):
         canvases = CanvasRule(64, 32)
         loader = build_val_loader(DistributedContext.single(), config, spec, canvases, tile=128)
@@ -220,7 +221,8 @@ def test_validation_batches_are_tiles_of_whole_images(data):
 
 
 def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
-    decoded, read = [], decoding.read_source
+    decoded = []
+    read = decoding.read_source
     monkeypatch.setattr(
         decoding, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
     )

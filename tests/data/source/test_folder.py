@@ -42,7 +42,8 @@ def source(tmp_path, monkeypatch) -> Path:
 
 def boxes_of(data: Path) -> dict[str, list[tuple]]:
     """Class and corners of the boxes of each image, by split and stem."""
-    spec, found = load_dataset_spec(data), {}
+    spec = load_dataset_spec(data)
+    found = {}
     for split in spec.splits:
         index = load_index(spec, split, IndexSettings(progress=False))
         truth = index.ground_truth()

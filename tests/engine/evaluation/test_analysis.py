@@ -17,7 +17,8 @@ from utils.structures import GroundTruth
 
 def average_precision(found, objects):
     """101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
-    hits, points = 0, []
+    hits = 0
+    points = []
     for number, (_, right) in enumerate(sorted(found, key=lambda d: -d[0]), 1):
         hits += right
         points.append((hits / objects, hits / (number + np.spacing(1))))

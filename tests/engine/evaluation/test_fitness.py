@@ -82,7 +82,8 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
 
 def test_the_best_epoch_is_the_first_with_the_highest_fitness():
     values = [0.30, 0.25, 0.35, float("nan"), 0.39, 0.39, 0.45, 0.46]
-    progress, best = Progress(), []
+    progress = Progress()
+    best = []
     for epoch, value in enumerate(values, 1):
         progress.epoch = epoch
         best.append(progress.record_fitness(value))

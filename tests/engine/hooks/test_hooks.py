@@ -97,7 +97,9 @@ def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
 
 @pytest.mark.parametrize(("every_s", "least_s"), [(600, 60), (30, 30), (0, None)])
 def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, every_s, least_s):
-    hook, due, times = Checkpoints(every_s), [], (0, 29, 30, 59, 60, 1e5)
+    hook = Checkpoints(every_s)
+    due = []
+    times = (0, 29, 30, 59, 60, 1e5)
     for seconds in times:
         now[0] = 100.0 + seconds
         due.append(hook.before_validation(FakeTrainer()) is Action.SAVE)
@@ -115,7 +117,8 @@ def test_the_last_epoch_is_always_validated(val_every, wanted):
 def test_patience_counts_validated_epochs_and_only_between_epochs():
     hook = EarlyStopping(2, "AP", val_every=2)
     trainer = FakeTrainer(epochs=9)
-    progress, over = trainer.progress, []
+    progress = trainer.progress
+    over = []
     progress.best_epoch = 2
     for progress.epoch in range(2, 10):
         over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
@@ -194,7 +197,8 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
     optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
     step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
     trainer = FakeTrainer(step=step, schedule=None, seconds=lambda: 5.0)
-    hook, bests = EpochResults(Fitness.parse("AP", ["a"])), []
+    hook = EpochResults(Fitness.parse("AP", ["a"]))
+    bests = []
     for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
         epoch = Epoch(trainer.progress.epoch)
         trainer.progress.count_losses((4.0,), is_finite=True)

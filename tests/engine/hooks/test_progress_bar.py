@@ -38,7 +38,9 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_bar, "STARTED", 0.0)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
-    bar, trainer, epoch = ProgressBar(), trainer_of(20, epoch=0, epochs=4, box=math.nan), Epoch(2)
+    bar = ProgressBar()
+    trainer = trainer_of(20, epoch=0, epochs=4, box=math.nan)
+    epoch = Epoch(2)
     bar.before_epoch(trainer)
     bar.after_last_step(trainer, epoch)
     assert epoch.row == {}  # a resumed run may begin here

@@ -251,7 +251,9 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
 def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, bool]:
     """Whether parameters equal those of the optimizer that is not sharded, and keep their strides; messages a step."""
     ours, theirs = (network().to(memory_format=torch.channels_last) for _ in range(2))
-    strides, broadcast, messages = [p.stride() for p in ours.parameters()], dist.broadcast, []
+    strides = [p.stride() for p in ours.parameters()]
+    broadcast = dist.broadcast
+    messages = []
 
     def counted(*args, **options):
         messages.append(args)

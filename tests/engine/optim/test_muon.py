@@ -97,7 +97,8 @@ def test_on_a_cpu_the_bits_equal_the_plain_formulation(channels_last):
 
 def test_the_type_of_the_iteration_changes_only_rounding(monkeypatch):
     """A CPU without instructions for bfloat16 iterates in float32, which is ten times as fast there."""
-    x, found = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0)), {}
+    x = torch.randn(3, 16, 40, generator=torch.Generator().manual_seed(0))
+    found = {}
     for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(muon, "cpu_multiplies_bf16", lambda fast=fast: fast)
         iteration_dtype.cache_clear()

@@ -144,7 +144,8 @@ def test_exactly_zero_gradients_are_skipped():
 
 
 def _train_static(ctx) -> list[torch.Tensor]:
-    share, weights = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3), []
+    share = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3)
+    weights = []
     for static in (True, False):
         step, model = make_step(ctx, "anchor_free", static=static)
         for update in (1, 2, 3):

@@ -38,7 +38,9 @@ def _stats(x, eps):
 
 def _gather_stats(x, means, inverses, running_mean, running_var, momentum, eps, counts):
     """As in the kernel: one process after another, with an integer running count."""
-    average, squares, number = torch.zeros_like(means[0]), torch.zeros_like(means[0]), 0
+    average = torch.zeros_like(means[0])
+    squares = torch.zeros_like(means[0])
+    number = 0
     for mean, inverse, count in zip(means, inverses, counts.tolist()):
         variance = ((1 / inverse) ** 2 - eps) * count
         factor = 1 / (number + count)

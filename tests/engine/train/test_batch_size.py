@@ -60,7 +60,8 @@ def line(base: float, each: float, at: int = 0, more: float = 0.0) -> Callable[[
     lambda n: int((1 + 0.02 * n**1.5) * GIB), lambda n: int((1 + 6 * n**0.5) * GIB),
 ])  # fmt: skip
 def test_the_largest_batch_that_fits_is_found_and_measured(peak, runs_out_at):
-    limit, measured = 70 * GIB, {}
+    limit = 70 * GIB
+    measured = {}
 
     def peak_bytes_of(number: int) -> int | None:
         assert number not in measured
@@ -309,7 +310,8 @@ OUT_OF_MEMORY = (
 
 
 def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda):
-    memory, made = CudaMemory(torch.device("cuda", 0)), []
+    memory = CudaMemory(torch.device("cuda", 0))
+    made = []
 
     def failing(error: Exception, at: int) -> Callable:
         """Raises ``error`` while the step is prepared (0), or when it is taken for the first or second time."""

@@ -107,7 +107,8 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
 @pytest.mark.parametrize("has_regions", [False, True])
 def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_regions):
     """In training; in validation the loss is not compiled."""
-    graphs, real = [], torch.compile
+    graphs = []
+    real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
     model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
     plain, compiled = (model.head.build_loss(Hyperparameters()) for _ in range(2))
@@ -133,7 +134,9 @@ def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_
 @pytest.mark.parametrize("has_regions", [True, False])
 def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(monkeypatch, has_regions):
     """Whatever is in them: no target, one, many, more slots for targets, regions to ignore in no image or in some."""
-    of_model, of_loss, real = [], [], torch.compile
+    of_model = []
+    of_loss = []
+    real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, **{"backend": counting(of_loss), **options}))
     plan = Compilation(images=4, loss=True, has_regions=has_regions)
     step, _ = compiled_step(counting(of_model), plan)

@@ -44,10 +44,12 @@ def sigmoid(x: float) -> float:
 
 def assign_by_loops(objectness, logits, predicted, centers, strides, labels, boxes, mask) -> tuple[dict, int]:
     """{(image, cell): (target, IoU)}, one pair at a time; and how many cells several targets request."""
-    result, contested = {}, 0
+    result = {}
+    contested = 0
     places = list(zip(centers.double().tolist(), strides[:, 0].tolist()))
     for b in range(len(boxes)):
-        rows, claims = predicted[b].double().tolist(), {}
+        rows = predicted[b].double().tolist()
+        claims = {}
         scores = [
             [math.sqrt(sigmoid(o) * sigmoid(z)) for z in row]
             for (o,), row in zip(objectness[b].double().tolist(), logits[b].double().tolist())

@@ -33,7 +33,9 @@ def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
 class OldModel(nn.Module):
     """Stands for a `Teacher` of the first classes, with outputs that the tests make."""
 
-    taught, unlabeled_only, is_dual = tuple(range(OLD)), True, True
+    taught = tuple(range(OLD))
+    unlabeled_only = True
+    is_dual = True
 
 
 class WholeTeacher(OldModel):

@@ -137,7 +137,9 @@ def bce(logit: float, target: float) -> float:
 
 def test_anchor_free_loss_equals_loops_over_the_assignment():
     eps = 0.1
-    head, raw, targets = tiny_head("anchor_free"), raw_maps("anchor_free", 4), some_targets()
+    head = tiny_head("anchor_free")
+    raw = raw_maps("anchor_free", 4)
+    targets = some_targets()
     criterion = head.build_loss(HYP, label_smoothing=eps)
     seen = {}
     inner = criterion.assigner
@@ -182,7 +184,9 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
 
 def test_anchor_loss_equals_loops():
     eps, classes = 0.1, 3
-    head, raw, targets = tiny_head("anchor"), raw_maps("anchor", 4), some_targets()
+    head = tiny_head("anchor")
+    raw = raw_maps("anchor", 4)
+    targets = some_targets()
     targets[0, 2:4], targets[3, 2:4] = 0.001, 0.999  # corners have no neighbors outside
     targets = torch.cat((targets, targets[-1:]))  # two equal boxes: the same cells and anchors twice
     targets[-1, 1] = (targets[-1, 1] + 1) % classes
@@ -295,7 +299,9 @@ class Traffic(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_pinned_memory_is_copied_from_the_host_in_the_loss(monkeypatch, kind):
     """On a GPU the host waits for any other copy, even of a single number. The GPU's tensors are fake tensors here."""
-    targets, criterion, pinned = as_targets(some_targets()), tiny_head(kind).build_loss(HYP), []
+    targets = as_targets(some_targets())
+    criterion = tiny_head(kind).build_loss(HYP)
+    pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     on_host = targets.on_host
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -308,7 +314,9 @@ def test_only_pinned_memory_is_copied_from_the_host_in_the_loss(monkeypatch, kin
 
 
 def test_assignment_allocates_no_tensor_of_targets_times_cells():
-    head, images, boxes = tiny_head("anchor_free"), 2, 96
+    head = tiny_head("anchor_free")
+    images = 2
+    boxes = 96
     raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
     targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
     targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0

@@ -39,7 +39,9 @@ def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[
 @pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
-    raw, targets, classes = raw_maps("yolox", 4), some_targets((3, 0, 5, 1)), 3
+    raw = raw_maps("yolox", 4)
+    targets = some_targets((3, 0, 5, 1))
+    classes = 3
     criterion = tiny_head("yolox").build_loss(HYP, label_smoothing=eps)
     criterion.set_closing(closing)
     output = criterion(raw, as_targets(targets))

@@ -33,7 +33,9 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     candidates = brute_force(boxes, scores, **rules)  # none is suppressed
     boxes, result = boxes.double().tolist(), []
     for rank, (own_score, own_class, own) in enumerate(kept):
-        total, sums, miss = own_score, [own_score * x for x in boxes[own]], 1 - own_score
+        total = own_score
+        sums = [own_score * x for x in boxes[own]]
+        miss = 1 - own_score
         votes = rank < 300 and (own_score, own_class, own) in candidates
         for score, label, n in candidates if votes else []:
             if score <= 0.01:

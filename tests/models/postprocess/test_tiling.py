@@ -39,7 +39,8 @@ def test_tiles_cover_the_canvas_once_each(canvas, overlap):
 
 def oracle(boxes, classes, windows):
     """The visible parts of objects in each window as detections; random scores."""
-    rng, tables = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    tables = []
     for view, window in enumerate(windows):
         low, high = np.maximum(boxes[:, :2], window[:2]), np.minimum(boxes[:, 2:], window[2:])
         visible = (high > low).all(1)
@@ -220,8 +221,12 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
 
 
 def test_tables_of_many_images_are_stitched_image_by_image():
-    rng, tables, expected = np.random.default_rng(0), [], []
-    images, windows, first = [], [], 0
+    rng = np.random.default_rng(0)
+    tables = []
+    expected = []
+    images = []
+    windows = []
+    first = 0
     for image, canvas_hw in enumerate([(640, 1152), (640, 640), (1500, 900), (700, 700)]):
         corners = np.array(tile_windows(canvas_hw, 640, 0.2), np.float64)
         low = rng.random((12, 2)) * (np.array(canvas_hw[::-1]) - 150)

@@ -34,7 +34,9 @@ from utils.files.checkpoint_file import read_checkpoint, read_safetensors
 def checkpoints(case: Case) -> str:
     """A damaged checkpoint is refused, or gives what was saved. A hostile one, or one with replaced values, may do no
     worse than be refused."""
-    chance, files, kind = case.chance, case.world.checkpoints, case.chance.random()
+    chance = case.chance
+    files = case.world.checkpoints
+    kind = case.chance.random()
     is_damage = kind < 0.6
     path = case.folder / ("last.pt" if 0.6 <= kind < 0.85 else chance.choice(list(files)))
     if is_damage:

@@ -39,7 +39,8 @@ def labels(case: Case, kind: str) -> str:
     path = label_file(root, kind, changed)
     case.change(path, others=others, by=fuzz_inputs.change_rows if kind == "yolo" else None)
     index = scan(root, kind, case.folder / "cache")
-    verdicts, read = {}, readings(root, kind)
+    verdicts = {}
+    read = readings(root, kind)
     for name in SIZES:
         if name in read:
             verdicts[name] = judge_boxes(index, name, read[name], label_file(root, kind, name).name)

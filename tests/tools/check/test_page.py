@@ -213,7 +213,9 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     names = [f"a rather long class name {i}" for i in range(classes)]
     data = EditableSet(tmp_path / "set")
     data.describe(names)
-    files, errors, box = [tmp_path / f"{i}.jpg" for i in range(20)], [], LabelBox(names[1], 1, (80.0, 80, 180, 180))
+    files = [tmp_path / f"{i}.jpg" for i in range(20)]
+    errors = []
+    box = LabelBox(names[1], 1, (80.0, 80, 180, 180))
     for file in files:
         cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
     for i in range(images):

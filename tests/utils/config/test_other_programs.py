@@ -94,8 +94,12 @@ def rows_of_the_documentation() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("script", "typed", "here"), rows_of_the_documentation())
 def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, here: str):
-    cls, required, command = PROGRAMS[script], REQUIRED.get(script, []), script.removesuffix(".py")
-    is_flag, text, become = typed.startswith("--"), "", typed.split()
+    cls = PROGRAMS[script]
+    required = REQUIRED.get(script, [])
+    command = script.removesuffix(".py")
+    is_flag = typed.startswith("--")
+    text = ""
+    become = typed.split()
     if is_flag:
         text = said(cls, [*required, *become])
     elif typed.startswith(("model=", "pretrained=", "resume=")):  # which mean different flags by their values

@@ -73,7 +73,8 @@ def every_file_once(source: Path) -> Counter[str]:
 def _two_nodes(ctx, source, places):
     """The final content of each node, and the files opened in each of four starts: the first, the second, one after
     node 1 lost its disk, and one after both lost the same half."""
-    opened, place = [], Path(places.replace("{node_rank}", str(ctx.node_rank)))
+    opened = []
+    place = Path(places.replace("{node_rank}", str(ctx.node_rank)))
     file_exchange._MIN_CHUNK_BYTES = file_exchange._MAX_CHUNK_BYTES = 1000
     for start in range(4):
         if start == 2 and ctx.rank == 2:
