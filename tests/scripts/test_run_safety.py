@@ -177,7 +177,6 @@ def test_spawn_forwards_signals(world, tmp_path):
         assert "Traceback" not in run.output()
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     with Processes(tmp_path / "log.txt", odd="save:3;slow:0.05") as run:

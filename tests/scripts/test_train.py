@@ -95,7 +95,6 @@ def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launche
         assert float(a["metrics/AP"]) == pytest.approx(float(b["metrics/AP"]), abs=5e-3)
 
 
-@pytest.mark.slow
 def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
     for name, processes in (("two", 2), ("one", 1)):
         given = flags(world, tmp_path, "--epochs", "1", "--optimizer", "AdamW", "--name", name)
