@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
     if config.save_conf and config.track:
         raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
-    from engine.inference.frames import check_source
+    from engine.inference.source_files import check_source
     from models.weights.download import check_weights
 
     with all_mistakes() as mistakes:

@@ -45,7 +45,18 @@ POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    flags = argv[argv.index("--") + 1 :] if "--" in argv else []
+    separator = argv.index("--") if "--" in argv else len(argv)
+    options = _parser().parse_args(argv[:separator])
+    config = parse_config(TrainConfig, argv[separator + 1 :], "Trains a detector.")
+    if config.resume is not None or config.spawn:
+        raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
+    config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    _connect(options.address)
+    run(config, options)
+
+
+def _parser() -> Parser:
+    """Creates the parser of the flags before ``--``."""
     parser = Parser(
         "python launch/ray_train.py", description=__doc__.split("\n")[0], usage="%(prog)s [flags] -- FLAGS_OF_TRAIN"
     )
@@ -56,19 +67,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker")
     parser.add_argument("--failures", type=int, default=3, help="end the job after this many lost or failed workers")
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine")
-    options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
-    config = parse_config(TrainConfig, flags, "Trains a detector.")
-    if config.resume is not None or config.spawn:
-        raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
-    config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    return parser
+
+
+def _connect(address: str | None) -> None:
+    """Connects to the cluster, or starts one on this machine. Raises UserError if none answers at ``address``."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
-        ray.init(address=options.address, runtime_env={"env_vars": variables}, log_to_driver=True)
+        ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"--address {options.address}: {first_line(error)}") from None
-    run(config, options)
+        raise UserError(f"--address {address}: {first_line(error)}") from None
 
 
 def read_workers(text: str) -> int | tuple[int, int]:

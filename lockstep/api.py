@@ -1,8 +1,8 @@
 """The commands of the program as functions.
 
-Each runs in processes of its own. So its memory is free afterwards, and several devices work from notebooks and from
-scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command once: a
-training saves, and the function returns.
+Each runs in processes of its own: its memory is free afterwards, and several devices can be used from notebooks, and
+from scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command
+once: a training saves, and the function returns.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     keep_old: bool
     """learn new classes without losing those of --weights, which the data set does not label"""
     hyp: str
-    """scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"""
+    """scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
     """number of epochs"""
     time: float

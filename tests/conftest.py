@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from utils.logger import _early_lines, get_logger
 
@@ -28,6 +27,8 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start: their number decides how sums are rounded
+    # The processes that run the tests, and those that they start, import the same modules: their bytecode is kept.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
@@ -67,6 +68,8 @@ def tmp_path(_folders: Iterator[Path]) -> Path:
 def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
     thread, so that parallel test runs do not slow each other down."""
+    import torch  # in here, as the process that hands out the tests reads this file, too, and runs none
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)

@@ -63,6 +63,7 @@ def site(wheel, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_path):
     first, second = (build("sdist", tmp_path / name) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from utils.distributed.spawn import end_with_parent, killed_by
+from utils.entrypoint import USER_ERROR
 from utils.program import RESULT_VARIABLE, read_result
 
 
@@ -34,11 +35,22 @@ class Child:
 
     @property
     def reason(self) -> str:
-        """The reason for which the finished command has failed: the line that it would print."""
+        """Why the finished command has failed: the line that it would print."""
         code = self.process.returncode
         if code < 0:
             return killed_by(-code)
         return self.result.get("error") or f"exit status {code}"
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether the finished command, a training, has refused its settings, its data or this machine before it began
+        or continued its run. The same command would be refused again, and the run is as it was."""
+        return self.process.returncode == USER_ERROR and "folder" not in self.result
+
+    @property
+    def has_full_disk(self) -> bool:
+        """Whether the finished command has failed because a disk is full."""
+        return bool(self.result.get("disk_full"))
 
 
 @contextmanager

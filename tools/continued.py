@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 
-# Settings that may change when a command is continued: they do not change what a trial or a fold computes.
+# Settings that may change when a command is continued: they do not change what a trial or a fold computes. The content
+# of ``hyp`` is compared instead of its path.
 _MAY_CHANGE = frozenset(
     (
         "cache",
         "cache_dir",
         "device",
+        "hyp",
         "name",
         "noplots",
         "offline",
@@ -37,7 +38,7 @@ _MAY_CHANGE = frozenset(
         "workers",
     )
 )
-_PATHS = frozenset(("data", "model", "weights", "groups"))  # settings that may be paths of files
+_PATHS = frozenset(("data", "model", "weights", "teacher", "groups"))  # settings that may be paths of files
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -65,37 +66,27 @@ def folder_of(config: KfoldConfig) -> Path:
     return Path(config.project) / config.name
 
 
-@contextlib.contextmanager
-def continued(
-    config: KfoldConfig, path: Path, more: dict[str, Any] | None = None, made: Sequence[str] = ()
-) -> Iterator[None]:
+def begin_or_check(config: KfoldConfig, path: Path, contents: dict[str, Any]) -> bool:
     """Writes the settings to the YAML file ``path``, or compares them with those that it stores.
 
-    If the block raises UserError before anything has been trained, a file that was written is removed again, so that
-    corrected settings may begin there.
-
-    Args:
-        more: other values by name that must not change either.
-        made: names of files and folders next to ``path`` that are removed with it.
-
-    Raises UserError that names the first setting that differs.
+    ``contents``: other values by name that must not change either, such as the hyper-parameters of the file that
+    ``--hyp`` names. Returns whether the file is new. Raises UserError that names the first setting that differs.
     """
-    settings = _fixed_settings(config)
-    if more:  # these hold the content of the file that --hyp names
-        settings.pop("hyp", None)
-        settings |= more
-    is_new = not path.exists()
-    if is_new:
-        write_whole(path, yaml.safe_dump(settings, sort_keys=False))
-    else:
+    settings = _fixed_settings(config) | contents
+    if path.exists():
         _check_unchanged(config, settings, path)
-    try:
-        yield
-    except UserError:
-        if is_new and not any(path.parent.rglob("last.pt")):
-            for name in (path.name, *made):
-                _remove(path.with_name(name))
-        raise
+        return False
+    write_whole(path, yaml.safe_dump(settings, sort_keys=False))
+    return True
+
+
+def remove_if_untrained(folder: Path, names: Sequence[str]) -> None:
+    """Removes the files and folders ``names`` in ``folder``, so that corrected settings may begin there, unless an
+    epoch has been trained."""
+    if any(any(folder.rglob(name)) for name in ("last.pt", "results.csv")):
+        return
+    for name in names:
+        _remove(folder / name)
 
 
 def _check_unchanged(config: KfoldConfig, settings: dict[str, Any], path: Path) -> None:

@@ -31,7 +31,8 @@ import yaml
 
 from data.image_io.decode import read_bytes
 from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
-from data.index.index import DatasetIndex, index_content
+from data.index.cache_file import index_content
+from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.index.sharded import VERSION

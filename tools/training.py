@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -19,14 +18,12 @@ from tools.continued import folder_of
 from utils.config.flags import flags_of
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
-from utils.entrypoint import USER_ERROR
 from utils.errors import REQUEUE, Stopped, UserError
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
 from utils.interrupts import INTERRUPTED
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import DISK_FULL
 from utils.machine.stop_signals import StopSignals
 from utils.program import start_of
 
@@ -35,14 +32,14 @@ PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
 # Files that a training writes before last.pt.
 _RESULTS = "results.csv"
 _SETTINGS = "settings.yaml"
-_DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # phrases in error lines
-ERRORS = "errors.txt"  # file in the run's folder, with warnings of libraries and the traceback of a crash
+ERRORS = "errors.txt"  # file in the run's folder: warnings of libraries, and the traceback of a crash
 
 
 class TrainingFailed(UserError):
     """Raised when a training has failed.
 
-    ``refused``: whether every training would fail, as the settings or the data are wrong, or the disk is full.
+    ``refused``: whether every training would fail, as the settings, the data or the machine are wrong, or the disk is
+    full. What the run has trained stays valid.
     """
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
@@ -95,16 +92,14 @@ def train(
         ) as child,
     ):
         code = _wait(child.process, reports, signals)
-        reason = child.reason
+        failure = TrainingFailed(child.reason, refused=child.has_refused or child.has_full_disk) if code else None
     if not reports.should_continue:
         return False
     is_stopped = signals.stop or signals.interrupt
     if is_stopped or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if is_stopped else code)
-    if code:
-        is_disk_full = any(phrase in reason for phrase in _DISK_FULL)
-        has_begun = (folder / _SETTINGS).exists()
-        raise TrainingFailed(reason, refused=code == USER_ERROR and (is_disk_full or not has_begun))
+    if failure is not None:
+        raise failure
     return True
 
 

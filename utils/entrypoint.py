@@ -16,7 +16,7 @@ from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_lin
 from utils.files.folders import cache_folder
 from utils.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
 from utils.machine import decoder_warnings
-from utils.machine.limits import DISK_FULL, explanation
+from utils.machine.limits import DISK_FULL, explanation, is_disk_full
 from utils.machine.resources import keep_freed_memory
 from utils.machine.standard_streams import keep_standard_streams, output_error
 from utils.program import report_error, write_result
@@ -72,7 +72,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             time.sleep(PEER_GRACE_S)
         _leave(USER_ERROR)
     except UserError as error:
-        _fail(str(error), CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
+        _fail(error, str(error), CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         if line is None:
             write_result(error=f"{type(error).__name__}: {first_line(error)}")
             raise
-        _fail(line)
+        _fail(error, line)
 
 
 def line_about(error: BaseException) -> str | None:
@@ -130,10 +130,10 @@ def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(ignored)
 
 
-def _fail(message: str, code: int = USER_ERROR) -> None:
+def _fail(error: BaseException, message: str, code: int = USER_ERROR) -> None:
     line = " ".join(one_line(message).split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
-    report_error(line)
+    report_error(line, is_disk_full=is_disk_full(error))
     _leave(code)
 
 

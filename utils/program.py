@@ -44,7 +44,7 @@ _COMMANDS = (
     Command("train", "train a detector", "train"),
     Command("val", "score checkpoints and exported files on a data set", "val"),
     Command("detect", "find objects in images, videos and streams", "detect"),
-    Command("export", "export a checkpoint to ONNX, OpenVINO, TorchScript or torch.export", "export"),
+    Command("export", "export a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export", "export"),
     Command("check", "check a data set, and with a trained model, its labels", "tools/check/__main__"),
     Command("kfold", "train and score by cross-validation", "tools/kfold/__main__"),
     Command("search", "search hyper-parameters", "tools/search/__main__"),
@@ -71,7 +71,7 @@ def resume_flag(last: str | os.PathLike[str]) -> str:
 
 def write_result(**values: Any) -> bool:
     """Adds ``values`` to the result file of the process that has started this one: "folder" of a run, exported "files",
-    "issues" of a data set, or the "error". Returns whether there is such a file."""
+    "issues" of a data set, or the "error" and whether it is "disk_full". Returns whether there is such a file."""
     path = os.environ.get(RESULT_VARIABLE)
     if not path:
         return False
@@ -88,7 +88,7 @@ def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
 
 
-def report_error(line: str) -> None:
+def report_error(line: str, *, is_disk_full: bool = False) -> None:
     """Prints why a command fails, or writes it to the result file of the process that has started this one."""
-    if not write_result(error=line):
+    if not write_result(error=line, disk_full=is_disk_full):
         print(f"error: {line}", file=sys.stderr, flush=True)

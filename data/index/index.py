@@ -1,4 +1,4 @@
-"""The index of a split: its images and labels as flat arrays, and its cache file."""
+"""Defines the index of a split (`DatasetIndex`): its images and labels as flat arrays."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ import numpy as np
 
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
-from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
-from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
-from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
-CACHE_VERSION = 9  # increase it when the arrays or their meaning change
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "boxes_xywh_px": (np.float64, (4,)),
@@ -42,8 +38,6 @@ ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     **_BOX_ARRAYS,
 }
 REPORT_COLUMNS = tuple(column.name for column in fields(FindingTable))
-SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
-LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 
 
 class IndexArrays(TypedDict):
@@ -98,6 +92,8 @@ class DatasetIndex(LabelArrays):
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
+    # int64 (N, 2), for a check: which `Scan` has read each image, and its position in ``Scan.source.images``.
+    origins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -140,6 +136,7 @@ class DatasetIndex(LabelArrays):
             **select_arrays(arrays),
             paths=FlatStrings.of(self.paths[i] for i in images.tolist()),
             image_ids=ids and FlatStrings.of(ids[i] for i in images.tolist()),
+            origins=None if self.origins is None else self.origins[images],
         )
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
@@ -155,8 +152,8 @@ class DatasetIndex(LabelArrays):
         """Returns ``rows`` of the arrays with a row per box, by name."""
         return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
-    def recounted(self, **totals: int) -> DatasetIndex:
-        """Returns the index with its numbers of images and boxes counted again, and with ``totals``, in the report.
+    def recounted(self) -> DatasetIndex:
+        """Returns the index with its numbers of images and boxes counted again in the report.
 
         Regions that no label file has are not counted, nor do they make an image less of a background: they say that
         one of several joined data sets does not label a class.
@@ -170,7 +167,7 @@ class DatasetIndex(LabelArrays):
             "boxes": int((~self.crowd).sum()),
             "crowd": int(is_labeled_region.sum()),
         }
-        return replace(self, report=replace(self.report, totals=self.report.totals | counts | totals))
+        return replace(self, report=self.report.with_totals(counts))
 
     def _rows(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of the boxes of ``images``, which may repeat, and the position of each in ``images``."""
@@ -244,129 +241,14 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Holds what a scan has read of a split, or of one of the data sets that it joins."""
+    """Holds what a check has read of a split, or of one of the data sets that it joins."""
 
     spec: DatasetSpec
-    index: DatasetIndex  # N usable images, or those that are used, with all boxes and the classes of the labels
+    root: Path  # names of files are relative to this folder
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    numbers: np.ndarray  # int64 (N,) positions of these images in ``source.images``
-    findings: list[Finding]  # about all images
-
-    def take(self, images: np.ndarray) -> Scan:
-        """Returns the scan with only ``images`` of the index, int64 (n,)."""
-        return replace(self, index=self.index.take(images), numbers=self.numbers[images])
-
-
-def median_side(sides_px: np.ndarray) -> float | None:
-    """Returns the median side of boxes; None without boxes."""
-    return float(np.median(sides_px)) if sides_px.size else None
-
-
-def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int, *, tile: int = 0) -> str | None:
-    """Returns what to do about a median side that is too small for most models; None if it is large enough.
-
-    The remedy is the smallest multiple of ``stride`` at which the side reaches `SMALL_PX`, or (smaller) tiles.
-    ``tile``: side of the tiles that the model sees, pixels of the images; 0: it sees whole images."""
-    if median_side_px is None or median_side_px >= SMALL_PX:
-        return None
-    better = int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
-    if tile:
-        smaller = max(int(tile * median_side_px / SMALL_PX // stride), 1) * stride
-        tiles = f"smaller tiles ('tile: {smaller}' in the data set's YAML)"
-        return f"use {tiles}" if better > LARGEST_ADVISED else f"use --imgsz {better} or more, or {tiles}"
-    if better > LARGEST_ADVISED:
-        return "add 'tile: 640' to the data set's YAML, which cuts the images into tiles"
-    return f"use --imgsz {better} or more, or cut large images into tiles ('tile: {imgsz}' in the data set's YAML)"
-
-
-def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
-    """Warns if the median training box is too small for most models, and says what to do."""
-    median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    remedy = remedy_for_small_boxes(median, imgsz, stride, tile=train.tile)
-    if remedy:
-        get_logger().warning(
-            "half of the training boxes have sides below %.3g px at --imgsz %d, too small for most models: %s",
-            median,
-            imgsz,
-            remedy,
-        )
+    findings: Sequence[Finding]  # about all images
 
 
 def digest_of(*values: Any) -> str:
     """Returns a digest of JSON values, 32 hex digits."""
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
-
-
-def write_cache(path: Path, index: DatasetIndex) -> None:
-    """Writes a cache file and its report, or logs a warning if that fails."""
-    meta, arrays = index_content(index)
-    try:
-        write_arrays(path, meta, arrays)
-        if len(index.report.findings):
-            index.report.write(path.with_suffix(".txt"))
-    except OSError as error:
-        get_logger().warning(
-            "%s: the index can't be cached (%s); the next run scans again", path.parent, error.strerror
-        )
-
-
-def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
-    """Maps the index in a cache file. None if it is missing, of another fingerprint, or, with a warning, unusable."""
-    try:
-        meta, arrays = open_arrays(path)
-        if meta["fingerprint"] != fingerprint:
-            return None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (CacheError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, reason)
-        return None
-    return index_of(meta, arrays, names, root)
-
-
-def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the metadata and arrays of a file from which `index_of` restores the index."""
-    report = index.report
-    strings = {
-        "paths": index.paths,
-        "image_ids": index.image_ids,
-        **{f"report.{column}": getattr(report.findings, column) for column in REPORT_COLUMNS},
-    }
-    arrays = {name: getattr(index, name) for name in ARRAYS}
-    for name, flat in strings.items():
-        if flat is not None:
-            arrays |= {f"{name}.data": flat.data, f"{name}.offsets": flat.offsets}
-    meta = {
-        "fingerprint": index.fingerprint,
-        "category_ids": index.category_ids,
-        "totals": report.totals,
-        "ledger": report.ledger.content(),
-        "advice": report.advice,
-        "notes": report.notes,
-    }
-    return meta, arrays
-
-
-def index_of(meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path) -> DatasetIndex:
-    """Restores an index from its `index_content`."""
-
-    def strings(name: str) -> FlatStrings:
-        return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
-
-    return DatasetIndex(
-        names=names,
-        root=root,
-        paths=strings("paths"),
-        **select_arrays(arrays),
-        report=ScanReport(
-            totals=meta["totals"],
-            findings=FindingTable(**{column: strings(f"report.{column}") for column in REPORT_COLUMNS}),
-            ledger=Ledger.from_content(meta["ledger"]),
-            advice=tuple(meta["advice"]),
-            notes=tuple(meta["notes"]),
-        ),
-        fingerprint=meta["fingerprint"],
-        image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
-        category_ids=tuple(meta["category_ids"]),
-    )

@@ -5,7 +5,6 @@ The arrays of the index, the costs of the findings and so the ledger follow from
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,14 +14,6 @@ from data.labels import findings as kinds
 from data.labels.clean import CleanBoxes
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
-
-# Why none of the rows of a label file can be used, without details that differ from row to row.
-_REASONS = {
-    kinds.NOT_FINITE: "a number is not finite",
-    kinds.NO_AREA: "no row can be used: the boxes have no area",
-    kinds.FRACTIONS: "no row can be used: the boxes are fractions of the image, expected pixels",
-    kinds.OUTSIDE: "no row can be used: the boxes are outside the image",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +36,19 @@ def decide_outcomes(
         source: the labels; its ``images`` are numbered as in ``found`` and ``boxes``.
         num_labeled: by image, the rows of its labels, whether they can be used or not.
     """
-    found = sorted(found, key=_order)
-    reason_of = {f.image: f for f in reversed(found) if f.kind in kinds.IMAGE_LOST}
-    for image, row in _unusable_rows(found, boxes).items():
+    findings = sorted(found, key=_order)
+    # The finding for which an image is left out, by image: the first one about the image itself, else one about a row.
+    reason_of = {f.image: f for f in reversed(findings) if f.kind in kinds.IMAGE_LOST}
+    for image, row in _unusable_rows(findings, boxes).items():
         if image not in reason_of:
             reason_of[image] = _unusable_labels(row, source)
-            found.append(reason_of[image])
-    found.sort(key=_order)
+            findings.append(reason_of[image])
+    findings.sort(key=_order)
     is_used = np.ones(len(num_labeled), bool)
     is_used[list(reason_of)] = False
     is_incomplete = np.zeros(len(num_labeled), bool)
-    is_incomplete[[f.image for f in found if f.kind in kinds.ROW_LOST]] = True
-    return Outcomes(is_used, is_incomplete, _with_costs(found, reason_of, num_labeled))
+    is_incomplete[[f.image for f in findings if f.kind in kinds.ROW_LOST]] = True
+    return Outcomes(is_used, is_incomplete, _with_costs(findings, reason_of, num_labeled))
 
 
 def _order(finding: Finding) -> tuple[int, int]:
@@ -74,11 +66,17 @@ def _unusable_rows(found: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Fin
 
 def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
     """Returns the finding about an image that is left out because of a row."""
-    cause = re.split(": |, got ", row.text.removesuffix("; left out"))[0]
-    reason = _REASONS.get(row.kind, f"no row can be used: {cause}")
-    if row.kind == kinds.OUTSIDE and source.normalized:
-        reason += "; coordinates in pixels?"
-    return Finding(source.where(row.image, row.line), kinds.BAD_LABEL, f"{reason}; image left out", row.image)
+    if row.kind == kinds.NOT_FINITE:
+        reason = "a number is not finite"
+    else:
+        reason = f"no row can be used: {row.cause or row.text}"
+    return Finding(
+        where=source.where(row.image, row.line),
+        kind=kinds.BAD_LABEL,
+        text=reason,
+        consequence="image left out",
+        image=row.image,
+    )
 
 
 def _with_costs(found: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]) -> list[Finding]:

@@ -1,11 +1,11 @@
-"""Selects the images and classes of a split that a run uses (`Selection`)."""
+"""Selects the images and classes of a split that a run uses."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,40 +23,48 @@ from utils.strings import counted
 _LEFT_OUT = -2  # class number of boxes that are not used
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Holds the n images that a run uses, of the N of an index. Other arrays by image, such as `Scan.numbers`, must be
-    selected by ``images``, too."""
+class _Selection(NamedTuple):
+    """Says which images of an index are used."""
 
-    index: DatasetIndex  # n images
-    images: np.ndarray  # int64 (n,): their positions among the N images, ascending
+    images: np.ndarray  # int64 (n,): their positions, ascending
+    fingerprint: str  # of an index with these images, as caches number the images
 
-    def take(self, positions: np.ndarray, *fingerprint: Any) -> Selection:
-        """Selects again, by ascending positions in ``index``, int64 (k,). ``fingerprint``: JSON values from which the
-        new one is made, as caches number the images."""
-        index = replace(self.index.take(positions), fingerprint=digest_of(*fingerprint))
-        return Selection(index, self.images[positions])
+    def keep(self, positions: np.ndarray, *facts: Any) -> _Selection:
+        """Selects again, by ascending positions in ``images``, int64 (k,). ``facts``: JSON values from which the new
+        fingerprint is made."""
+        return _Selection(self.images[positions], digest_of(*facts))
 
 
-def as_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> Selection:
-    """Returns the part of ``index`` that a run uses as ``split``. ``index`` has all images, and the classes of the
-    labels."""
+def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
+    """Returns the part of ``index`` that a run uses as ``split``. ``index`` has all usable images, and the classes of
+    the labels, or with ``settings.single_cls`` one class."""
+    is_divided = bool(spec.held_out) and split in ("train", "val")
+    has_other_classes = bool(spec.classes or spec.class_of) or index.names != class_names(spec, settings.single_cls)
     if not settings.repeats and index.repeated.any():  # before classes are merged
-        index = index.with_boxes(~index.repeated).recounted()
-    selection = Selection(index, np.arange(len(index)))
-    if spec.held_out and split in ("train", "val"):
-        selection = _divide(selection, split, spec)
-    if settings.single_cls or spec.classes or spec.class_of:
-        with_used_classes = _with_used_classes(selection.index, spec, single_cls=settings.single_cls)
-        selection = _without_unknown(replace(selection, index=with_used_classes), spec, split)
+        index = index.with_boxes(~index.repeated)
+    if has_other_classes:
+        index = _with_used_classes(index, spec, single_cls=settings.single_cls)
+
+    selection = _Selection(np.arange(len(index)), index.fingerprint)
+    if is_divided:
+        selection = _divide(selection, index, spec, split)
+    if has_other_classes:
+        selection = _without_unknown(selection, index, spec, split)
     if settings.fraction != 1:
         selection = _sample(selection, settings)
-    return replace(selection, index=replace(selection.index, tile=spec.tile))
+
+    report = index.report
+    if is_divided and split == "val":  # the training split has the findings of the scan
+        report = ScanReport.of(())
+    if is_divided or settings.fraction != 1:  # how many of the selected images have no label file is not known
+        report = report.with_totals({NO_LABEL: 0})
+    if len(selection.images) < len(index):  # else all arrays stay views of the cache file
+        index = index.take(selection.images)
+    return replace(index, fingerprint=selection.fingerprint, report=report, tile=spec.tile).recounted()
 
 
-def _divide(selection: Selection, split: str, spec: DatasetSpec) -> Selection:
-    """Selects the training images that are held out ("val"), or the others ("train", with the findings of the scan)."""
-    index = selection.index
+def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
+    """Selects the training images that are held out ("val"), or the others ("train")."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     if not is_held_out.any():
         raise UserError(
@@ -64,11 +72,7 @@ def _divide(selection: Selection, split: str, spec: DatasetSpec) -> Selection:
             "when the run began; name its data set with --data"
         )
     positions = np.flatnonzero(is_held_out == (split == "val"))
-    selection = selection.take(positions, split, index.fingerprint, sorted(spec.held_out))
-    part = selection.index
-    if split == "val":
-        part = replace(part, report=ScanReport.of(()))
-    return replace(selection, index=part.recounted(**{NO_LABEL: 0}))
+    return selection.keep(positions, split, selection.fingerprint, sorted(spec.held_out))
 
 
 def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> DatasetIndex:
@@ -109,34 +113,32 @@ def _category_ids(ids: Sequence[int], number_of_label: np.ndarray, spec: Dataset
     return tuple(id_of_number[number] for number in range(len(spec.classes or spec.names)))
 
 
-def _without_unknown(selection: Selection, spec: DatasetSpec, split: str) -> Selection:
+def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
     """Leaves out the images without an object that have lost labels, as these may have been of the used classes: they
     are no backgrounds. The ledger has counted the labels."""
-    index = selection.index
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0
-    is_unknown = index.incomplete & ~has_object
-    if is_unknown.any():
-        count = int(is_unknown.sum())
-        level = logging.WARNING if count >= WARNED_SHARE * len(index) else logging.INFO
-        get_logger().log(
-            level,
-            "%s: '%s': %d of %s left out, which have labels that can't be used and no object of the classes in use: "
-            "they may not be backgrounds",
-            spec.source,
-            split,
-            count,
-            counted(len(index), "image"),
-        )
-        selection = selection.take(np.flatnonzero(~is_unknown), index.fingerprint, np.flatnonzero(is_unknown).tolist())
-    return replace(selection, index=selection.index.recounted())
+    is_unknown = (index.incomplete & ~has_object)[selection.images]
+    unknown = np.flatnonzero(is_unknown).tolist()
+    if not unknown:
+        return selection
+    is_worth_a_warning = len(unknown) >= WARNED_SHARE * len(is_unknown)
+    get_logger().log(
+        logging.WARNING if is_worth_a_warning else logging.INFO,
+        "%s: '%s': %d of %s left out, which have labels that can't be used and no object of the classes in use: they "
+        "may not be backgrounds",
+        spec.source,
+        split,
+        len(unknown),
+        counted(len(is_unknown), "image"),
+    )
+    return selection.keep(np.flatnonzero(~is_unknown), selection.fingerprint, unknown)
 
 
-def _sample(selection: Selection, settings: IndexSettings) -> Selection:
+def _sample(selection: _Selection, settings: IndexSettings) -> _Selection:
     """Selects ``settings.fraction`` of the images at random."""
-    index = selection.index
-    order = keyed_generator(settings.seed, named_stream("fraction")).permutation(len(index))
-    count = max(round(settings.fraction * len(index)), 1)
-    selection = selection.take(np.sort(order[:count]), index.fingerprint, settings.fraction, settings.seed)
-    part = selection.index
-    get_logger().info("--fraction %g: %d of %d training images", settings.fraction, len(part), len(index))
-    return replace(selection, index=part.recounted(**{NO_LABEL: 0}))
+    total = len(selection.images)
+    order = keyed_generator(settings.seed, named_stream("fraction")).permutation(total)
+    count = max(round(settings.fraction * total), 1)
+    positions = np.sort(order[:count])
+    get_logger().info("--fraction %g: %d of %d training images", settings.fraction, len(positions), total)
+    return selection.keep(positions, selection.fingerprint, settings.fraction, settings.seed)

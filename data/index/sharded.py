@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from data.image_io.shards import open_shards
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, index_of
+from data.index.cache_file import restored_index
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of
 from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
@@ -37,17 +38,20 @@ class _Meta(TypedDict):
 
 def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit:
     """Opens the index of a split in shards. Raises UserError as `sharded_content`."""
-    index = index_of(*sharded_content(path, spec), spec.as_labeled().names, path)
+    index = restored_index(*sharded_content(path, spec), spec.as_labeled().names, path)
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
         index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
-    scans = (Scan(spec, index, None, np.arange(len(index)), []),) if is_check else ()
+    scans: tuple[Scan, ...] = ()
+    if is_check:
+        scans = (Scan(spec, root=path, source=None, findings=list(index.report.findings)),)
+        index = replace(index, origins=np.column_stack([np.zeros(len(index), np.int64), np.arange(len(index))]))
     return LoadedSplit(index, note=" (shards)", scans=scans, first_label=path.name)
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads the first two arguments of `index_of`. Raises UserError if they are malformed, or the classes are not those
-    of ``spec``."""
+    """Reads the first two arguments of `restored_index`. Raises UserError if they are malformed, or the classes are not
+    those of ``spec``."""
     shards = open_shards(path)
     names = spec.as_labeled().names
     try:
@@ -76,40 +80,50 @@ def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:
 
 
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
-    """Raises ValueError, or another error for wrong types, unless a scan could have returned these labels."""
-    classes = arrays["classes"]
-    boxes = len(classes)
-    names = meta["names"]
+    """Raises ValueError, or another error for wrong types, unless a scan could have returned these labels.
+    ``count``: number of images."""
+    num_boxes = len(arrays["classes"])
+    num_names = len(meta["names"])
+    num_rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}
     for name, (dtype, row) in ARRAYS.items():
-        rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}.get(name, boxes)
-        if (arrays[name].dtype, arrays[name].shape) != (dtype, (rows, *row)):
+        if (arrays[name].dtype, arrays[name].shape) != (dtype, (num_rows.get(name, num_boxes), *row)):
             raise ValueError(f"wrong array {name}")
-    offsets, image_hw = arrays["offsets"], arrays["image_hw"]
+    offsets = arrays["offsets"]
+    classes = arrays["classes"]
     column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
-    facts = {
+    is_right = {
         "report": len(column_lengths) == 1,
-        "offsets": offsets[0] == 0 and offsets[-1] == boxes and (np.diff(offsets) >= 0).all(),
-        "image_hw": (image_hw > 0).all(),
-        "classes": ((classes >= -1) & (classes < len(names))).all(),
-        "incomplete": (arrays["incomplete"].view(np.uint8) <= 1).all(),
-        "crowd": (arrays["crowd"].view(np.uint8) <= 1).all(),
-        "repeated": (arrays["repeated"].view(np.uint8) <= 1).all(),
+        "offsets": offsets[0] == 0 and offsets[-1] == num_boxes and (np.diff(offsets) >= 0).all(),
+        "image_hw": (arrays["image_hw"] > 0).all(),
+        "classes": ((classes >= -1) & (classes < num_names)).all(),
         "area_px": np.isfinite(arrays["area_px"]).all(),
         "totals": meta["totals"]["images"] == count,
-        "category_ids": len(meta["category_ids"]) in (0, len(names)),
+        "category_ids": len(meta["category_ids"]) in (0, num_names),
     }
-    for name, is_right in facts.items():
-        if not is_right:
+    for name in ("incomplete", "crowd", "repeated"):  # a file may hold bytes that are no booleans
+        is_right[name] = (arrays[name].view(np.uint8) <= 1).all()
+    for name, is_as_expected in is_right.items():
+        if not is_as_expected:
             raise ValueError(f"wrong {name}")
+    if not _are_boxes_inside(arrays):
+        raise ValueError("wrong boxes_xywh_px")
+    if "image_ids.data" in arrays and not _are_image_ids(arrays, count):
+        raise ValueError("wrong image_ids")
+
+
+def _are_boxes_inside(arrays: dict[str, np.ndarray]) -> bool:
+    """Returns whether all boxes have a size and are inside their images; NaN is not."""
     xywh = arrays["boxes_xywh_px"]
-    sizes_wh = np.repeat(image_hw[:, ::-1], np.diff(offsets), axis=0)
     sides = xywh[:, 2:]
     far_corners = xywh[:, :2] + sides
-    inside = (xywh[:, :2] >= 0) & (sides + _SLACK >= MIN_SIDE_PX) & (far_corners <= sizes_wh + _SLACK)
-    if not inside.all():  # NaN is not inside either
-        raise ValueError("wrong boxes_xywh_px")
-    if "image_ids.data" in arrays:
-        data, ends = arrays["image_ids.data"].tobytes(), arrays["image_ids.offsets"].tolist()
-        ids = [json.loads(data[a:b]) for a, b in itertools.pairwise(ends)]
-        if len(ids) != count or not all(type(each) in (int, str) for each in ids):
-            raise ValueError("wrong image_ids")
+    sizes_wh = np.repeat(arrays["image_hw"][:, ::-1], np.diff(arrays["offsets"]), axis=0)
+    is_inside = (xywh[:, :2] >= 0) & (sides + _SLACK >= MIN_SIDE_PX) & (far_corners <= sizes_wh + _SLACK)
+    return bool(is_inside.all())
+
+
+def _are_image_ids(arrays: dict[str, np.ndarray], count: int) -> bool:
+    """Returns whether there is a JSON number or text for each image."""
+    data = arrays["image_ids.data"].tobytes()
+    ends = arrays["image_ids.offsets"].tolist()
+    ids = [json.loads(data[start:end]) for start, end in itertools.pairwise(ends)]
+    return len(ids) == count and all(type(each) in (int, str) for each in ids)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from data.labels.clean import TOP_LEFT, LabelRow, RawLabels, RowProblem, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
-from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
+from data.labels.image_entries import ImageEntry
+from data.labels.label_format import TOP_LEFT, LabelFiles, LabelFormat, LabelRequest, LabelSource
+from data.labels.per_split import LabelsPerSplit, SplitFile
+from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
 from utils.files.safe_io import read_text
@@ -20,6 +21,7 @@ from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
+_FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 _NUMBERS_OF_BOX = 8  # length of a polygon that has the corners of a box
 _COMPARED = 6  # numbers at both ends of a polygon that tell it from others
@@ -84,21 +86,54 @@ def _whole_number(value: Any) -> int | None:
     return None
 
 
+class _Categories:
+    """Holds the categories of a file, and which classes they are."""
+
+    def __init__(self, name_of: dict[int, str], names: tuple[str, ...] | None) -> None:
+        """``name_of``: names of the categories by id; ``names``: those of the classes, None if all objects are of class
+        0."""
+        self.name_of = name_of
+        self._names = names
+        self._ids = Ids(name_of, "the categories'")
+        number_of_name = {name: i for i, name in enumerate(names or ())}
+        self._class_of = {i: number_of_name[name] for i, name in name_of.items() if name in number_of_name}
+
+    def id_of(self, annotation: dict) -> int | None:
+        """Returns the id of an annotation's category; None if there is no such category."""
+        return self._ids.find(annotation.get("category_id"))
+
+    def class_of(self, category_id: int | None) -> int | None:
+        """Returns the class of a category; None if it is unknown, or not in the names."""
+        if self._names is None:
+            return 0
+        return None if category_id is None else self._class_of.get(category_id)
+
+    def unknown_class(self, annotation: dict, position: int, corners: tuple[float, ...]) -> RowProblem:
+        """Returns the problem of an annotation whose category is no class."""
+        category_id = self.id_of(annotation)
+        if category_id is None:
+            name = f"category_id {_shown(annotation.get('category_id'))}"
+            reason = _mismatch(annotation, "category_id", self._ids)
+        else:
+            name = self.name_of[category_id]
+            reason = f"'{name}' is not in the names{suggestion(name, self._names or ())}"
+        return RowProblem(
+            line=position, kind=UNKNOWN_CLASS, text=reason, consequence="left out", class_name=name, xyxy=corners
+        )
+
+
 def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
     """Reads a COCO JSON. With ``names`` None every object is of class 0. Raises UserError for another kind of file."""
     data = load_json(path, _EXPECTED)
     if not isinstance(data, dict):
         raise UserError(f"{path}: not {_EXPECTED}")
-    keys = ("images", "annotations", "categories")
-    if missing := [key for key in keys if not isinstance(data.get(key), list)]:
-        raise UserError(f"{path}: has no list of '{missing[0]}'; is it a COCO JSON of detection?")
-    images, annotations, categories = (data[key] for key in keys)
-    entry_of = _image_entries(images, path)
-    category_name = _checked_categories(categories, path)
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(data.get(key), list):
+            raise UserError(f"{path}: has no list of '{key}'; is it a COCO JSON of detection?")
+    annotations = data["annotations"]
+    entry_of = _image_entries(data["images"], path)
     image_ids = Ids(entry_of, "the images'")
-    category_ids = Ids(category_name, "the categories'")
-    number = {name: i for i, name in enumerate(names or ())}
-    class_of = None if names is None else {i: number.get(n, n) for i, n in category_name.items()}
+    categories = _Categories(_checked_categories(data["categories"], path), names)
     strays = []
     used_categories: set[int] = set()
     for position, annotation in enumerate(annotations):
@@ -109,14 +144,16 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
         if image_id is None:
             strays.append((position, _mismatch(annotation, "image_id", image_ids)))
             continue
-        category_id = category_ids.find(annotation.get("category_id"))
+        category_id = categories.id_of(annotation)
         if category_id is not None:
             used_categories.add(category_id)
-        parsed = _parse_annotation(annotation, position, category_id, category_ids, class_of, names or ())
-        entry_of[image_id].labels.add(parsed)
-    annotation_ids = [a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)]
-    class_ids = _category_ids(category_name, names, used_categories, path)
-    return SplitFile(list(entry_of.values()), class_ids, annotation_ids, strays)
+        entry_of[image_id].labels.add(_parse_annotation(annotation, position, category_id, categories))
+    return SplitFile(
+        images=list(entry_of.values()),
+        category_ids=_category_ids(categories.name_of, names, used_categories, path),
+        annotation_ids=[a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)],
+        strays=strays,
+    )
 
 
 def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]:
@@ -182,14 +219,11 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
     categories = _categories(read_json(paths[0], _EXPECTED), paths[0])
-    for root in categories if len(categories) > 1 else ():
-        others = [c for c in categories if c is not root]
-        is_root = all(c.get("supercategory") == root["name"] for c in others)
-        if is_root and not any(_has_boxes(root, path) for path in dict.fromkeys(paths) if path.is_file()):
-            message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
-            get_logger().info(message, paths[0], root["name"])
-            categories = others
-            break
+    root = _root_category(categories, paths)
+    if root is not None:
+        message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
+        get_logger().info(message, paths[0], root["name"])
+        categories = [category for category in categories if category is not root]
     id_of: dict[str, int] = {}
     for category in categories:
         name = str(category["name"]).strip()
@@ -197,6 +231,17 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
             raise _same_name(name, id_of[name], category["id"], paths[0])
         id_of[name] = category["id"]
     return tuple(id_of)
+
+
+def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:
+    """Returns the category that all others name as their supercategory and that has no box; None without one."""
+    files = [path for path in dict.fromkeys(paths) if path.is_file()]
+    for root in categories:
+        others = [category for category in categories if category is not root]
+        is_root = bool(others) and all(category.get("supercategory") == root["name"] for category in others)
+        if is_root and not any(_has_boxes(root, path) for path in files):
+            return root
+    return None
 
 
 def _has_boxes(category: dict, path: Path) -> bool:
@@ -253,40 +298,29 @@ def _size(image: dict) -> tuple[int, int] | None:
 
 
 def _parse_annotation(
-    annotation: dict,
-    position: int,
-    category_id: int | None,
-    category_ids: Ids[int],
-    class_of: dict[int, int | str] | None,
-    names: tuple[str, ...],
+    annotation: dict, position: int, category_id: int | None, categories: _Categories
 ) -> LabelRow | RowProblem:
     """Returns the row of an annotation, or why it has none.
 
     Args:
         annotation: an entry of the JSON's ``annotations``, at ``position``.
-        category_id: its category; None if it is not among the ``category_ids``.
-        class_of: by category id, the class, or a name that is not among ``names``; None: every object is of class 0.
+        category_id: that of one of ``categories``; None if the annotation has another one, or none.
     """
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
-        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {_shown(box)[:60]}")
+        expected = "expected a bbox of four numbers"
+        return RowProblem(position, BAD_ROW, f"{expected}, got {_shown(box)[:60]}", cause=expected)
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     x, y, w, h = box
     corners = (x, y, x + w, y + h)
-    if class_of is None:
-        class_id: int | str = 0
-    elif category_id is None:
-        message = f"{_mismatch(annotation, 'category_id', category_ids)}; left out"
-        return RowProblem(position, UNKNOWN_CLASS, message, xyxy=corners)
-    else:
-        class_id = class_of[category_id]
-    if isinstance(class_id, str):
-        message = f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
-        return RowProblem(position, UNKNOWN_CLASS, message, xyxy=corners)
+    class_id = categories.class_of(category_id)
+    if class_id is None:
+        return categories.unknown_class(annotation, position, corners)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
-        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {_shown(crowd)[:60]}")
+        expected = "expected iscrowd 0 or 1"
+        return RowProblem(position, BAD_ROW, f"{expected}, got {_shown(crowd)[:60]}", cause=expected)
     area = annotation.get("area")
     if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
@@ -343,4 +377,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-COCO = LabelFormat("coco", TOP_LEFT, _read, class_names=category_names)
+def is_coco(head: bytes) -> bool:
+    """Returns whether a file that begins with ``head`` seems to be a COCO JSON with annotations or images."""
+    return _FIRST_LIST.search(head) is not None
+
+
+_FILES = LabelFiles(suffix=".json", is_labels=is_coco, advice="if it is COCO's, add 'annotations: {entry}' to the YAML")
+COCO = LabelFormat("coco", TOP_LEFT, _read, _FILES, class_names=category_names)

@@ -49,13 +49,21 @@ class Finding(NamedTuple):
 
     where: str  # file, or file:line, relative to the data set
     kind: str  # one of the kinds above
-    text: str
+    text: str  # what is wrong
     image: int = -1  # number in `LabelSource.images`; -1: about none of these
     line: int = -1  # as `LabelSource.where` takes it; -1: the image or the label file itself
     class_id: int = -1  # of a box whose geometry is the problem, and
     xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
     lost_images: int = 0  # images, or the label files of some, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
+    consequence: str = ""  # what becomes of it, such as "left out"
+    cause: str = ""  # ``text`` without what differs from file to file or row to row; empty: nothing does
+    class_name: str = ""  # what the label file calls the class, if it is unknown
+
+    @property
+    def message(self) -> str:
+        """What is wrong, and what becomes of it."""
+        return f"{self.text}; {self.consequence}" if self.consequence else self.text
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.kind}: {self.text}"
+        return f"{self.where}: {self.kind}: {self.message}"

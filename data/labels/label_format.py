@@ -1,6 +1,6 @@
 """Defines label formats, and reads the labels of formats with one file per image (`per_split`: one file per split).
 
-A format is a module of this package with a `LabelFormat`, imported by `data.source.dataset_yaml.format_of`.
+A format is a module of this package with a `LabelFormat`, which `data.labels.formats` lists.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from data.labels.clean import LabelFileError, RawLabels
 from data.labels.findings import Finding
+from data.labels.rows import LabelFileError, RawLabels
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
 MAX_BYTES = 1 << 26  # largest label file of one image
+# What the four numbers of a box mean.
+CENTERS = "cx cy w h"
+TOP_LEFT = "x y w h"
+CORNERS = "x1 y1 x2 y2"
 
 
 class FileStamp(NamedTuple):
@@ -82,15 +86,24 @@ class LabelRequest:
     others: OtherImages = OtherImages()
 
 
-@dataclass(frozen=True, slots=True)
-class FilesPerImage:
-    """Says how to find the label files of a format with one file per image, and how to recognize them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelFiles:
+    """Says how to recognize the label files of a format."""
 
     suffix: str  # lower case
+    is_labels: Callable[[bytes], bool]  # whether a file that begins like this has labels
+    # What to do with such files in a place where no labels are read. {entry} is the file, or the folder of files with
+    # the names of images, as an entry of the YAML; {move} says where YOLO txt should be.
+    advice: str = "if they are labels, add 'annotations: {entry}' to the YAML"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesPerImage(LabelFiles):
+    """Says how to find the label files of a format with one file per image."""
+
     # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
     # these images may be, the usual one first; absolute paths.
     folders: Callable[[str, str, Path | None], list[str]]
-    is_labels: Callable[[bytes], bool]  # whether a file that begins like this has labels
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
 
@@ -103,9 +116,14 @@ class LabelFormat:
     name: str  # part of the fingerprint of an index
     notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
     read: Callable[[LabelRequest], LabelSource]
-    per_image: FilesPerImage | None = None  # None: a split has one label file
+    files: LabelFiles  # `FilesPerImage`, or else a split has one label file
     # The class names, by id, of the annotations of the splits. None: they define none.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
+
+    @property
+    def per_image(self) -> FilesPerImage | None:
+        """How to find the label file of each image; None: a split has one label file."""
+        return self.files if isinstance(self.files, FilesPerImage) else None
 
 
 class LabelPerImage:

@@ -3,8 +3,8 @@
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
 lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and `refusal` and
 `warning` are the only places that judge them. What a user chooses to leave out (``--classes``, ``ignore:``,
-``--fraction``) is not lost: views of the index, which make such choices, do not touch the ledger. An image that a view
-leaves out because it has a lost row, and no object of the classes in use, is not counted either: the row is already.
+``--fraction``) is not lost: `data.index.selection`, which makes such choices, does not touch the ledger. An image that
+it leaves out because of a lost row, with no object of the classes in use, is not counted either: the row is already.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Ledger:
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in findings:
             if finding.lost_images or finding.lost_objects:
-                groups.setdefault((finding.kind, _cause(finding)), []).append(finding)
+                groups.setdefault(_group(finding), []).append(finding)
         losses = [
             Loss(
-                kind,
-                sum(finding.lost_images for finding in group),
-                sum(finding.lost_objects for finding in group),
-                _example(group[0]),
+                kind=kind,
+                images=sum(finding.lost_images for finding in group),
+                objects=sum(finding.lost_objects for finding in group),
+                example=f"{group[0].where}: {group[0].text}",
             )
             for (kind, _), group in groups.items()
         ]
@@ -156,15 +156,9 @@ def warning(ledger: Ledger) -> str:
     return f"{ledger.lost()} can't be used and are left out: {ledger.reasons()}"
 
 
-def _cause(finding: Finding) -> str:
-    """Returns a text that is equal for findings of one kind with the same cause."""
-    if finding.kind in (BAD_IMAGE, BAD_LABEL):
-        return re.sub(r"\d+", "N", finding.text)
-    return ""  # texts of other kinds name files and boxes, and so all differ
-
-
-def _example(finding: Finding) -> str:
-    """Returns the location and what is wrong, without what is done about it."""
-    text = finding.text.removesuffix("; image left out").removesuffix("; left out")
-    begins_with_line = re.match(r"\d+: ", text) is not None
-    return f"{finding.where}:{text}" if begins_with_line else f"{finding.where}: {text}"
+def _group(finding: Finding) -> tuple[str, str]:
+    """Returns what findings share whose losses are added up: the kind, and the cause of lost images but for numbers in
+    it. What is wrong with the rows of one kind is not told apart."""
+    if finding.kind not in (BAD_IMAGE, BAD_LABEL):
+        return finding.kind, ""
+    return finding.kind, re.sub(r"\d+", "N", finding.cause or finding.text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.labels.findings import MISREAD, NO_LABEL, Finding
@@ -31,7 +31,7 @@ class FindingTable:
         return cls(
             where=FlatStrings.of(finding.where for finding in findings),
             kind=FlatStrings.of(finding.kind for finding in findings),
-            text=FlatStrings.of(finding.text for finding in findings),
+            text=FlatStrings.of(finding.message for finding in findings),
         )
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class ScanReport:
 
     totals: dict[str, int]
     findings: FindingTable
-    ledger: Ledger = NOTHING  # covers the whole split, whatever a view uses of it
+    ledger: Ledger = NOTHING  # covers the whole split, whatever a run uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
     notes: tuple[str, ...] = ()  # what else a user should know
 
@@ -60,6 +60,10 @@ class ScanReport:
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))
         return cls(totals, FindingTable.of(findings), ledger, advice, tuple(notes))
+
+    def with_totals(self, totals: dict[str, int]) -> ScanReport:
+        """Returns the report with other ``totals``; those that are not named stay."""
+        return replace(self, totals=self.totals | totals)
 
     @property
     def lines(self) -> list[str]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.labels.clean import AREA, IMAGE, X1, X2, Y1, Y2, RowProblem
 from data.labels.findings import SCALED, SIZE, TURNED
+from data.labels.rows import AREA, IMAGE, X1, X2, Y1, Y2, RowProblem
 
 _SLACK = 0.01  # fraction of a side by which boxes may exceed the labeled size
 _MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed it, the labeled size is wrong, not the boxes
@@ -101,12 +101,12 @@ def _fit_rows(rows: np.ndarray, mismatch: _Mismatch) -> None:
 def _problem(mismatch: _Mismatch, is_explained: bool) -> RowProblem:
     sizes = f"labels are for {_shown(mismatch.stated_hw)}, the image is {_shown(mismatch.upright_hw)} upright"
     if not is_explained:
-        return RowProblem(-1, SIZE, f"{sizes}; image left out")
+        return RowProblem(-1, SIZE, sizes, consequence="image left out")
     if mismatch.is_turn:
-        return RowProblem(-1, TURNED, f"{sizes} (EXIF); boxes are turned with it")
+        return RowProblem(-1, TURNED, f"{sizes} (EXIF)", consequence="boxes are turned with it")
     turned = "turned and " if mismatch.orientation != 1 else ""
     factor = max(mismatch.upright_hw) / max(mismatch.labeled_hw)
-    return RowProblem(-1, SCALED, f"{sizes}; boxes are {turned}scaled by {factor:.4g}")
+    return RowProblem(-1, SCALED, sizes, consequence=f"boxes are {turned}scaled by {factor:.4g}")
 
 
 def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> np.ndarray:

@@ -15,9 +15,9 @@ from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
 
-from data.labels.clean import CORNERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
+from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
+from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
 from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
@@ -68,9 +68,9 @@ def _parse(data: bytes) -> ElementTree.Element:
     try:
         root = parse_xml(data)
     except XmlError as error:
-        raise LabelFileError(str(error)) from None
+        raise LabelFileError(error.reason, error.line) from None
     if root.tag != "annotation":
-        raise LabelFileError(f"{root.attrib[LINE]}: <{root.tag}> where VOC has <annotation>")
+        raise LabelFileError(f"<{root.tag}> where VOC has <annotation>", int(root.attrib[LINE]))
     return root
 
 
@@ -100,12 +100,18 @@ def _parse_object(
             raise ValueError
         x1, y1, x2, y2 = map(float, corners)
     except ValueError:
-        return RowProblem(line, BAD_ROW, f"corners are not numbers: {shown}")
+        return RowProblem(line, BAD_ROW, f"corners are not numbers: {shown}", cause="corners are not numbers")
     if not all(map(isfinite, (x1, y1, x2, y2))):
         return RowProblem(line, NOT_FINITE, f"corners {shown}")
     if class_ids is not None and name not in class_ids:
-        message = f"'{name}' is not in the names{suggestion(name, class_ids)}; left out"
-        return RowProblem(line, UNKNOWN_CLASS, message, xyxy=(x1, y1, x2, y2))
+        return RowProblem(
+            line=line,
+            kind=UNKNOWN_CLASS,
+            text=f"'{name}' is not in the names{suggestion(name, class_ids)}",
+            consequence="left out",
+            class_name=name,
+            xyxy=(x1, y1, x2, y2),
+        )
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
 
@@ -140,6 +146,11 @@ def _num_objects(data: bytes) -> int:
 
 
 _FILES = FilesPerImage(
-    suffix=".xml", folders=_folders, is_labels=is_voc, num_objects=_num_objects, named_image=named_image
+    suffix=".xml",
+    is_labels=is_voc,
+    advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    folders=_folders,
+    num_objects=_num_objects,
+    named_image=named_image,
 )
 VOC = LabelFormat("voc", CORNERS, _read, _FILES)

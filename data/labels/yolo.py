@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.labels.clean import CENTERS, LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import (
+    CENTERS,
     MAX_BYTES,
     FilesPerImage,
     LabelFile,
@@ -25,6 +25,7 @@ from data.labels.label_format import (
     LabelRequest,
     LabelSource,
 )
+from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
@@ -35,6 +36,9 @@ _SAMPLED = 32  # label files that are searched for keypoints
 _ROUNDING = 1e-6  # a polygon that fills its box but for this fraction is the box itself
 _ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
 _MIN_KEYPOINT_ROWS = 20  # fewer rows cannot tell keypoints without visibility from polygons
+
+
+_Geometry = tuple[tuple[float, float, float, float], float, int]  # corners, area, and `shape_of` a polygon; 0 for a box
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
@@ -56,36 +60,52 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
 
 
 def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRow | RowProblem:
+    """Returns the box or polygon of a row, or why it has none."""
     try:
-        values = [float(f) for f in fields]
+        values = [float(field) for field in fields]
     except ValueError:
         return _not_numbers(fields, line)
     count = len(values)
     if count != 5 and (count < 7 or count % 2 == 0):
-        more = "; a confidence column?" if count == 6 else " or a class and at least 3 points"
-        return RowProblem(line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h){more}")
+        hint = "; a confidence column?" if count == 6 else " or a class and at least 3 points"
+        return RowProblem(line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h){hint}")
     if not all(map(isfinite, values)):
         return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
     if class_id != int(class_id):
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
-    if count == 5:
-        _, cx, cy, w, h = values
-        corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
-        area = w * h
-        shape = 0
-    else:
-        xs, ys = values[1::2], values[2::2]
-        twice_area = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
-        corners = (min(xs), min(ys), max(xs), max(ys))
-        area = abs(twice_area) / 2
-        box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
-        shape = 0 if area >= (1 - _ROUNDING) * box_area else shape_of(values[1:])
+    corners, area, shape = _box(*values[1:]) if count == 5 else _polygon(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        message = f"class {int(class_id)} is not among the classes ({known}); left out"
-        return RowProblem(line, UNKNOWN_CLASS, message, int(class_id), corners)
-    return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
+        class_name = f"class {int(class_id)}"
+        return RowProblem(
+            line=line,
+            kind=UNKNOWN_CLASS,
+            text=f"{class_name} is not among the classes ({known})",
+            consequence="left out",
+            class_id=int(class_id),
+            class_name=class_name,
+            xyxy=corners,
+        )
+    class_id = 0 if num_classes is None else class_id
+    return (class_id, *corners, area, 0, line, shape)
+
+
+def _box(cx: float, cy: float, w: float, h: float) -> _Geometry:
+    """Returns the geometry of a box, in fractions of the image size."""
+    return (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), w * h, 0
+
+
+def _polygon(values: list[float]) -> _Geometry:
+    """Returns the geometry of ``x1 y1 x2 y2 x3 y3 ...``: the corners of the box around it, and its own area."""
+    xs = values[0::2]
+    ys = values[1::2]
+    twice_area = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
+    corners = (min(xs), min(ys), max(xs), max(ys))
+    area = abs(twice_area) / 2
+    box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
+    is_box = area >= (1 - _ROUNDING) * box_area
+    return corners, area, 0 if is_box else shape_of(values)
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:
@@ -98,7 +118,7 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
             reason = "numbers have commas, expected points"
     elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
         reason = "the class is not a number; expected its position in the names, from 0"
-    return RowProblem(line, BAD_ROW, f"{reason}: {row[:60]!r}")
+    return RowProblem(line, BAD_ROW, f"{reason}: {row[:60]!r}", cause=reason)
 
 
 def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
@@ -109,30 +129,37 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
     have a size that is far from the points, as a corner of a polygon is not.
     """
     existing = [file for file in files if file.stamp and file.stamp.size]
-    rows: list[list[float]] = []
-    for file in existing[:: len(existing) // _SAMPLED + 1]:
-        with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
-            text = read_regular(path_of(file.name, root), most=MAX_BYTES).decode("utf-8-sig")
-            rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
-        if len({len(row) for row in rows}) > 1:  # polygons, or a mixture of these and boxes
-            return
-    if not rows or len(rows[0]) < 7 or not np.isfinite(rows).all():
+    rows = _sampled_rows(existing[:: len(existing) // _SAMPLED + 1], root)
+    if rows is None or rows.shape[1] < 7 or not np.isfinite(rows).all():
         return
-    values = np.array(rows)[:, 1:]
-    extra_fields = len(rows[0]) - 5
-    visibility = values[:, 6::3]
-    has_visibilities = extra_fields % 3 == 0 and np.isin(visibility, (0, 1, 2)).all()
-    if has_visibilities and (extra_fields % 2 or (visibility == 2).any()):
+    count, num_fields = rows.shape
+    num_extra = num_fields - 5
+    visibility = rows[:, 7::3]
+    has_visibilities = num_extra % 3 == 0 and np.isin(visibility, (0, 1, 2)).all()
+    if has_visibilities and (num_extra % 2 or (visibility == 2).any()):
         size = 3
-    elif extra_fields % 2 == 0 and len(rows) >= _MIN_KEYPOINT_ROWS and _are_keypoints(values.reshape(len(rows), -1, 2)):
+    elif num_extra % 2 == 0 and count >= _MIN_KEYPOINT_ROWS and _are_keypoints(rows[:, 1:].reshape(count, -1, 2)):
         size = 2
     else:
         return
-    keypoints = counted(extra_fields // size, "keypoint")
+    keypoints = counted(num_extra // size, "keypoint")
     raise UserError(
-        f"{path_of(existing[0].name, root)}: each row has {extra_fields + 5} fields, a box and {keypoints} of {size} "
+        f"{path_of(existing[0].name, root)}: each row has {num_fields} fields, a box and {keypoints} of {size} "
         "numbers; only bounding boxes are supported: keep the first 5 fields of each row"
     )
+
+
+def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray | None:
+    """Returns the numbers of all rows in ``files``, float64 (R, F); None if there are none, or rows of different
+    lengths: polygons, or a mixture of these and boxes."""
+    rows: list[list[float]] = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
+            text = read_regular(path_of(file.name, root), most=MAX_BYTES).decode("utf-8-sig")
+            rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
+        if len({len(row) for row in rows}) > 1:
+            return None
+    return np.array(rows) if rows else None
 
 
 def _are_keypoints(points: np.ndarray) -> bool:
@@ -198,5 +225,5 @@ def _num_rows(data: bytes) -> int:
     return sum(not row.isspace() for row in data.splitlines(keepends=True))
 
 
-_FILES = FilesPerImage(suffix=".txt", folders=_folders, is_labels=has_row, num_objects=_num_rows)
+_FILES = FilesPerImage(suffix=".txt", is_labels=has_row, advice="{move}", folders=_folders, num_objects=_num_rows)
 YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)

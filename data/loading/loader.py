@@ -113,7 +113,7 @@ class _RequestLoader(DataLoader):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Overrides torch's warning, as `data.loading.build.loader_workers` warns already."""
+        """Overrides torch's warning, as `data.loading.worker_count.loader_workers` warns already."""
 
     def _get_iterator(self) -> Any:
         """Starts the workers. Raises UserError if /dev/shm has no room for what connects them with this process."""

@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from data.labels.coco import COCO
-from data.labels.label_format import LabelFormat
-from data.labels.voc import VOC
-from data.labels.yolo import YOLO, folder_with_labels
+from data.labels.formats import format_of
+from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, SplitSource
 from data.source.folder import read_folder
 from data.source.other_exports import check_no_export
@@ -171,17 +169,6 @@ def _entries(value: Any) -> list[Any]:
 
 def _is_yaml(entry: Any) -> bool:
     return str(entry).lower().endswith((".yaml", ".yml"))
-
-
-def format_of(annotations: Path | None) -> LabelFormat | None:
-    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown."""
-    if annotations is None:
-        return YOLO
-    if annotations.is_dir():
-        return VOC
-    if annotations.suffix.lower() == ".json":
-        return COCO
-    return None
 
 
 def _read_part(entry: Any, split: str, place: _Place) -> DatasetSpec:

@@ -45,7 +45,7 @@ class Listing:
     findings: list[Finding] = field(default_factory=list)
     lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    hidden: int = 0  # number of images left out because symbolic links show them under another name
+    num_equal_views: int = 0  # number of images left out because symbolic links show them under another name
     others: OtherImages = OtherImages()  # images that one label file for all may name, too
 
 
@@ -100,7 +100,7 @@ def _list_one_label_file(
         label_format=label_format,
         findings=split_images.findings,
         lists=split_images.lists,
-        hidden=len(all_images) - len(images),
+        num_equal_views=len(all_images) - len(images),
         others=other_images,
     )
 
@@ -121,7 +121,7 @@ def _list_label_file_per_image(
     pairs = [(image.file, image.label) for image in images if image.label is not None]
     if not pairs:
         first = next(finding for finding in findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.text}")
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
     return Listing(
         images=[image for image, _ in pairs],
         labels=[label for _, label in pairs],
@@ -129,7 +129,7 @@ def _list_label_file_per_image(
         findings=findings,
         lists=split_images.lists,
         unusual_labels=found_labels.unusual,
-        hidden=len(found_labels.images) - len(images),
+        num_equal_views=len(found_labels.images) - len(images),
     )
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.voc import is_voc
-from data.labels.yolo import has_row
+from data.labels.formats import LABEL_FORMATS
 from utils.errors import look_alike, one_line
 from utils.files.safe_io import open_regular
 from utils.strings import counted
@@ -19,12 +16,7 @@ _MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
 _MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
 _FIRST_BYTES = 4096  # suffice to recognize a file with labels
 _MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
-_COCO_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
-_IS_LABEL_FILE: dict[str, Callable[[bytes], bool]] = {  # by suffix; takes the first bytes
-    ".txt": has_row,
-    ".xml": is_voc,
-    ".json": lambda head: _COCO_LIST.search(head) is not None,
-}
+_LABEL_FILES = {each.files.suffix: each.files for each in LABEL_FORMATS}
 
 
 def labels_without_images(root: Path) -> str:
@@ -53,12 +45,12 @@ def labels_without_images(root: Path) -> str:
 
 def _is_label_file(path: str) -> bool:
     """Returns whether a file has the suffix of a label file, and begins like one."""
-    is_labels = _IS_LABEL_FILE.get(os.path.splitext(path)[1].lower())
-    if is_labels is None:
+    files = _LABEL_FILES.get(os.path.splitext(path)[1].lower())
+    if files is None:
         return False
     try:
         with open_regular(path) as file:
-            return is_labels(file.read(_FIRST_BYTES))
+            return files.is_labels(file.read(_FIRST_BYTES))
     except OSError:
         return False
 

@@ -22,8 +22,8 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.files.schema import build
 
 if TYPE_CHECKING:
-    from engine.optim.build import OptimizerSet
     from engine.optim.ema import ModelEma
+    from engine.optim.optimizer_set import OptimizerSet
     from models.detector import Detector
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
@@ -139,7 +139,7 @@ def _errors_of_fit(path: Path) -> Iterator[None]:
 
 def plain_content(value: Any) -> Any:
     """Returns a dataclass as a dict of its fields, and dataclasses among them alike: plain data and tensors, as
-    checkpoint files hold them. Nothing is copied, unlike by `asdict`."""
+    checkpoint files hold them. Tensors are not copied, as `asdict` would do."""
     if not is_dataclass(value):
         return value
     return {item.name: plain_content(getattr(value, item.name)) for item in fields(value)}

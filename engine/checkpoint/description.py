@@ -18,7 +18,7 @@ _COMPARED_BY_CONTENT = frozenset(("data", "hyp", "override"))
 
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
-    """What describes a run in all of its checkpoints."""
+    """The model, the settings and the data of a run, as all of its checkpoints store them."""
 
     model_spec: dict[str, Any]
     names: list[str]  # of the classes

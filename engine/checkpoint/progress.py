@@ -55,14 +55,14 @@ class Progress:
         return is_best
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
-        """Whether ``epoch``, or the newest completed one, is the last for which ``patience`` waits, unless it is
-        better. A ``patience`` of 0 waits for ever."""
+        """Whether ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one. Never with
+        a ``patience`` of 0."""
         newest = self.epoch if epoch is None else epoch
         epochs_without_best = newest - self.best_epoch
         return patience > 0 and epochs_without_best >= patience
 
     def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
-        """Whether a run of ``epochs`` that validates every ``val_every`` ends here for want of a better epoch."""
+        """Whether a run of ``epochs`` that validates every ``val_every`` ends here, since no epoch was better."""
         is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
         return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
 

@@ -15,10 +15,11 @@ import cv2
 from engine.commands.result_files import DrawnFrame, ResultFiles
 from engine.inference.detection_stream import Detected, DetectionStream
 from engine.inference.detection_writer import Window, written_suffix
-from engine.inference.frames import FileProblem, source_files
+from engine.inference.frames import FileProblem
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
+from engine.inference.source_files import source_files
 from models.postprocess.tiles import Tiles
 from utils.config.parser import typed_classes
 from utils.config.settings import DetectConfig

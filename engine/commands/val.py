@@ -20,8 +20,8 @@ from engine.evaluation.matching import match_detections
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.open_model import is_exported, open_model
-from engine.report.page import Subject
 from engine.report.sheets import write_validation_report
+from engine.report.subject import Subject
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles

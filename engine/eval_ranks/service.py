@@ -33,10 +33,18 @@ from utils.machine.processes import has_died
 from utils.strings import rank_list
 from utils.structures import EvalResult
 
-# How long rank 0 waits for scores that are late: seconds, or a fraction of the time since it has sent the weights.
-LATE_S = 5.0
+# How long rank 0 waits for scores that are late: a fraction of the time since it has sent the weights, within bounds.
+# The other ranks wait in a collective meanwhile, whose timeout ends the run, and the watchdog reports a stall.
 LATE_FRACTION = 0.1
+MIN_LATE_S = 5.0
+MAX_LATE_S = 300.0
 LEAVE_S = 2.0  # how long rank 0 waits for the evaluating processes to end
+
+
+def patience_s(since_sent_s: float) -> float:
+    """Returns how many seconds rank 0 waits for scores, at the end of an epoch whose weights it sent ``since_sent_s``
+    seconds before."""
+    return min(max(LATE_FRACTION * since_sent_s, MIN_LATE_S), MAX_LATE_S)
 
 
 class ValidationService:
@@ -107,8 +115,8 @@ class ValidationService:
 
     def _wait_for_scores(self, should_stop: Callable[[], bool]) -> bool:
         """Waits until the scores are there. Returns False if they are late, or will not come."""
-        patience_s = max(LATE_S, LATE_FRACTION * (time.monotonic() - self._sent_at))
-        deadline = time.monotonic() + patience_s
+        now = time.monotonic()
+        deadline = now + patience_s(now - self._sent_at)
         while not self._store.check([self._scores_key]):
             self._find_failure()
             if self._failure or should_stop():

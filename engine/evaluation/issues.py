@@ -93,11 +93,7 @@ class CheckedSplit:
 
     name: str
     index: DatasetIndex
-    parts: tuple[Scan, ...] = ()  # the joined data sets, with the same images in this order; empty: unknown
-
-    def __post_init__(self) -> None:
-        count = sum(len(part.index) for part in self.parts)
-        assert not self.parts or count == len(self.index), f"parts of {count} images, a split of {len(self.index)}"
+    parts: tuple[Scan, ...] = ()  # the joined data sets, as `DatasetIndex.origins` numbers them; empty: unknown
 
     def box(self, row: int) -> LabelBox:
         """Returns box ``row`` of the split."""
@@ -117,15 +113,11 @@ class CheckedSplit:
 
     def labeled_image(self, image: int) -> LabeledImage | None:
         """Finds ``image`` in the label files; None if these are unknown."""
-        first = 0
-        for part in self.parts:
-            number = image - first
-            if number < len(part.index):
-                if part.source is None:
-                    return None
-                return LabeledImage(part, part.source, int(part.numbers[number]))
-            first += len(part.index)
-        return None
+        if self.index.origins is None or not self.parts:
+            return None
+        part, number = self.index.origins[image].tolist()
+        scan = self.parts[part]
+        return None if scan.source is None else LabeledImage(scan, scan.source, number)
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
         """Makes an issue about boxes of one image."""
@@ -137,9 +129,9 @@ class CheckedSplit:
 
     def relative(self, part: Scan, name: str) -> str:
         """Converts ``name`` from relative to the folder of ``part`` to relative to that of the data set."""
-        if part.index.root == self.index.root:
+        if part.root == self.index.root:
             return name
-        return relative_name(path_of(name, part.index.root), self.index.root)
+        return relative_name(path_of(name, part.root), self.index.root)
 
     def _location(self, row: int, image: int) -> str | None:
         line = int(self.index.line[row])

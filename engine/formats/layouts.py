@@ -66,11 +66,11 @@ class EndToEnd(ExportModule):
             return torch.where(rows[..., 4:5] > 0, rows, 0.0)
         low, high = boxes.split(2, -1)
         boxes = torch.cat((low, torch.maximum(low, high)), -1)  # swapped sides: a box without area
-        boxes, found, classes = best_pairs(boxes, scores, CANDIDATES)
-        candidates = found[..., 0] > END2END_MIN_SCORE
+        boxes, scores, classes = best_pairs(boxes, scores, CANDIDATES)
+        candidates = scores[..., 0] > END2END_MIN_SCORE
         keep = kept_pairs(boxes, classes[..., 0], candidates, self.nms_iou)
-        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(END2END_ROWS)
-        pairs = torch.cat((boxes, found, classes), -1)
+        ranked, order = torch.where(keep, scores[..., 0], -1.0).topk(END2END_ROWS)
+        pairs = torch.cat((boxes, scores, classes), -1)
         rows = pairs.gather(1, order[..., None].expand(-1, -1, 6))
         if self.box_voting:
             rows = voted_rows(rows, order, pairs, self.nms_iou)
@@ -92,10 +92,10 @@ def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tenso
     scores = torch.cat((scores, scores.new_zeros(boxes.shape[0], count, num_classes)), 1)
     best = scores.amax(-1).topk(count).indices[..., None]
     pairs = scores.gather(1, best.expand(-1, -1, num_classes)).flatten(1)
-    found, pair = pairs.topk(count)
+    pair_scores, pair = pairs.topk(count)
     box = best.gather(1, torch.div(pair, num_classes, rounding_mode="floor")[..., None])
     classes = torch.remainder(pair, num_classes)[..., None].float()
-    return boxes.gather(1, box.expand(-1, -1, 4)), found[..., None], classes
+    return boxes.gather(1, box.expand(-1, -1, 4)), pair_scores[..., None], classes
 
 
 def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
@@ -113,22 +113,33 @@ def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: fl
 
 
 def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -> Tensor:
-    """The kept ``rows`` (B, D, 6): x1, y1, x2, y2, score, class, after box voting, see
-    `models.postprocess.box_voting.vote`. They are those of ``pairs`` (B, K, 6) with these ``numbers`` (B, D).
+    """Moves kept boxes and raises their scores by box voting, see `models.postprocess.box_voting.vote`.
 
     Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
+
+    Args:
+        rows: (B, D, 6), the kept ones: x1, y1, x2, y2, score, class.
+        numbers: (B, D), which of ``pairs`` they are.
+        pairs: (B, K, 6), all that may vote.
+
+    Returns rows (B, D, 6).
     """
-    a, b = rows.permute(2, 0, 1)[..., None], pairs.permute(2, 0, 1)[:, :, None]  # (6, B, D, 1), (6, B, 1, K)
-    overlap, union = overlap_and_union(a[:4], b[:4])
+    kept = rows.permute(2, 0, 1)[..., None]  # (6, B, D, 1)
+    voters = pairs.permute(2, 0, 1)[:, :, None]  # (6, B, 1, K)
+    voter_scores = voters[4]
+    overlap, union = overlap_and_union(kept[:4], voters[:4])
     is_other = numbers[..., None] != torch.arange(pairs.shape[1], device=pairs.device)
-    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & (b[4] > MIN_VOTING_SCORE) & is_other
-    weights = torch.where(votes, b[4] * vote_weights(overlap / union), 0.0)
-    finite = torch.where(b[:4].abs() < MAX_COORDINATE, b[:4], 0.0)  # what is not finite has no vote, but 0 * inf is NaN
-    own, score = a[:4, ..., 0], a[4, ..., 0]
-    mean = ((weights * finite).sum(-1) + own * score) / (weights.sum(-1) + score)  # (4, B, D)
-    boxes = torch.where(own.abs() < MAX_COORDINATE, mean, own)
-    score = raised_scores(score, log_misses(weights).sum(-1))
-    return torch.cat((boxes, score[None], a[5:, ..., 0])).permute(1, 2, 0)
+    is_same_class = kept[5] == voters[5]
+    votes = (overlap > union * iou_thres) & is_same_class & (voter_scores > MIN_VOTING_SCORE) & is_other
+    weights = torch.where(votes, voter_scores * vote_weights(overlap / union), 0.0)
+    # What is not finite has no vote, but 0 * inf is NaN.
+    finite = torch.where(voters[:4].abs() < MAX_COORDINATE, voters[:4], 0.0)
+    kept_boxes = kept[:4, ..., 0]  # (4, B, D)
+    kept_scores = kept[4, ..., 0]
+    mean = ((weights * finite).sum(-1) + kept_boxes * kept_scores) / (weights.sum(-1) + kept_scores)
+    boxes = torch.where(kept_boxes.abs() < MAX_COORDINATE, mean, kept_boxes)
+    scores = raised_scores(kept_scores, log_misses(weights).sum(-1))
+    return torch.cat((boxes, scores[None], kept[5:, ..., 0])).permute(1, 2, 0)
 
 
 def make_layout(

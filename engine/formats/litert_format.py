@@ -27,16 +27,8 @@ from engine.formats.int8 import RangeObserver
 from engine.formats.layouts import ExportModule
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import ModelFormat, Session
-from engine.formats.runtimes import (
-    check_input_size,
-    check_ports,
-    checked_shape,
-    errors_of_runtime,
-    log_cpu_only,
-    quiet,
-    run_converter,
-    try_in_process,
-)
+from engine.formats.processes import run_converter, try_in_process
+from engine.formats.runtimes import check_input_size, check_ports, checked_shape, errors_of_runtime, log_cpu_only, quiet
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.machine.packages import require_package

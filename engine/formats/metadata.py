@@ -118,17 +118,32 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
         raise UserError(f"the model's task is '{str(task)[:60]}', not detection")
     args = _literal(text, "args")
     stride = _literal(text, "stride")
-    sides = _literal(text, "imgsz")
-    values = {key: _literal(text, key) for key in ("channels", "batch")}
-    values |= {"stride": stride[-1] if isinstance(stride, list | tuple) and stride else stride}  # of the coarsest level
-    values |= {key: str(text[key]) for key in _TEXTS if key in text}
-    if sides not in (None, []):
-        sides = list(sides) if isinstance(sides, list | tuple) else [sides]
-        values["imgsz_hw"] = sides * 2 if len(sides) == 1 else sides
-    values = {key: value for key, value in values.items() if value is not None}
-    values |= {"names": _names(_literal(text, "names")), "end2end": _literal(text, "end2end") is True}
-    values |= {"dynamic": isinstance(args, dict) and args.get("dynamic") is True}
-    return build(ExportMetadata, values | (_own(text[KEY]) if KEY in text else {}), "damaged metadata")
+    if isinstance(stride, list | tuple) and stride:
+        stride = stride[-1]  # of the coarsest level
+    values: dict[str, Any] = {
+        "stride": stride,
+        "imgsz_hw": _height_and_width(_literal(text, "imgsz")),
+        "channels": _literal(text, "channels"),
+        "batch": _literal(text, "batch"),
+        "names": _names(_literal(text, "names")),
+        "end2end": _literal(text, "end2end") is True,
+        "dynamic": isinstance(args, dict) and args.get("dynamic") is True,
+    }
+    for key in _TEXTS:
+        if key in text:
+            values[key] = str(text[key])
+    known = {key: value for key, value in values.items() if value is not None}
+    if KEY in text:
+        known |= _own(text[KEY])
+    return build(ExportMetadata, known, "damaged metadata")
+
+
+def _height_and_width(imgsz: Any) -> list[Any] | None:
+    """Returns both sides, unchecked, of an ``imgsz`` of one number or two; None if there is none."""
+    if imgsz in (None, []):
+        return None
+    sides = list(imgsz) if isinstance(imgsz, list | tuple) else [imgsz]
+    return sides * 2 if len(sides) == 1 else sides
 
 
 def _own(text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import ModelFormat, Session
+from engine.formats.processes import run_converter, try_in_process
 from engine.formats.runtimes import (
     check_input_size,
     check_ports,
@@ -24,8 +25,6 @@ from engine.formats.runtimes import (
     log_cpu_only,
     quiet,
     read_metadata_file,
-    run_converter,
-    try_in_process,
     write_metadata_file,
 )
 from engine.formats.torch_formats import trace

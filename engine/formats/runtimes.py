@@ -1,15 +1,12 @@
-"""What the implementations of file formats share about runtimes: their notes, errors and shapes."""
+"""What the implementations of file formats share about runtimes: metadata files, notes, errors and input shapes."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,16 +23,6 @@ from utils.machine.packages import require_package
 
 MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
-TRIAL_TIMEOUT_S = 120.0
-TRIAL_MEMORY_BYTES = 16 * 2**30  # of addresses, besides what the system allows
-# Precedes the program of a trial.
-_TRIAL_LIMITS = f"""
-import resource
-soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-allowed = [limit for limit in (soft, hard, {TRIAL_MEMORY_BYTES}) if limit != resource.RLIM_INFINITY]
-resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-"""
 
 
 def import_onnxruntime(user: str) -> ModuleType:
@@ -87,69 +74,6 @@ def errors_of_runtime(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{path}: cannot be opened ({reason[:300]})") from None
-
-
-def try_in_process(path: Path, program: str, arguments: Sequence[object], runtime: str) -> None:
-    """Runs a Python ``program`` that opens the model ``path``, and runs it once, in a process of its own: for runtimes
-    that crash on some damaged files.
-
-    The program gets ``arguments`` in ``sys.argv``, and reports a mistake by ``sys.exit(REASON)``. Raises UserError if
-    it does, crashes, needs more memory than any detector or does not end.
-    """
-    # -P: modules are not looked up in the working folder.
-    command = [sys.executable, "-P", "-c", _TRIAL_LIMITS + program, *map(str, arguments)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TRIAL_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{path}: cannot be opened (it takes longer than {TRIAL_TIMEOUT_S:.0f} s)") from None
-    if done.returncode < 0:
-        raise UserError(f"{path}: cannot be opened (it is damaged: {runtime} crashed)")
-    if done.returncode != 0:
-        reason = "; ".join(done.stderr.strip().splitlines()) or "it is damaged"
-        raise UserError(f"{path}: cannot be opened ({reason[-300:]})")  # what the runtime prints comes first
-
-
-def run_converter(
-    program: str,
-    command: Sequence[object],
-    output: Path,
-    *,
-    user: str,
-    timeout_s: float,
-    folder: Path | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> None:
-    """Runs a program that converts a model, in a process of its own.
-
-    Args:
-        program: its name in messages.
-        command: the program and its arguments.
-        output: the file that it writes.
-        user: the flag that needs it, for messages.
-        timeout_s: how long it may take.
-        folder: its working folder; None: that of this process.
-        variables: what its environment has besides that of this process.
-
-    Raises UserError if it fails, does not end, or does not write ``output``.
-    """
-    try:
-        done = subprocess.run(
-            list(map(str, command)),
-            cwd=folder,
-            env=os.environ | dict(variables or {}),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{user}: {program} did not end within {timeout_s:.0f} s") from None
-    if done.returncode != 0 or not output.is_file():
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"{user}: {program} failed ({lines[-1][:300] if lines else done.returncode})")
 
 
 def check_ports(path: Path, inputs: int, outputs: int) -> None:

@@ -97,6 +97,7 @@ class UserCallbacks(Hook):
         self._callbacks = callbacks
         self._path = path
         self._failure = ""
+        self._cause: BaseException | None = None  # of the failure
         self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
@@ -125,7 +126,7 @@ class UserCallbacks(Hook):
         """Raises UserError if the callback fails."""
         self._call("on_end", trainer)
         if self._failure:
-            raise UserError(self._failure)
+            raise UserError(self._failure) from self._cause
 
     def _call(self, name: str, trainer: Training) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
@@ -148,7 +149,8 @@ class UserCallbacks(Hook):
         log = trainer.run.folder / "train.log"
         with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
             file.write("".join(traceback.format_exception(error)))
+        self._cause = error
         self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}; the traceback is in {log}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
-            trainer.control.fail(self._failure)
+            trainer.control.fail(self._failure, error)

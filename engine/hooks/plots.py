@@ -13,8 +13,9 @@ from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.results import EpochResults
 from engine.hooks.validation import Validation
 from engine.hooks.writers import TensorBoard
-from engine.report.page import ReportPage, ScoredValidation, Subject
+from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
+from engine.report.subject import ScoredValidation, Subject
 from utils.drawing.draw import write_image
 from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package

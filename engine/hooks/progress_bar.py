@@ -32,7 +32,7 @@ class EpochMeter:
 
     title: str
     steps: int  # of the epoch
-    first: int  # number of steps that a resumed run has taken before
+    taken_before: int  # steps that a resumed run has taken before
     epochs_left: int  # after this one
     done: int = field(init=False)  # steps, with those taken before
     images: int = 0  # over all processes
@@ -40,7 +40,7 @@ class EpochMeter:
     started: float = field(init=False)  # on the monotonic clock
 
     def __post_init__(self) -> None:
-        self.done = self.first
+        self.done = self.taken_before
         self.started = time.monotonic()
 
     def count_step(self, images: int, wait_s: float) -> None:
@@ -51,7 +51,7 @@ class EpochMeter:
     @property
     def has_steps(self) -> bool:
         """Whether this process has taken a step of the epoch."""
-        return self.done > self.first
+        return self.done > self.taken_before
 
     def elapsed_s(self) -> float:
         """Returns the seconds since the start of the epoch in this process; never 0."""
@@ -66,7 +66,7 @@ class EpochMeter:
 
     def left_s(self, between_s: float) -> float:
         """Returns the seconds that the rest of the run will take, with ``between_s`` after each epoch."""
-        step_s = self.elapsed_s() / max(self.done - self.first, 1)
+        step_s = self.elapsed_s() / max(self.done - self.taken_before, 1)
         steps_left = self.steps - self.done + self.epochs_left * self.steps
         return steps_left * step_s + (self.epochs_left + 1) * between_s
 
@@ -91,7 +91,7 @@ class ProgressBar(Hook):
         self._meter = EpochMeter(
             title=f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}",
             steps=trainer.steps.per_epoch,
-            first=-(-trainer.progress.batch // trainer.steps.accumulate),
+            taken_before=-(-trainer.progress.batch // trainer.steps.accumulate),
             epochs_left=trainer.epochs - trainer.progress.epoch - 1,
         )
         self._shown_at = self._meter.started

@@ -62,7 +62,7 @@ class TensorBoard(Hook):
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         for tag, value in epoch.row.items():
-            self.write(lambda writer, *point: writer.add_scalar(*point), tag, value, epoch.number)
+            self.write(_add_scalar, tag, value, epoch.number)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self.write(lambda writer: writer.flush())
@@ -81,3 +81,7 @@ class TensorBoard(Hook):
     def _turn_off(self, error: Exception) -> None:
         self._writer = None
         log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
+
+
+def _add_scalar(writer: SummaryWriter, tag: str, value: float, step: int) -> None:
+    writer.add_scalar(tag, value, step)

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import VIDEO_SUFFIXES, Frame, source_files
+from engine.inference.frames import Frame
+from engine.inference.source_files import VIDEO_SUFFIXES, source_files
 from utils.config.settings import OBJECT_TRACKERS
 from utils.errors import UserError
 from utils.files.schema import suggestion

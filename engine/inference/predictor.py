@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from engine.inference.detection_stream import DetectionStream
-from engine.inference.frames import FileProblem, Frame, open_source
+from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
 from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import is_exported, open_model
+from engine.inference.open_source import open_source
 from engine.inference.results import ResultList, Results, attribute_error, boxes_of
 from engine.inference.settings import DetectionSettings, ResolvedSettings
 from models.postprocess.tiles import Tiles
@@ -42,7 +43,7 @@ class Predictor:
     ``settings`` may be replaced between calls. ``names`` has the class names by number.
     """
 
-    # Setting other attributes is an error.
+    # Programs of other packages set attributes such as ``conf``, which would have no effect here: there are no others.
     __slots__ = ("color", "device", "image_detector", "model", "names", "settings")
     task = "detect"
 
@@ -75,14 +76,15 @@ class Predictor:
         return f"Predictor({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
 
     def __getattr__(self, name: str) -> Any:
-        """Called for names that are not there."""
+        """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
         raise attribute_error("model", "a model", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError for other attributes, which would have no effect."""
-        if not hasattr(type(self), name):
-            raise attribute_error("model", "a model", name)
-        object.__setattr__(self, name, value)
+        """Raises AttributeError as `__getattr__` for an attribute that is neither in `__slots__` nor a property."""
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            raise attribute_error("model", "a model", name) from None
 
     def __call__(
         self,

@@ -67,3 +67,16 @@ def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
         views.append(vector.as_strided(like.shape, like.stride(), start))
         start += like.numel()
     return views
+
+
+def gradient_vector(parameters: Sequence[nn.Parameter], *others: Tensor) -> Tensor:
+    """Returns one vector to be added up: the gradients, zeros where a parameter has none, and then ``others`` (n,)."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in others)])
+
+
+def set_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Tensor:
+    """Makes the gradients views of ``vector``, as `gradient_vector` returns it. Returns what follows them there."""
+    for parameter, gradient in zip(parameters, views_as(vector, parameters)):
+        parameter.grad = gradient
+    return vector[sum(p.numel() for p in parameters) :]

@@ -66,6 +66,7 @@ class RunControl:
         self._wants_save = False
         self._wants_stop = False
         self._failure = ""  # message of a hook of this rank that has failed
+        self._cause: BaseException | None = None  # and its error
         self._polled_at = 0.0
         self._validation_stopped = False
 
@@ -86,9 +87,10 @@ class RunControl:
         self._wants_save |= action is Action.SAVE
         self._wants_stop |= action is Action.STOP
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Stops the run, which then ends with this error (`finish`)."""
         self._failure = message
+        self._cause = cause
         self._wants_stop = True
 
     def flags(self) -> StepFlags:
@@ -160,7 +162,9 @@ class RunControl:
             log.info("stopped by a signal after %s; continue with: %s", position, resume_flag(last))
             raise Stopped(self.exit_code)
         if has_failed:
-            raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
+            if not self._failure:
+                raise PeerFailure("a callback failed on another rank")
+            raise UserError(self._failure) from self._cause
         if self.is_stopped:
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(last))
 

@@ -1,14 +1,13 @@
-"""Training on several devices: models wrapped in DistributedDataParallel or DataParallel, and the `Strategy` of a
-step."""
+"""Models wrapped for several devices, in DistributedDataParallel or DataParallel, and made equal on all ranks."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,41 +16,10 @@ from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.parallel.sync_bn import convert_sync_bn
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import sync_bn_group
-from utils.errors import UserError
-from utils.structures import Batch
 
 log = logging.getLogger("lockstep")
-
-Accumulate = Callable[[Sequence[Batch]], tuple[Tensor, Tensor]]
-Autocast = Callable[[], AbstractContextManager[Any]]
-
-
-def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
-    """Returns the number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and
-    adds gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
-
-    Raises UserError for a number that does not fit this run.
-    """
-    processes = ctx.world_size
-    by_processes = config.deterministic and processes > 1 and config.pipeline <= 1
-    if not config.virtual_ranks and not by_processes:
-        return 0
-    count = config.virtual_ranks or processes
-    is_power_of_two = count & (count - 1) == 0
-    if not is_power_of_two or count % processes:
-        if not config.virtual_ranks:
-            raise UserError(f"--deterministic on {processes} processes: use 2, 4, 8, ...")
-        raise UserError(
-            f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
-        )
-    if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
-        raise UserError(f"--virtual-ranks {count}: more than the images of a batch ({config.batch_size})")
-    if config.sync_bn:
-        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    return count
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
@@ -144,58 +112,6 @@ def bucket_mebibytes(model: nn.Module) -> float:
     DDP's default of 25 MiB holds all of a small model (measured: benchmarks/LOG.md)."""
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)
-
-
-class Strategy:
-    """Plain data parallelism: a process computes its shard of the batch, and DDP, if it wraps the model, adds the
-    gradients. Subclasses change which part of a step a process computes, and how the parts become one step.
-
-    Attributes:
-        model: on its device, wrapped for it.
-        autocast: makes the context of forward passes.
-        ddp_divides_by: what DDP divides the sum of the gradients by; the loss is multiplied by it.
-    """
-
-    def __init__(self, ctx: DistributedContext, model: nn.Module, autocast: Autocast) -> None:
-        self.ctx = ctx
-        self.model = model
-        self.autocast = autocast
-        is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        self.ddp_divides_by = ctx.world_size if is_ddp else 1
-
-    def compute_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
-    ) -> tuple[Tensor, Tensor]:
-        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
-
-        Args:
-            batches: this process's micro-batches; any may be empty.
-            counts: images of each micro-batch over all ranks.
-            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and a total ().
-
-        Returns the sums over all ranks, and the total of this rank.
-        """
-        sums, total = accumulate(batches)
-        return all_reduce_sum(self.ctx, sums), total
-
-    def forward(self, images: Tensor) -> list[Tensor] | None:
-        """Returns the raw maps of a micro-batch; None if another process computes them, and the loss."""
-        with self.autocast():
-            return self.model(images)
-
-    def without_gradient_sync(self) -> AbstractContextManager[None]:
-        """Returns a context in which DDP does not send gradients: they are accumulated locally."""
-        if isinstance(self.model, nn.parallel.DistributedDataParallel):
-            return self.model.no_sync()
-        return nullcontext()
-
-
-@torch.no_grad()
-def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
-    """Sums ``tensor`` over all ranks in place, and returns it."""
-    if ctx.is_distributed:
-        dist.all_reduce(tensor)
-    return tensor
 
 
 @torch.no_grad()

@@ -28,9 +28,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as
-from engine.parallel.ddp import Accumulate, Autocast, Strategy, all_reduce_sum
-from engine.parallel.virtual_ranks import gradient_vector, set_gradients
+from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as, gradient_vector, set_gradients
+from engine.parallel.strategy import Accumulate, Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, eval_mode

@@ -15,11 +15,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.optim.build import OptimizerSet
-from engine.optim.model_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
-from engine.parallel.ddp import Accumulate, Autocast, Strategy
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, gradient_vector, set_gradients
+from engine.optim.optimizer_set import OptimizerSet
+from engine.parallel.strategy import Accumulate, Autocast, Strategy
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
+from utils.errors import UserError
 from utils.structures import Batch
+
+
+def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
+    """Returns the number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and
+    adds gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
+
+    Raises UserError for a number that does not fit this run.
+    """
+    processes = ctx.world_size
+    by_processes = config.deterministic and processes > 1 and config.pipeline <= 1
+    if not config.virtual_ranks and not by_processes:
+        return 0
+    count = config.virtual_ranks or processes
+    is_power_of_two = count & (count - 1) == 0
+    if not is_power_of_two or count % processes:
+        if not config.virtual_ranks:
+            raise UserError(f"--deterministic on {processes} processes: use 2, 4, 8, ...")
+        raise UserError(
+            f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
+        )
+    if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
+        raise UserError(f"--virtual-ranks {count}: more than the images of a batch ({config.batch_size})")
+    if config.sync_bn:
+        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
+    return count
 
 
 class VirtualRanks(Strategy):
@@ -69,19 +96,6 @@ class VirtualRanks(Strategy):
             offset, _ = shard_bounds(count, self.ctx.rank, self.ctx.world_size)
             shards.append(batch.shard(first - offset, last - offset))
         return shards
-
-
-def gradient_vector(parameters: Sequence[nn.Parameter], *others: Tensor) -> Tensor:
-    """Returns one vector to be added up: the gradients, zeros where a parameter has none, and then ``others`` (n,)."""
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in others)])
-
-
-def set_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Tensor:
-    """Makes the gradients views of ``vector``, as `gradient_vector` returns it. Returns what follows them there."""
-    for parameter, gradient in zip(parameters, views_as(vector, parameters)):
-        parameter.grad = gradient
-    return vector[sum(p.numel() for p in parameters) :]
 
 
 class SubtreeSum:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index.index import remedy_for_small_boxes
+from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
 from engine.evaluation.tables import missed_classes_text
@@ -142,31 +142,39 @@ def where_it_is_wrong(findings: Findings) -> Iterator[str]:
     if result is None or not _objects(findings):
         return
     if findings.errors is not None:
-        order = np.argsort(-findings.errors.cost)
-        costly = [f"{KINDS[k]} {findings.errors.cost[k]:.3f}" for k in order if findings.errors.cost[k] >= MIN_COST]
-        if costly:
-            rise = ", ".join(costly[:3])
-            yield f"AP50 is {findings.errors.ap:.3f}. Without one kind of error it would rise by: {rise}."
-        else:
-            yield f"No kind of error costs {MIN_COST} of AP50 ({findings.errors.ap:.3f}) or more."
+        yield _most_costly_errors(findings.errors)
+    yield from _most_frequent_confusion(result, findings.names)
+    yield from _weak_and_unscored_classes(result, findings.names)
+
+
+def _most_costly_errors(errors: ErrorSplit) -> str:
+    order = np.argsort(-errors.cost)
+    costly = [f"{KINDS[k]} {errors.cost[k]:.3f}" for k in order if errors.cost[k] >= MIN_COST]
+    if not costly:
+        return f"No kind of error costs {MIN_COST} of AP50 ({errors.ap:.3f}) or more."
+    return f"AP50 is {errors.ap:.3f}. Without one kind of error it would rise by: {', '.join(costly[:3])}."
+
+
+def _most_frequent_confusion(result: EvalResult, names: Sequence[str]) -> Iterator[str]:
     pairs = confused_pairs(result.confusion)
     if pairs:
         count, predicted, true = pairs[0]
         objects = counted(int(result.class_targets[true]), "object")
-        true_name = findings.names[true]
-        predicted_name = findings.names[predicted]
         verb = "is" if count == 1 else "are"
         yield (
-            f"The most frequent confusion: {count} of {objects} of class {true_name} {verb} mistaken for "
-            f"{predicted_name}."
+            f"The most frequent confusion: {count} of {objects} of class {names[true]} {verb} mistaken for "
+            f"{names[predicted]}."
         )
+
+
+def _weak_and_unscored_classes(result: EvalResult, names: Sequence[str]) -> Iterator[str]:
     ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
     weak = np.argsort(ap)
     weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
     if weak.size:
-        classes = listed([f"{findings.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
+        classes = listed([f"{names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
         yield f"The weakest classes by AP: {classes}."
-    unscored = [findings.names[c] for c in np.flatnonzero(result.class_targets == 0).tolist()]
+    unscored = [names[c] for c in np.flatnonzero(result.class_targets == 0).tolist()]
     if unscored:
         classes = counted(len(unscored), "class")
         yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
@@ -177,6 +185,15 @@ def what_to_do(findings: Findings) -> Iterator[str]:
     if findings.result is not None and not _objects(findings):
         yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
         return
+    yield from _change_training(findings)
+    if findings.train is not None:
+        yield from _change_data(findings, findings.train)
+    if findings.errors is not None and _objects(findings):
+        yield from _avoid_errors(findings, findings.errors.cost)
+    yield from _check_labels(findings)
+
+
+def _change_training(findings: Findings) -> Iterator[str]:
     if findings.few_steps:
         yield f"Train longer: {findings.few_steps}."
     epochs, values = _column(findings, findings.fitness.column)
@@ -190,16 +207,19 @@ def what_to_do(findings: Findings) -> Iterator[str]:
             f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
             "--render-on device on a GPU."
         )
-    if findings.train is not None:
-        yield from _do_about_data(findings, findings.train)
-    if findings.errors is not None and _objects(findings):
-        cost = findings.errors.cost
-        for kind in np.argsort(-cost, kind="stable"):
-            if cost[kind] >= max(MIN_COST, NEARLY_WORST * cost.max()):
-                remedy = REMEDIES[KINDS[kind]]
-                if KINDS[kind] == "location":
-                    remedy += _larger_images(findings)
-                yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."
+
+
+def _avoid_errors(findings: Findings, cost: np.ndarray) -> Iterator[str]:
+    """``cost``: see `ErrorSplit`."""
+    for kind in np.argsort(-cost, kind="stable"):
+        if cost[kind] >= max(MIN_COST, NEARLY_WORST * cost.max()):
+            remedy = REMEDIES[KINDS[kind]]
+            if KINDS[kind] == "location":
+                remedy += _larger_images(findings)
+            yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."
+
+
+def _check_labels(findings: Findings) -> Iterator[str]:
     if findings.suspects:
         yield f"Check {counted(findings.suspects, 'label')} that the model contradicts: section Suspicious labels."
     if findings.backgrounds:
@@ -217,21 +237,26 @@ def _larger_images(findings: Findings) -> str:
     return f"; {small:.0%} of the boxes have sides below {SMALL_SIDE_PX} px and need a larger --imgsz"
 
 
-def _do_about_data(findings: Findings, census: Census) -> Iterator[str]:
+def _change_data(findings: Findings, census: Census) -> Iterator[str]:
     remedy = remedy_for_small_boxes(census.median_side_px, findings.imgsz, findings.stride, tile=findings.tile)
     if remedy:
         yield (
             f"At --imgsz {findings.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
         )
     is_labeled = np.array([name not in findings.ignored for name in findings.names], bool)
-    few = np.flatnonzero((census.class_boxes < FEW_BOXES) & is_labeled)
-    if few.size:
-        order = few[np.argsort(census.class_boxes[few], kind="stable")]
+    rare = np.flatnonzero((census.class_boxes < FEW_BOXES) & is_labeled)
+    if rare.size:
+        order = rare[np.argsort(census.class_boxes[rare], kind="stable")]
         classes = listed([f"{findings.names[c]} ({census.class_boxes[c]})" for c in order.tolist()], 5)
-        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {classes}."
+        yield f"{counted(rare.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {classes}."
+    if not findings.balances:
+        yield from _balance_classes(findings, census)
+
+
+def _balance_classes(findings: Findings, census: Census) -> Iterator[str]:
     boxes = census.class_boxes
-    known = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: named above
-    if not findings.balances and known.size:
+    known = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: `_change_data` names them
+    if known.size:
         most = known[boxes[known].argmax()]
         least = known[boxes[known].argmin()]
         if boxes[most] >= IMBALANCED * boxes[least]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
-from engine.report.page import ReportPage, ScoredValidation, Subject
+from engine.report.page import ReportPage
+from engine.report.subject import ScoredValidation, Subject
 from utils.boxes import cxcywh_to_xyxy
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images

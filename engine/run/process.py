@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.parallel.ddp import resolve_virtual_ranks
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext

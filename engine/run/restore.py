@@ -44,8 +44,8 @@ def check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> 
 def restore_run(
     ctx: DistributedContext, checkpoint: Checkpoint, state: TrainState, config: TrainConfig, data: EpochData
 ) -> Progress:
-    """Puts the state of a checkpoint in place, and frees that: weights, averaged weights, optimizer and loss scale.
-    Returns where the run continues. Raises UserError when the state does not fit the run."""
+    """Restores weights, averaged weights, optimizer and loss scale from a checkpoint, and frees its tensors. Returns
+    where the run continues. Raises UserError when the state does not fit the run."""
     checkpoint.restore(ctx, state)
     checkpoint.free_tensors()
     progress, messages = resumed_position(checkpoint, config, data)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.optim.schedule import StepPlan
-from engine.parallel.ddp import resolve_virtual_ranks
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import FullBatch, build_step

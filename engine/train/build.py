@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from data.index.index import DatasetIndex
-from data.loading.build import TrainSamples, build_train_sampler, check_loader_settings, open_train_samples
+from data.loading.build import build_train_sampler
+from data.loading.check_settings import check_loader_settings
 from data.loading.loader import InfiniteDataLoader
+from data.loading.open_samples import TrainSamples, open_train_samples
 from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
@@ -184,19 +186,18 @@ def choose_batch_size(
     ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: TrainSamples
 ) -> RunPlan:
     """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
-    settings = plan.settings
-    if settings.config.batch_size != FIND_BATCH_SIZE:
+    if plan.config.batch_size != FIND_BATCH_SIZE:
         return plan
 
     def plan_steps(config: TrainConfig) -> StepPlan:
-        sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
+        sampler = build_train_sampler(ctx, config, plan.hyp, samples, stride=model.stride)
         return step_plan(config, epoch_batches=len(sampler))
 
-    criterion = build_criterion(ctx, settings, model, data.teacher)
-    batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
-    settings = replace(settings, config=replace(settings.config, batch_size=batch_size))
-    check_settings(ctx, settings)
-    return replace(plan, settings=settings)
+    criterion = build_criterion(ctx, plan.settings, model, data.teacher)
+    batch_size = batch_that_fits(ctx, plan.settings, model, criterion, plan_steps=plan_steps, pixels=data.spec.pixels)
+    chosen = plan.with_batch_size(batch_size)
+    check_settings(ctx, chosen.settings)
+    return chosen
 
 
 def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector) -> None:
@@ -223,14 +224,11 @@ def choose_rate_of_loaded_weights(
     ctx: DistributedContext, plan: RunPlan, loaders: Loaders, model: Detector, steps: StepPlan
 ) -> RunPlan:
     """Returns the plan with ``lr_mult``, which a run that continues and a recipe may have already."""
-    settings = plan.settings
-    if settings.hyp.lr_mult is not None:
+    if plan.hyp.lr_mult is not None:
         return plan
-    lr_mult = 1.0
-    if settings.config.weights:
-        lr_mult = choose_lr_mult(ctx, settings.config, loaders.train.samples, model, steps.total)
-    settings = replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
-    return replace(plan, settings=settings)
+    if not plan.config.weights:
+        return plan.with_lr_mult(1.0)
+    return plan.with_lr_mult(choose_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from data.folds.held_out import hold_out_validation
-from data.index.index import warn_of_small_boxes
-from data.loading.build import TrainSamples, build_train_loader, build_val_loader, warn_of_shared_images
+from data.index.small_boxes import warn_of_small_boxes
+from data.loading.build import build_train_loader, build_val_loader
+from data.loading.check_settings import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.open_samples import TrainSamples
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data

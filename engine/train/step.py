@@ -15,21 +15,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import (
-    NOTHING_LOADED,
-    LoadedParameters,
-    OptimizerSet,
-    OptimizerSettings,
-    build_optimizer,
-    choose_optimizer,
-)
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
-from engine.parallel.ddp import Autocast, Strategy, freeze_unused, parallelize, resolve_virtual_ranks
+from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
-from engine.parallel.virtual_ranks import VirtualRanks
+from engine.parallel.strategy import Autocast, Strategy
+from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.run.run import RunSettings
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import Detector

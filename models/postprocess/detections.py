@@ -113,8 +113,10 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     if settings.iou_thres is None:
         selectable = allowed if wanted is None else allowed & wanted
         return _best_pairs(boxes_xyxy, torch.where(selectable, scores, -1.0), settings.max_det)
-    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, settings, settings.iou_thres)
-    return _fill_slots(kept, scores.shape[0], settings)
+    batch, _, num_classes = scores.shape
+    groups = _Groups(batch, 1 if settings.agnostic else num_classes, settings.iou_thres)
+    candidates, counts = _collect_candidates(boxes_xyxy, scores, allowed)
+    return _fill_slots(_non_max_suppression(candidates, counts, groups, settings, wanted), batch, settings)
 
 
 def detections_to_score(
@@ -233,11 +235,19 @@ class _Candidates(NamedTuple):
         return _Candidates(*(t.index_select(0, index) for t in self))
 
 
+class _Counts(NamedTuple):
+    """Numbers of pairs that may be candidates, of which the best become `_Candidates`."""
+
+    per_image: Tensor  # int64 (B,)
+    largest: int  # of these numbers, on the host
+
+
 class _Groups(NamedTuple):
     """Groups of candidates that suppress each other: those of one image, or of one class in an image."""
 
     batch: int
     per_image: int  # number of classes, or 1 if all classes form one group
+    iou_thres: float  # IoU above which a box suppresses a worse one of its group
 
     def of(self, candidates: _Candidates) -> Tensor:
         """Returns each candidate's group, from 0: int64 (M,)."""
@@ -245,9 +255,10 @@ class _Groups(NamedTuple):
             return candidates.image
         return candidates.image * self.per_image + candidates.classes
 
-    def nms(self, candidates: _Candidates, iou_thres: float, max_kept: int) -> Tensor:
+    def nms(self, candidates: _Candidates, max_kept: int) -> Tensor:
         """Returns which candidates NMS keeps: bool (M,). ``max_kept``: as ``max_det`` of `nms_keep`."""
-        return nms_keep(candidates.boxes, self.of(candidates), self.batch * self.per_image, iou_thres, max_kept)
+        groups = self.batch * self.per_image
+        return nms_keep(candidates.boxes, self.of(candidates), groups, self.iou_thres, max_kept)
 
 
 def _starts(image: Tensor, batch: int) -> Tensor:
@@ -267,16 +278,13 @@ def _best_first(image: Tensor, score: Tensor) -> Tensor:
     return order[image[order].argsort(stable=True)]
 
 
-def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, Tensor, int]:
-    """Collects the allowed pairs, at most the `MAX_CANDIDATES` best of each image.
-
-    Returns them, the number of allowed pairs of each image, int64 (B,), and the largest of these numbers.
-    """
+def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, _Counts]:
+    """Collects the allowed pairs, at most the `MAX_CANDIDATES` best of each image, and counts all that are allowed."""
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
-    counts = _starts(image, batch).diff()
-    fullest = max(counts.tolist(), default=0)
-    is_crowded = fullest > MAX_CANDIDATES
+    per_image = _starts(image, batch).diff()
+    counts = _Counts(per_image, largest=max(per_image.tolist(), default=0))
+    is_crowded = counts.largest > MAX_CANDIDATES
     if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
@@ -287,41 +295,31 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
     candidates = _Candidates(image, rank, boxes[image, box], score[order], label[order])
     if is_crowded:
         candidates = candidates.take(rank < MAX_CANDIDATES)
-    return candidates, counts, fullest
+    return candidates, counts
 
 
 def _non_max_suppression(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    allowed: Tensor,
-    wanted: Tensor | None,
-    settings: PostprocessSettings,
-    iou_thres: float,
+    candidates: _Candidates, counts: _Counts, groups: _Groups, settings: PostprocessSettings, wanted: Tensor | None
 ) -> _Candidates:
-    """Runs NMS and box voting.
-
-    Args:
-        boxes_xyxy, scores: see `select_detections`.
-        allowed: bool (B, N, C), the pairs that are candidates.
-        wanted: bool (C,), the classes to return; None: all.
+    """Runs NMS and box voting. ``wanted``: bool (C,), the classes to return; None: all.
 
     Returns the kept candidates; there may be more than ``max_det`` per image.
     """
-    batch, _, num_classes = scores.shape
-    groups = _Groups(batch, 1 if settings.agnostic else num_classes)
-    candidates, counts, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
-    max_det = settings.max_det if wanted is None else MAX_CANDIDATES  # before classes are filtered
-    if wanted is not None and not settings.agnostic:
-        candidates = candidates.take(_needed_for_classes(candidates, counts, wanted, settings.box_voting))
-    keep = _kept_candidates(candidates, counts, fullest, groups, iou_thres, max_det, settings.box_voting)
-    if settings.box_voting and fullest > 1:
-        kept = _vote(candidates, keep, groups, iou_thres)
+    needed = settings.max_det
+    if wanted is not None:
+        needed = MAX_CANDIDATES  # other classes are dropped afterwards
+        if not settings.agnostic:
+            candidates = candidates.take(_needed_for_classes(candidates, counts, wanted, settings.box_voting))
+    max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
+    keep = _kept_candidates(candidates, counts, groups, needed=needed, max_kept=max_kept)
+    if settings.box_voting and counts.largest > 1:
+        kept = _vote(candidates, keep, groups)
     else:
         kept = candidates.take(keep)
     return kept if wanted is None else kept.take(wanted[kept.classes])
 
 
-def _needed_for_classes(candidates: _Candidates, counts: Tensor, wanted: Tensor, box_voting: bool) -> Tensor:
+def _needed_for_classes(candidates: _Candidates, counts: _Counts, wanted: Tensor, box_voting: bool) -> Tensor:
     """Returns which candidates the result for ``wanted`` classes depends on, if NMS is by class: bool (M,).
 
     Other classes matter only to voting, in crowded images: their boxes count among the `_MAX_VOTED` that may move.
@@ -329,46 +327,36 @@ def _needed_for_classes(candidates: _Candidates, counts: Tensor, wanted: Tensor,
     is_wanted = wanted[candidates.classes]
     if not box_voting:
         return is_wanted
-    takes_vote = (counts > _MAX_VOTED)[candidates.image] & (candidates.rank < VOTERS)
+    takes_vote = (counts.per_image > _MAX_VOTED)[candidates.image] & (candidates.rank < VOTERS)
     return is_wanted | takes_vote
 
 
 def _kept_candidates(
-    candidates: _Candidates,
-    counts: Tensor,
-    fullest: int,
-    groups: _Groups,
-    iou_thres: float,
-    max_det: int,
-    box_voting: bool,
+    candidates: _Candidates, counts: _Counts, groups: _Groups, *, needed: int, max_kept: int
 ) -> Tensor:
-    """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first.
-
-    Args:
-        counts: int64 (B,), candidates of each image; ``fullest`` is the largest count.
-        max_det: kept candidates that an image needs.
-    """
-    max_kept = max(max_det, _MAX_VOTED) if box_voting else max_det
-    if fullest <= _FIRST_CANDIDATES:
-        return groups.nms(candidates, iou_thres, max_kept)
+    """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
+    only if fewer than ``needed`` of these are kept. ``max_kept``: see `_Groups.nms`."""
+    if counts.largest <= _FIRST_CANDIDATES:
+        return groups.nms(candidates, max_kept)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.
     is_first = candidates.rank < _FIRST_CANDIDATES
-    keep = is_first.masked_scatter(is_first, groups.nms(candidates.take(is_first), iou_thres, max_kept))
-    kept_counts = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
-    is_lacking = ((counts > _FIRST_CANDIDATES) & (kept_counts < max_det))[candidates.image]
-    if is_lacking.any():
-        keep = keep.masked_scatter(is_lacking, groups.nms(candidates.take(is_lacking), iou_thres, max_kept))
+    keep = is_first.masked_scatter(is_first, groups.nms(candidates.take(is_first), max_kept))
+    kept_per_image = torch.zeros_like(counts.per_image).index_add_(0, candidates.image, keep.long())
+    is_crowded = counts.per_image > _FIRST_CANDIDATES
+    needs_all = (is_crowded & (kept_per_image < needed))[candidates.image]
+    if needs_all.any():
+        keep = keep.masked_scatter(needs_all, groups.nms(candidates.take(needs_all), max_kept))
     return keep
 
 
-def _vote(candidates: _Candidates, keep: Tensor, groups: _Groups, iou_thres: float) -> _Candidates:
+def _vote(candidates: _Candidates, keep: Tensor, groups: _Groups) -> _Candidates:
     """Lets suppressed candidates vote on those to ``keep``, bool (M,). Returns these, sorted by their new scores."""
     kept = candidates.take(keep)
     others = candidates.take(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
     moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, groups.batch) < _MAX_VOTED)
     kept_boxes = BoxGroups(kept.boxes, kept.scores, groups.of(kept))
     other_boxes = BoxGroups(others.boxes, others.scores, groups.of(others))
-    boxes, scores = vote(kept_boxes, other_boxes, moves, iou_thres)
+    boxes, scores = vote(kept_boxes, other_boxes, moves, groups.iou_thres)
     return kept._replace(boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
 
 

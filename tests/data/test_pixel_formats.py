@@ -128,7 +128,7 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+        monkeypatch.setattr("data.loading.open_samples.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config, ctx = TrainConfig(**(defaults | options)), DistributedContext.single("cpu")
         loader = build_train_loader(ctx, config, Hyperparameters(mixup=0.5), Spec(), stride=32)

@@ -89,7 +89,7 @@ def test_the_table_of_models_has_all_of_them():
     assert sorted(rows_of_models()) == sorted(model_table.names())
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov9t", "yolo11n", "yolo26n", "yoloxnano"])
+@pytest.mark.parametrize("name", ["yolov5n", "yolo26n"])
 def test_the_table_of_models_is_measured(name: str):
     assert model_table.row(name) == rows_of_models()[name]
 

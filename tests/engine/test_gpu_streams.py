@@ -102,13 +102,13 @@ def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> dict[str, Det
 @pytest.mark.parametrize(
     ("kind", "amp_dtype"),
     [
-        ("yolov8", None),
-        ("yolov8", torch.bfloat16),
         ("yolov8", torch.float16),
         ("yolov5", torch.bfloat16),
         ("yolo26", None),
-        ("yolox", torch.float16),
-        ("yolov9", torch.bfloat16),
+        pytest.param("yolov8", None, marks=pytest.mark.slow),
+        pytest.param("yolov8", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("yolox", torch.float16, marks=pytest.mark.slow),
+        pytest.param("yolov9", torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_validation(order, kind, amp_dtype):
@@ -149,13 +149,13 @@ class InCaller:
 @pytest.mark.parametrize(
     ("kind", "amp"),
     [
-        ("yolov8", "off"),
-        ("yolov8", "bf16"),
         ("yolov8", "fp16"),
         ("yolov5", "bf16"),
         ("yolo26", "off"),
-        ("yolox", "fp16"),
-        ("yolov9", "bf16"),
+        pytest.param("yolov8", "off", marks=pytest.mark.slow),
+        pytest.param("yolov8", "bf16", marks=pytest.mark.slow),
+        pytest.param("yolox", "fp16", marks=pytest.mark.slow),
+        pytest.param("yolov9", "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_detection(order, monkeypatch, kind, amp):

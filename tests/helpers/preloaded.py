@@ -1,6 +1,6 @@
 """A Python interpreter that has imported torch and the packages already, for tests that start processes.
 
-Importing torch takes two to three seconds, the packages half a second. `serve` imports them once and forks a process
+Importing torch takes two to three seconds, the packages half a second. A server imports them once and forks a process
 for each start that a client asks for. The client is a program that takes the arguments of ``python``, passes on its
 open files, folder, environment, limit of file sizes and signals, and ends as the forked process does. Tests name it as
 `python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
@@ -33,6 +33,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _VARIABLE = "LOCKSTEP_TEST_PYTHON"
@@ -98,7 +99,8 @@ def preloaded_python() -> Iterator[None]:
         address, client = f"{folder}/socket", Path(folder, "python")
         client.write_text(_CLIENT.format(python=sys.executable, address=address, forwarded=[*map(int, _FORWARDED)]))
         client.chmod(0o755)
-        with subprocess.Popen([sys.executable, __file__, address], start_new_session=True) as server:
+        command = [sys.executable, __file__, address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as server:
             while not os.path.exists(address):
                 assert server.poll() is None
                 time.sleep(0.02)
@@ -112,61 +114,100 @@ def preloaded_python() -> Iterator[None]:
                 server.kill()
 
 
-def serve(address: str) -> dict:
-    """Forks a process for each job. Returns in these: the job, as the client wrote it."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address + "~")
-    listener.listen(64)
-    os.rename(address + "~", address)
-    selector = selectors.DefaultSelector()
-    selector.register(listener, selectors.EVENT_READ)
-    selector.select()  # a session that starts no process imports nothing
+@dataclass(frozen=True)
+class _Child:
+    """A forked process, and the client that waits for its end."""
+
+    pid: int
+    pidfd: int
+    client: socket.socket
+
+
+class _Server:
+    """Forks a process for each job of a client. It ends with the session, which holds the other end of its stdin."""
+
+    def __init__(self, address: str) -> None:
+        self._children: dict[int, _Child] = {}  # by pidfd
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address + "~")
+        self._listener.listen(64)
+        os.rename(address + "~", address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def wait_for_client(self) -> None:
+        self._selector.select()
+
+    def serve(self) -> dict:
+        """Serves clients. Returns in each forked process: the job, as its client wrote it."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    os._exit(0)
+                if key.fileobj is self._listener:
+                    job = self._accept()
+                    if job is not None:
+                        return job
+                elif key.data in self._children:  # else it was finished in this round
+                    child = self._children[key.data]
+                    if key.fileobj is child.client:  # it was killed
+                        os.kill(child.pid, signal.SIGKILL)
+                    self._finish(child)
+
+    def _accept(self) -> dict | None:
+        """Forks a process for the next client. Returns its job in that process, and None in this one."""
+        client, _ = self._listener.accept()
+        received: list[int] = []  # copies of the client's open files
+        try:
+            size, received, _, _ = socket.recv_fds(client, 8, 250)
+            job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+        except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
+            for descriptor in (*received, client.detach()):
+                os.close(descriptor)
+            return None
+        pid = os.fork()
+        if pid == 0:
+            client.close()
+            self._close_all()
+            return job | {"received": received}
+        for descriptor in received:
+            os.close(descriptor)
+        with contextlib.suppress(BrokenPipeError):  # the client was killed: seen by `serve`
+            client.sendall(f"{pid}\n".encode())
+        child = _Child(pid, os.pidfd_open(pid), client)
+        self._children[child.pidfd] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child.pidfd)
+        self._selector.register(client, selectors.EVENT_READ, child.pidfd)
+        return None
+
+    def _finish(self, child: _Child) -> None:
+        """Waits for the end of a process, and tells its client the status."""
+        _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(BrokenPipeError):
+            child.client.sendall(f"{status}\n".encode())
+        self._selector.unregister(child.pidfd)
+        self._selector.unregister(child.client)
+        child.client.close()
+        os.close(child.pidfd)
+        del self._children[child.pidfd]
+
+    def _close_all(self) -> None:
+        """Closes what a forked process must not keep."""
+        for child in self._children.values():
+            child.client.close()
+            os.close(child.pidfd)
+        self._listener.close()
+        self._selector.close()
+
+
+def import_packages() -> None:
+    """Imports what most programs use."""
     sys.path.insert(0, str(_ROOT))
     for name in _PRELOADED:
         importlib.import_module(name)
     sys.path.pop(0)
     gc.freeze()  # their pages stay shared
-    clients: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a forked process: its id and its client
-    while True:
-        for key, _ in selector.select():
-            if key.fileobj is listener:
-                client, _ = listener.accept()
-                received: list[int] = []
-                try:
-                    size, received, _, _ = socket.recv_fds(client, 8, 250)
-                    job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
-                except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
-                    for descriptor in (*received, client.detach()):
-                        os.close(descriptor)
-                    continue
-                child = os.fork()
-                if child == 0:
-                    for other in (listener, client, *(one for _, one in clients.values())):
-                        other.close()
-                    for descriptor in clients:
-                        os.close(descriptor)
-                    selector.close()
-                    return job | {"received": received}
-                for descriptor in received:
-                    os.close(descriptor)
-                with contextlib.suppress(BrokenPipeError):  # the client was killed: seen below
-                    client.sendall(f"{child}\n".encode())
-                descriptor = os.pidfd_open(child)
-                clients[descriptor] = child, client
-                selector.register(descriptor, selectors.EVENT_READ, descriptor)
-                selector.register(client, selectors.EVENT_READ, descriptor)
-            elif key.data in clients:
-                child, client = clients[key.data]
-                if key.fileobj is client:  # the client was killed
-                    os.kill(child, signal.SIGKILL)
-                _, status = os.waitpid(child, 0)
-                with contextlib.suppress(BrokenPipeError):
-                    client.sendall(f"{status}\n".encode())
-                for one in (key.data, client):
-                    selector.unregister(one)
-                client.close()
-                os.close(key.data)
-                del clients[key.data]
 
 
 def become(job: dict) -> None:
@@ -255,7 +296,10 @@ def end(error: BaseException | None) -> None:
 
 
 if __name__ == "__main__":
-    job = serve(sys.argv[1])
+    server = _Server(sys.argv[1])
+    server.wait_for_client()  # a session that starts no process imports nothing
+    import_packages()
+    job = server.serve()
     become(job)
     try:
         run(job["argv"])

@@ -81,7 +81,7 @@ class Processes:
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.alive()}
         return sorted(pid for pid, c in commands.items() if b"odd_train.py" in c and b"torch.distributed.run" not in c)
 
-    def wait_gone(self, timeout: float) -> float:
+    def wait_gone(self, timeout: float = 60) -> float:
         """Waits until no process is left and returns the seconds. Fails with the remaining ones after ``timeout``."""
         begun = time.monotonic()
         while left := self.alive():

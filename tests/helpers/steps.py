@@ -9,8 +9,8 @@ from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.parallel.ddp import Strategy
 from engine.parallel.pipeline import build_stage
+from engine.parallel.strategy import Strategy
 from engine.parallel.virtual_ranks import VirtualRanks
 from engine.train.step import StepSettings, TrainStep
 from models.detector import Detector

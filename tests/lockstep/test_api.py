@@ -71,7 +71,15 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
         lockstep.export("best.pt")
 
 
-def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path):
+def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path, monkeypatch):
+    handle = signal.signal
+
+    def noted(number: int, handler: object) -> object:
+        before = handle(number, handler)
+        (tmp_path / "passes on").touch()
+        return before
+
+    monkeypatch.setattr(signal, "signal", noted)
     command("""
 def stop(*_):
     pathlib.Path("count").open("a").write("x")
@@ -80,9 +88,10 @@ def stop(*_):
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 write_result(folder=".")
-time.sleep(0.5)  # until the parent passes interrupts on
+while not os.path.exists("passes on"):
+    time.sleep(0.01)
 os.kill(os.getppid(), signal.SIGINT)
-time.sleep(20)
+time.sleep(60)
 """)
     run = lockstep.train()
     assert run.folder == tmp_path
@@ -90,7 +99,7 @@ time.sleep(20)
 
 
 def test_an_interrupt_without_a_checkpoint_is_an_interrupt(command):
-    command("os.kill(os.getppid(), signal.SIGINT); time.sleep(20)")
+    command("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
         lockstep.train()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -177,7 +177,7 @@ def prove_calls(root: Path, kills: int) -> None:
     def start(folder: Path, number: int) -> Processes:
         """Goes on in ``folder``, and is killed at that call of this process; 0: at none."""
         folder.mkdir(parents=True, exist_ok=True)
-        odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.scan:_CHUNK:4"
+        odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
         run = Processes(root / f"{folder.name}.txt", odd=odd)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]

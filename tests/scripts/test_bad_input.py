@@ -17,7 +17,6 @@ import yaml
 import detect
 import train
 import val
-from engine.train.step import TrainStep
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check.__main__ import main as check_data
@@ -280,13 +279,7 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
 def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world, tmp_path, capsys, monkeypatch, blank):
     """Batch normalization amplifies what does not vary until the gradient is not finite: simulated here by a norm."""
     monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 2)
-    clipped = TrainStep._scale_and_clip
-
-    def overflowing(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
-        norm, bad = clipped(*given)
-        return norm * math.inf, torch.ones_like(bad)
-
-    monkeypatch.setattr(TrainStep, "_scale_and_clip", overflowing)
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: torch.tensor(math.inf))
     data = write_dataset(tmp_path / "set", train=8)
     images = sorted((tmp_path / "set" / "images" / "train").iterdir())
     for path in images if blank == "all" else images[:1]:
@@ -303,14 +296,13 @@ def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world,
 
 
 def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, monkeypatch):
-    clipped = TrainStep._scale_and_clip
+    total_norm = torch.nn.utils.get_total_norm
     steps = itertools.count()
 
-    def overflowing(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
-        norm, bad = clipped(*given)
-        return (norm * math.inf, torch.ones_like(bad)) if next(steps) == 1 else (norm, bad)
+    def overflowing(gradients: list[torch.Tensor]) -> torch.Tensor:
+        return torch.tensor(math.inf) if next(steps) == 1 else total_norm(gradients)
 
-    monkeypatch.setattr(TrainStep, "_scale_and_clip", overflowing)
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", overflowing)
     call(train.main, *flags(world), "--epochs", "1", "--project", tmp_path)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "non-finite" in line)
     assert line.startswith("warning: non-finite gradient (norm inf), step skipped; its files: ")

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -55,10 +56,28 @@ def weights(tmp_path: Path, data: Path) -> Path:
 FILES = {"onnx": "best.onnx", "openvino": "best_openvino_model", "torchscript": "best.torchscript", "pt2": "best.pt2"}
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A folder with a data set, a checkpoint in run/ that names it, all its exports, and the record of these in cache/.
+    It has been moved since, so the absolute paths in it lead nowhere."""
+
+    folder: Path
+    printed: str
+    checked: list[dict[str, bytes | int]]  # the contents of each file when it was opened for its check
+
+
+def contents(path: Path) -> dict[str, bytes | int]:
+    """Returns the bytes and the inode of each file of an export."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found: dict[str, bytes | int] = {}
+    for file in files:
+        found[file.name] = file.read_bytes()
+        found[f"inode of {file.name}"] = file.stat().st_ino
+    return found
+
+
 @pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with a data set, a checkpoint in run/ that names it, all its exports, and the record of these in cache/;
-    and what was printed. The folder has been moved since, so the absolute paths in it lead nowhere."""
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("exported") / "before"
@@ -68,27 +87,34 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (folder / "run").mkdir()
     weights = write_detector(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
     out, err = io.StringIO(), io.StringIO()
+    checked = []
+
+    def open_and_read(path: Path, **options):
+        checked.append(contents(path))
+        return open_model(path, **options)
+
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr(exporter, "open_model", open_and_read)
         export.main(["--weights", str(weights), "--format", *FILES])
     assert err.getvalue() == ""
-    return folder.rename(folder.with_name("after")), out.getvalue()
+    return Exported(folder.rename(folder.with_name("after")), out.getvalue(), checked)
 
 
 @pytest.fixture
-def exported(made_once: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def exported(made_once: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the checkpoint, with its exports beside it, on the machine where they were made."""
-    shutil.copytree(made_once[0], tmp_path / "both")
+    shutil.copytree(made_once.folder, tmp_path / "both")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "both" / "cache"))
     return tmp_path / "both" / "run" / "best.pt"
 
 
 def test_all_formats_are_checked_and_scored(
-    exported: Path, made_once: tuple[Path, str], capsys: pytest.CaptureFixture, data: Path, tmp_path: Path
+    exported: Path, made_once: Exported, capsys: pytest.CaptureFixture, data: Path, tmp_path: Path
 ):
     weights, files = exported, [*FILES.values()]
     for name in files:
-        line = next(line for line in made_once[1].splitlines() if f"/{name}: " in line)
+        line = next(line for line in made_once.printed.splitlines() if f"/{name}: " in line)
         assert "; 4 images: AP " in line
         assert "0 without a counterpart" in line
         model = open_model(weights.with_name(name), device=CPU, trust=True)
@@ -187,31 +213,9 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert not list(weights.parent.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("name", ["torchscript", "pt2", "onnx", "openvino"])
-def test_the_file_that_is_kept_is_the_checked_one(weights: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_the_file_that_is_kept_is_the_checked_one(made_once: Exported):
     """It is written once: a second conversion would not be checked."""
-    if name in ("onnx", "openvino"):
-        pytest.importorskip(name)
-        pytest.importorskip("onnxscript")
-    seen = []
-
-    def open_and_read(path: Path, **options):
-        seen.append(contents(path))
-        return open_model(path, **options)
-
-    monkeypatch.setattr(exporter, "open_model", open_and_read)
-    export.main(["--weights", str(weights), "--format", name])
-    assert seen == [contents(weights.with_name(FILES[name]))]
-
-
-def contents(path: Path) -> dict[str, bytes | int]:
-    """Returns the bytes and the inode of each file of an export."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    found: dict[str, bytes | int] = {}
-    for file in files:
-        found[file.name] = file.read_bytes()
-        found[f"inode of {file.name}"] = file.stat().st_ino
-    return found
+    assert made_once.checked == [contents(made_once.folder / "run" / name) for name in FILES.values()]
 
 
 def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):

@@ -74,8 +74,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
         for _ in range(20):
             run.started[0].send_signal(signal.SIGTERM if code == 75 else signal.SIGINT)
             time.sleep(0.02)
-        assert run.codes(timeout=60) == [code, code], run.output()
-        run.wait_gone(10)
+        assert run.codes() == [code, code], run.output()
+        run.wait_gone()
         assert "Traceback" not in run.output()
         assert "continue with: --resume" in run.output()
     epoch, batch = position(tmp_path / "exp")
@@ -101,7 +101,7 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
         else:
             run.until(lambda: "10/10" in run.output())
             run.started[0].send_signal(signal.SIGTERM)
-            assert run.codes(timeout=60) == [75, 75], run.output()
+            assert run.codes() == [75, 75], run.output()
     assert position(tmp_path / "exp") == (0, 10)
     resume(tmp_path)
     same_run(whole, tmp_path / "exp")
@@ -172,8 +172,8 @@ def test_spawn_forwards_signals(world, tmp_path):
                             "--spawn", "2"])  # fmt: skip
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
-        assert run.codes(timeout=60) == [75], run.output()
-        run.wait_gone(10)
+        assert run.codes() == [75], run.output()
+        run.wait_gone()
         assert "Traceback" not in run.output()
 
 
@@ -215,8 +215,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         written = last.stat().st_mtime_ns
         run.until(lambda: last.stat().st_mtime_ns != written)
         agent.send_signal(signal.SIGTERM)
-        run.codes(timeout=60)
-        run.wait_gone(10)
+        run.codes()
+        run.wait_gone()
         assert "stopped by a signal" in run.output()
     resume(tmp_path)
     same_run(whole, tmp_path / "exp")
@@ -240,8 +240,8 @@ def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, 
         agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(agent.pid if to_torchrun else run.launched()[0], number)
-        assert agent.wait(60) == code, run.output()
-        run.wait_gone(20)
+        assert agent.wait(240) == code, run.output()
+        run.wait_gone()
         assert "stopped by a signal" in run.output()
 
 
@@ -287,7 +287,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
             time.sleep(1)
             run.started[1].kill()
         run.started[1].wait(120)
-        assert run.wait_gone(10) < 10
+        run.wait_gone()
         assert run.codes() == [2, second], run.output()
         text = run.output()
     messages = re.findall(
@@ -299,7 +299,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:5;set:engine.parallel.watchdog:STALL_S:3") as run:
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:8;set:engine.parallel.watchdog:STALL_S:3") as run:
         run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()
         text = run.output()
@@ -316,7 +316,7 @@ def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
         command = [python(), "train.py", *flags(world, tmp_path, "--save-minutes", "1e-6", "--spawn", "2")]
         run.start(["sh", "-c", 'ulimit -f 800 && exec "$@"', "sh", *command])  # blocks of 512 bytes
         assert run.codes() == [2], run.output()
-        run.wait_gone(10)
+        run.wait_gone()
         errors = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, run.output()
         assert "last.pt: could not be written" in errors[0]

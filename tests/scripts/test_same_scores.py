@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("run")
     data, model = write_squares(folder / "set"), write_model(folder / "tiny.yaml", TINY_MODEL)
     call(
-        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 20, *CPU,
+        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12, *CPU,
         "--noplots", "--project", folder, "--name", "run",
     )  # fmt: skip
     return data, folder / "run"
@@ -158,7 +158,10 @@ def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
     assert counted(shown, data)[2] >= best - 1e-9
 
 
-@pytest.mark.parametrize("flags", [[], ["--layout", "end2end"], ["--layout", "end2end", "--no-box-voting"]])
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--layout", "end2end"], pytest.param(["--layout", "end2end", "--no-box-voting"], marks=pytest.mark.slow)],
+)
 def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, tmp_path, flags):
     data, run = trained
     shutil.copy(run / "last.pt", tmp_path / "last.pt")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import increment_path
+from utils.program import RESULT_VARIABLE, read_result
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +30,15 @@ def wrapped_interrupt() -> RuntimeError:
     error = RuntimeError("Error calling __set_name__ on 'Field' instance 'weights' in 'DetectConfig'")
     error.__cause__ = KeyboardInterrupt()
     return error
+
+
+def failing(error: BaseException) -> Callable:
+    """Returns a main function that raises ``error``."""
+
+    def main(argv):
+        raise error
+
+    return main
 
 
 @pytest.mark.parametrize(
@@ -50,17 +61,32 @@ def wrapped_interrupt() -> RuntimeError:
 )
 def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):
     monkeypatch.setattr("utils.entrypoint.PEER_GRACE_S", 0)
-
-    def main(argv):
-        raise error
-
     with pytest.raises(SystemExit) as stop:
-        run_main(main)
+        run_main(failing(error))
     assert stop.value.code == code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(line)
     assert err.count("\n") == bool(line)
+
+
+@pytest.mark.parametrize("is_explained", [False, True])
+def test_a_parent_learns_that_the_disk_is_full(tmp_path, monkeypatch, is_explained):
+    result_file = tmp_path / "result.json"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+
+    def main(argv):
+        try:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", "last.pt")
+        except OSError:
+            if is_explained:
+                raise UserError("last.pt: could not be written") from None
+            raise
+
+    for body, is_disk_full in ((main, True), (failing(UserError("lr0: wrong")), False)):
+        with pytest.raises(SystemExit):
+            run_main(body)
+        assert read_result(result_file)["disk_full"] is is_disk_full
 
 
 def test_a_closed_output_pipe_causes_no_traceback():
@@ -150,7 +176,7 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
             with contextlib.suppress(ProcessLookupError):  # its parent was faster
                 os.kill(pid, signal.SIGINT)
         assert launch.codes() == [130]
-        launch.wait_gone(10)
+        launch.wait_gone()
         assert launch.output() == "begun\n"
 
 

@@ -4,8 +4,8 @@ python -m tools.check DATA.yaml
 python -m tools.check DATA.yaml --weights best.pt --json > issues.json
 python -m tools.check DATA.yaml --imgsz 1280 --split train --out checked
 
-Draws what it finds in report.html, in runs/check. Exit status: 0 if there is nothing to report, 1 if there is, 2 if the
-check could not run. The data set is never written to.
+Shows what it finds in report.html, in a new folder of runs/check. Exit status: 0 if there is nothing to report, 1 if
+there is, 2 if the check could not run. The data set is not changed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds the label errors it finds")
     parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
-        "--min-score", type=float, default=DEFAULT_MIN_SCORE, help="least probability of label errors that are reported"
+        "--min-score",
+        type=float,
+        default=DEFAULT_MIN_SCORE,
+        help="minimum probability of the label errors that are reported",
     )
     parser.add_argument("--device", default="", help="cpu, mps or 0, for --weights; default: the best available device")
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")

@@ -36,7 +36,7 @@ class CheckOptions:
     imgsz: int  # 0: the checkpoint's, or that of training
     weights: str  # "" for a check without a model
     trust: bool
-    min_score: float  # least probability of label errors that are reported
+    min_score: float  # minimum probability of the label errors that are reported
     device: str
     workers: int  # below 0: one per core
     out: Path | None  # folder of the page

@@ -7,20 +7,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data.index.index import SMALL_PX, Scan, median_side, remedy_for_small_boxes
+from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
+from data.index.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
-SAME_IOU = 0.9  # boxes that overlap by more are about the same object
-MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # of the left edges of two such boxes, by the width of either
-MAX_PARTNERS = 2  # earlier boxes with which a box is paired, of its class and of other classes each
-TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
+SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
+MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
+MAX_PARTNERS = 2  # earlier boxes that a box is paired with: this many of its class, and of other classes
+TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
-# A class's frequencies in two splits differ if their ratio, and the significance of the difference, are above these.
+# The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
 MIN_RATIO = 2.0
 MIN_DEVIATIONS = 4.0
 
@@ -41,21 +42,15 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Returns the findings of a part of a split; those of shards from their report."""
-    if part.source is None:
-        return [
-            Issue(finding.kind, finding.text, split.name, (), split.relative(part, finding.where))
-            for finding in part.index.report.findings
-        ]
-
+    """Returns the findings of a part of a split; those of shards name no images."""
     issues = []
     for finding in part.findings:
         location = split.relative(part, finding.where)
         images: tuple[str, ...] = ()
-        if finding.image >= 0:
+        if part.source is not None and finding.image >= 0:
             images = (split.relative(part, part.source.images[finding.image].name),)
         box = _finding_box(split, part, finding, location)
-        issues.append(Issue(finding.kind, finding.text, split.name, images, location, () if box is None else (box,)))
+        issues.append(Issue(finding.kind, finding.message, split.name, images, location, () if box is None else (box,)))
     return issues
 
 
@@ -64,16 +59,11 @@ def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: st
     if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
         return None
     if finding.kind == UNKNOWN_CLASS:
-        name = _unknown_class_name(finding)
+        name = finding.class_name
     else:
-        name = learned_names(part)[finding.class_id] or part.index.names[finding.class_id]
+        name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
     number = split.index.names.index(name) if name in split.index.names else IGNORED
     return LabelBox(name, number, finding.xyxy_px, where=location)
-
-
-def _unknown_class_name(finding: Finding) -> str:
-    """Returns how the label calls a class that the data set lacks: "dragon", or "class 7" for a number."""
-    return finding.text.partition(" is not ")[0].strip("'")
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:

@@ -22,7 +22,7 @@ from utils.distributed.context import DistributedContext
 from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 
-# Each image has at least this number of detections per label: a label that no detection is left for looks spurious.
+# Detections per label of an image, at least: a label that is left without any would look spurious.
 DETECTIONS_PER_LABEL = 3
 
 

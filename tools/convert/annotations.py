@@ -56,7 +56,7 @@ class Annotations:
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
         self.unlabeled_inside = 0  # images that annotation files contain without saying what is in them
-        self._whole: dict[Path, str] = {}  # locations of the entries that have all objects of an image
+        self._whole: dict[Path, str] = {}  # location of the entry that has all objects of an image, if there is one
         self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
         self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
         self._stems = {loose(path.stem) for path in self._paths}
@@ -82,8 +82,8 @@ class Annotations:
             near: the annotation file; an image in its folder is preferred.
             split: as the annotations call it; empty: by the names of folders and files.
             size: width and height.
-            is_whole: whether these are all objects of the image. Another entry for it is then of another image that is
-                called the same, or an older version.
+            is_whole: whether these are all objects of the image. A second entry for it is then an error: it is about
+                another image of this name, or is an older version.
         """
         checked = [None if box is None else self._checked(box, location) for box in boxes]
         if checked and not any(checked):
@@ -185,8 +185,8 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
 
 
 def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
-    """Returns the split that a folder of the image, or of the annotation file, or the latter itself is named after;
-    else "train"."""
+    """Returns the split that a folder of the image or of the annotation file, or the annotation file itself, is named
+    after; else "train"."""
     for path in (image, annotations):
         *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
         for folder in folders:

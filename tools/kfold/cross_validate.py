@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import METRICS, Fitness
-from tools.continued import continued, folder_of, train_config
+from tools.continued import begin_or_check, folder_of, remove_if_untrained, train_config
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
+from utils.config.parser import read_recipe
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -24,6 +26,7 @@ from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
 from utils.structures import EvalResult
 
+SETTINGS = "kfold.yaml"
 DETECTIONS = "detections.npz"  # file in the folder of a finished fold
 
 
@@ -35,6 +38,11 @@ class Comparison:
     spec: DatasetSpec
     names: tuple[str, ...]  # of the classes that are trained
     fitness: Fitness  # by which trainings are compared
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """What the data set YAML says that must not change while the comparison continues, as plain data."""
+        return {"the classes": list(self.names)}
 
 
 @dataclass(frozen=True)
@@ -78,16 +86,27 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         holder = lock.acquire()
         if holder:
             raise UserError(f"{folder}: another process is working on these folds ({holder})")
-        with continued(config, folder / "kfold.yaml", made=[TABLE]):
+        is_new = begin_or_check(config, folder / SETTINGS, comparison.contents | recipe_contents(config))
+        try:
             make_folds(config, comparison.spec, folder, fitness)
             log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
             results = cross_validate(config, folder, folder, fitness, signals, after_fold)
+        except UserError:
+            if is_new:
+                remove_if_untrained(folder, [SETTINGS, TABLE])
+            raise
         assert results is not None, "after_fold never ends the folds"
         write_results(folder / "results.csv", results, comparison.names)
     for line in format_folds(results.folds, results.pooled, comparison.names):
         log.info("%s", line)
     message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
     log.info(message, fitness.name, fitness.of(results.pooled), folder)
+
+
+def recipe_contents(config: KfoldConfig) -> dict[str, Any]:
+    """Returns, as plain data, the hyper-parameters with which each fold is trained."""
+    recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+    return {f"hyper-parameter {name}": value for name, value in asdict(recipe).items()}
 
 
 def cross_validate(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.val import open_model_and_data, score
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tables import number_text
@@ -20,7 +21,7 @@ from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 # Settings that the validation of a fold shares with its training.
-_SHARED_SETTINGS = ("imgsz", "batch_size", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
+_SHARED_SETTINGS = ("imgsz", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
 _TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
@@ -41,12 +42,8 @@ class ScoredFold:
 
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> None:
     """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
-    device = config.device.split(",")[0]
-    ctx = DistributedContext.from_environment(device)
-    shared = {name: getattr(config, name) for name in _SHARED_SETTINGS} | {"device": device}
-    if config.batch_size == FIND_BATCH_SIZE:
-        del shared["batch_size"]
-    validation = ValConfig(weights=str(weights), data=str(data), **shared)
+    validation = _validation_of(config, weights, data)
+    ctx = DistributedContext.from_environment(validation.device)
     model, spec = open_model_and_data(validation, ctx)
     _, evaluator, _ = score(validation, model, spec, ctx)
     assert evaluator.detections is not None, "the only process has all detections"
@@ -59,6 +56,16 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
     if ctx.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def _validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
+    """Returns the settings that validate a fold in this process, with batches as large as those of one process of its
+    training (``--spawn``) in its validations."""
+    shared = {name: getattr(config, name) for name in _SHARED_SETTINGS}
+    shared["device"] = config.device.split(",")[0]
+    if config.batch_size != FIND_BATCH_SIZE:
+        shared["batch_size"] = min(config.batch_size, MAX_VALIDATION_BATCH)
+    return ValConfig(weights=str(weights), data=str(data), **shared)
 
 
 def read_fold(path: Path) -> ScoredFold:

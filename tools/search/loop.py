@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from tools.continued import continued, folder_of, train_config
+from tools.continued import begin_or_check, folder_of, remove_if_untrained, train_config
 from tools.kfold.cross_validate import Comparison, CrossValidation, cross_validate, open_comparison, write_results
 from tools.kfold.folds import TABLE, make_folds
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
-from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of
+from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of, is_any_trial_held
 from tools.training import TrainingFailed, train
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
@@ -46,15 +46,21 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     comparison = open_comparison(config)
     folder = comparison.folder
     fitness = comparison.fitness
-    with ExitStack() as stack:
-        # One process begins the search; the settings are kept until the trials have ended.
-        with FileLock(folder / ".settings.lock").wait("another process that begins this search"):
-            made = (TABLE, JOURNAL, TRIALS)
-            stack.enter_context(continued(config, folder / SETTINGS, space.plain(), made))
+    is_new = False
+    try:
+        with _joining(folder):
+            is_new = begin_or_check(config, folder / SETTINGS, comparison.contents | space.plain())
             study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
             if config.folds:
                 make_folds(config, comparison.spec, folder, fitness)
-        failure = _Search(config, space, study, comparison, signals).run_trials()
+            claim = study.claim()  # in here, so that its lock shows to others that this process takes part
+        failure = _Search(config, space, study, comparison, signals).run_trials(claim)
+    except UserError:
+        if is_new:
+            with _joining(folder):
+                if not is_any_trial_held(folder):
+                    remove_if_untrained(folder, [SETTINGS, TABLE, JOURNAL, TRIALS])
+        raise
     if failure:
         raise UserError(failure)
     num_running = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
@@ -66,6 +72,11 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         lines = write_report(folder, study, space, fitness.name, config.unit, command)
     for line in lines:
         log.info("%s", line)
+
+
+def _joining(folder: Path) -> FileLock:
+    """Lets one process at a time begin or join the search in ``folder``, or remove it, for a ``with`` statement."""
+    return FileLock(folder / ".settings.lock").wait("another process that begins this search")
 
 
 @dataclass(frozen=True)
@@ -94,13 +105,13 @@ class _Search:
     comparison: Comparison
     signals: StopSignals
 
-    def run_trials(self) -> str:
-        """Runs trials until there are enough. Returns the reason to stop before, or ""."""
+    def run_trials(self, claim: Claim | None) -> str:
+        """Runs the trial ``claim`` and others until there are enough. Returns the reason to stop before, or ""."""
         log = get_logger()
         num_ended = sum(frozen.state.is_finished() for frozen in self.study.trials())
         if num_ended:
             log.info("continuing %s: %d of %d trials have ended", folder_of(self.config), num_ended, self.config.trials)
-        while (claim := self.study.claim()) is not None:
+        while claim is not None:
             with claim.lock:
                 log.info("trial %d: %s", claim.number, " ".join(values_text(claim.values)))
                 outcome = self._run_trial(claim)
@@ -112,6 +123,7 @@ class _Search:
             if len(failed) >= MAX_FAILURES and not is_any_scored:  # the others would fail, too
                 last_reason = failed[-1].user_attrs.get(REASON, "")
                 return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last_reason}"
+            claim = self.study.claim()
         return ""
 
     def _result_text(self, trials: Sequence[FrozenTrial], number: int) -> str:

@@ -27,6 +27,7 @@ from utils.files.locks import FileLock
 JOURNAL = "journal.log"
 TRIALS = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # at each rung, one of this many trials continues (Li et al. 2020)
+_TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 REASON = "reason"  # attribute of a failed trial
 # Errors that Optuna raises for lines that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -147,7 +148,7 @@ class SharedStudy:
         """Locks a trial; returns None if another process holds the lock."""
         folder = self.folder_of(number)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".trial.lock")
+        lock = FileLock(folder / _TRIAL_LOCK)
         return None if lock.acquire() else lock
 
     @contextmanager
@@ -215,6 +216,15 @@ class _JournalLock(JournalFileOpenLock):
     def release(self) -> None:
         """Releases the lock."""
         self._file_lock.release()
+
+
+def is_any_trial_held(folder: Path) -> bool:
+    """Returns whether a process runs a trial of the search in ``folder``."""
+    for path in folder.glob(f"{TRIALS}/*/{_TRIAL_LOCK}"):
+        with FileLock(path) as lock:
+            if lock.acquire():
+                return True
+    return False
 
 
 def rank(frozen: FrozenTrial) -> tuple[float, int]:

@@ -23,6 +23,7 @@ def command_of(cls: type) -> str:
 
 
 def flag_name(name: str) -> str:
+    """Returns the flag of the field ``name``: ``--batch-size``."""
     return "--" + name.replace("_", "-")
 
 
@@ -104,6 +105,7 @@ def build_parser(cls: type) -> Parser:
 
 
 def required(cls: type) -> list[str]:
+    """Returns the names of the fields without a default."""
     return [field.name for field in dataclasses.fields(cls) if default_of(field) is MISSING]
 
 

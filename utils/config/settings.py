@@ -240,7 +240,7 @@ class TrainConfig(_DataConfig):
         False, help="learn new classes without losing those of --weights, which the data set does not label"
     )
     hyp: str = setting(
-        "auto", help="scratch, finetune, keep_old, debug or a YAML; auto: finetune with --weights, else scratch"
+        "auto", help="scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch"
     )
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")

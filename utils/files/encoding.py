@@ -15,12 +15,12 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's
 _KANA = re.compile("[\u3041-\u30ff]")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 _PAIR = re.compile(rb"[\x81-\xfe][\xa1-\xfe]")  # of a character of two bytes
-_LAST_COMMON_OF_BIG5 = 0xC6  # first byte
+_LAST_COMMON_OF_BIG5 = 0xC6  # first byte of the last characters that are in common use
 _HANGUL_ONLY = re.compile("[\x00-\x7f\uac00-\ud7a3]*")
 _XML_ENCODING = re.compile(rb"""\s*<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 # Encodings of several bytes per character, by Python's names, and the codec that reads them: with the additions that
 # files of this name often have. Parsers of XML know none of them.
-_OF_SEVERAL_BYTES = {
+_MULTIBYTE_CODECS = {
     **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
     **dict.fromkeys(("big5", "cp950", "big5hkscs"), "big5hkscs"),
     **dict.fromkeys(("shift_jis", "cp932", "shift_jis_2004"), "cp932"),
@@ -70,7 +70,7 @@ def decode_xml(data: bytes) -> bytes | str:
         return data
     name = declared[1].decode("ascii")
     try:
-        codec = _OF_SEVERAL_BYTES.get(codecs.lookup(name).name)
+        codec = _MULTIBYTE_CODECS.get(codecs.lookup(name).name)
         return data.decode(codec) if codec else data
     except LookupError:
         return data

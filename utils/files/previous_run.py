@@ -18,8 +18,8 @@ from utils.errors import UserError
 from utils.files.safe_io import open_direct, read_regular, read_text
 
 LIST_NAME = ".written"
-_MAX_LIST_BYTES = 1 << 28  # bytes
-_MAX_SETTINGS_BYTES = 1 << 26  # bytes of a file with settings
+_MAX_LIST_BYTES = 1 << 28
+_MAX_SETTINGS_BYTES = 1 << 26  # of a file with settings
 
 
 class WrittenFiles:

@@ -11,7 +11,12 @@ LINE = "line"  # attribute of elements: the line where they begin, which Element
 
 
 class XmlError(ValueError):
-    """The message begins with the line number."""
+    """XML that cannot be read; the message begins with the line number."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(f"{line}: {reason}")
+        self.reason = reason
+        self.line = line
 
 
 def parse_xml(data: bytes) -> ElementTree.Element:
@@ -24,7 +29,7 @@ def parse_xml(data: bytes) -> ElementTree.Element:
 
     def refuse(name: str, *_: object) -> None:
         """Entities can include other files or expand to gigabytes."""
-        raise XmlError(f"{parser.CurrentLineNumber}: declares the entity '{name}'")
+        raise XmlError(f"declares the entity '{name}'", parser.CurrentLineNumber)
 
     parser.buffer_text = True
     parser.StartElementHandler = start
@@ -36,12 +41,12 @@ def parse_xml(data: bytes) -> ElementTree.Element:
     except XmlError:
         raise
     except EncodingError as error:
-        raise XmlError(f"1: malformed XML ({error})") from None
+        raise XmlError(f"malformed XML ({error})", 1) from None
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
         if error.code == expat.errors.codes[expat.errors.XML_ERROR_INVALID_TOKEN]:
             reason = encoding_advice(data) or reason
-        raise XmlError(f"{error.lineno}: malformed XML ({reason})") from None
+        raise XmlError(f"malformed XML ({reason})", error.lineno) from None
     except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
-        raise XmlError("1: malformed XML (in an encoding that cannot be read)") from None
+        raise XmlError("malformed XML (in an encoding that cannot be read)", 1) from None
     return builder.close()

@@ -14,7 +14,7 @@ from utils.machine.packages import PACKAGES
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-# What messages of packages contain when a limit is reached.
+# What the messages of errors contain when a limit is reached.
 _TOO_MANY_FILES_MARKS = ("Too many open files", "received 0 items of ancdata")
 _NO_MEMORY_MARKS = (
     "DefaultCPUAllocator: ",
@@ -26,7 +26,7 @@ _NO_MEMORY_MARKS = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-_NO_MEMORY_PACKAGES = ("builtins", "torch", "cv2", "numpy", "lmdb")  # whose errors have these marks
+_NO_MEMORY_PACKAGES = ("builtins", "torch", "cv2", "numpy", "lmdb")  # packages whose errors have these marks
 _GPU_MARKS = ("CUDA", "CUBLAS", "CUDNN")
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 _WORKER = re.compile(
@@ -40,6 +40,15 @@ _PROBABLY_NO_MEMORY = (
     "--imgsz, or no --cache ram"
 )
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Returns whether a full disk or an exceeded quota is the error, or what it was raised for."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:

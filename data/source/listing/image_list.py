@@ -17,7 +17,7 @@ from utils.files.safe_io import read_text
 from utils.logger import get_logger
 
 MAX_LIST_BYTES = 1 << 31
-NO_FILE = "a pipe or device, not a file; left out"
+NO_FILE = "a pipe or device, not a file"
 _MAX_TRIED_ROWS = 10  # rows that are tried of a list that was written for another folder
 
 
@@ -81,7 +81,9 @@ def _add_row(content: ImageList, row: _Row, location: str, reader: _RowReader, f
         return
     parent, name = os.path.split(path)
     if not query(folders.entries(parent)[name].is_file):
-        content.findings.append(Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1))
+        content.findings.append(
+            Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1, consequence="left out")
+        )
         return
     content.images.append((location, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))))
 

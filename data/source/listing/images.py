@@ -67,8 +67,9 @@ class SplitImages:
     def _report_no_files(self, visit: Visit, prefix: str, suffixes: frozenset[str]) -> None:
         """Reports what is named like an image and not read: an empty folder, and hidden files in a folder."""
         if not visit.entries and is_image(visit.path, suffixes):
-            message = "an empty folder, not a file; left out"
-            self.findings.append(Finding(prefix.rstrip("/") or ".", BAD_IMAGE, message, lost_images=1))
+            message = "an empty folder, not a file"
+            name = prefix.rstrip("/") or "."
+            self.findings.append(Finding(name, BAD_IMAGE, message, lost_images=1, consequence="left out"))
         for entry in visit.hidden:
             if is_image(entry.name, suffixes) and query(entry.is_file):
                 message = "is hidden, as its name begins with a dot; rename it"
@@ -105,7 +106,7 @@ class SplitImages:
         if stamp is None:
             self.findings.append(Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1))
         elif not query(entry.is_file):
-            self.findings.append(Finding(name, BAD_IMAGE, NO_FILE, lost_images=1))
+            self.findings.append(Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out"))
         else:
             self.add(ImageFile(name, key, stamp), name)
 

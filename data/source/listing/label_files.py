@@ -203,7 +203,8 @@ class LabelSearch:
         finding = Finding(
             where=image.name,
             kind=BAD_LABEL,
-            text=f"its labels may be in {' or '.join(names[:3])}: keep one of them; left out",
+            text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
+            consequence="left out",
             lost_images=1,
             lost_objects=max(self._candidates.num_objects(file) for file in files),
         )

@@ -101,7 +101,7 @@ def _warn_of_files_left_out(findings: Sequence[Finding], split: str) -> None:
     if findings:
         first = findings[0]
         message = "--stage: not copied: %s of '%s', the first: %s: %s"
-        get_logger().warning(message, counted(len(findings), "file"), split, first.where, first.text)
+        get_logger().warning(message, counted(len(findings), "file"), split, first.where, first.message)
 
 
 def _entries(source: SplitSource) -> Iterator[Path]:

@@ -18,6 +18,7 @@ import pytest
 
 from data.cache import decoding
 from data.cache import disk as disk_cache
+from data.cache.disk_writer import DiskCacheWriter
 from data.cache.ram import RamCache, open_full_cache, open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -198,8 +199,8 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
 def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
-        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk\n"
-        "disk._BATCH_BYTES, plain = 1, decoding.read_source\n"
+        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk, disk_writer\n"
+        "disk_writer._BATCH_BYTES, plain = 1, decoding.read_source\n"
         "def read(path, *sizes, **options):\n"
         "    if path.endswith('004.png'):\n"
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
@@ -293,7 +294,7 @@ def _fill_beside_others(ctx, index, folder):
     is_same = same_as_the_files(cache, index)
     if ctx.rank == 0:
         path.write_bytes(b"the pages that another run is writing")
-    writer = disk_cache._Writer(path, index, cache.source_hw, decoding.Decoding())
+    writer = DiskCacheWriter(path, index, cache.source_hw, decoding.Decoding())
     with FileLock(lock) as held:
         assert ctx.rank == 1 or not held.acquire()
         return is_same, writer.fill_with_other_nodes(ctx, leaders), path.read_bytes()[:9]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.index import scan
+from data.index import read_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
@@ -269,7 +269,7 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
 
 
 def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(scan, "_CHUNK", 2)
+    monkeypatch.setattr(read_images, "_CHUNK", 2)
     (root / "labels/train/b.txt").write_text("9 0.5 0.5 0.1 0.1\n0 2 2 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
     indexes = [load(root, tmp_path / f"c{workers}", workers=workers, max_bad=0.5) for workers in (0, 1, 3)]
     files = {next((tmp_path / f"c{workers}").glob("*.index")).read_bytes() for workers in (0, 1, 3)}
@@ -494,7 +494,7 @@ def test_names_that_do_not_match_the_labels_are_reported(root, tmp_path, label):
     write_yaml(root, label, names=("cat",))
     with refused(
         "set/d.yaml: the names don't match the labels: 3 of 4 objects in 'train' have a class that is not in 'names' "
-        "(first: ...; left out)"
+        "(first: ...)"
     ):
         load(root, tmp_path / "cache")
 
@@ -724,6 +724,18 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
     assert there.startswith("README") == str(caught.value).endswith("a.txt")
 
 
+def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path):
+    for name in ("a", "b", "sub/c", "d"):
+        (root / f"labels/train/{name}.txt").unlink()
+    (root / "labels/train/a.TXT").write_text("0 0.5 0.5 0.2 0.2\n")
+    (root / "labels/train/a.Txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    with refused(
+        "set/d.yaml: 'train' has 4 images without a label file, and 1 image whose labels can't be used, first "
+        "images/train/a.jpg: its labels may be in labels/train/a.TXT or labels/train/a.Txt: keep one of them"
+    ):
+        load(root, tmp_path / "cache")
+
+
 def edit(path, start=b""):
     """Writes a file and moves its modification time, which a coarse clock could leave unchanged."""
     data, after = path.read_bytes(), path.stat().st_mtime_ns + 1
@@ -769,7 +781,7 @@ def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lin
 
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
-    monkeypatch.setattr("data.index.from_files.PARSER_VERSION", 99)
+    monkeypatch.setattr("data.index.cache_file.PARSER_VERSION", 99)
     prints.add(load(root, tmp_path / "cache").fingerprint)
     write_yaml(root, "annotations: instances.json\n")
     prints.add(load(root, tmp_path / "cache").fingerprint)
@@ -800,6 +812,7 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     in_header[40] ^= 1
     for damaged in (b"", whole[:10], whole[:-64], b"x" * len(whole), flipped, in_header, whole + b"more"):
         path.write_bytes(damaged)
+        path.with_name(".train.0123456789abcdef.tmp").write_bytes(whole[:10])  # as a killed process leaves it
         assert_same(expected, load(root, tmp_path / "cache"))
         warning, total = told(lines)
         assert "can't be used" in warning

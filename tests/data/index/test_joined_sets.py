@@ -11,7 +11,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.build import warn_of_shared_images
+from data.loading.check_settings import warn_of_shared_images
 from data.loading.class_balance import inverse_frequency_weights
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler

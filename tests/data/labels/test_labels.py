@@ -15,7 +15,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.clean import CENTERS, CORNERS, MIN_SIDE_PX, TOP_LEFT, LabelFileError, clean_rows, row_table, shape_of
+from data.labels.clean import MIN_SIDE_PX, clean_rows
 from data.labels.coco import read_coco
 from data.labels.findings import (
     BAD_ROW,
@@ -28,8 +28,9 @@ from data.labels.findings import (
     REVERSED,
     UNKNOWN_CLASS,
 )
-from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelRequest
+from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, FileStamp, ImageFile, LabelFile, LabelRequest
 from data.labels.other_formats import format_of_labels
+from data.labels.rows import LabelFileError, row_table, shape_of
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
@@ -214,6 +215,18 @@ def test_malformed_voc_objects_are_reported():
     expected = [UNKNOWN_CLASS, *[BAD_ROW] * 4, NOT_FINITE]
     assert kinds(raw.problems) == list(zip(range(3, 21, 3), expected))
     assert "xmin" in raw.problems[2].text
+
+
+def test_unknown_classes_are_called_as_in_the_label_file(tmp_path):
+    name = "what is not 'known'"
+    yolo = parse_yolo(b"7 0.5 0.5 0.2 0.2", 2)
+    xml = parse_voc(voc((name, 1, 2, 30, 40)), {"a": 0})
+    annotation = {"image_id": 9, "category_id": 1, "bbox": [1, 2, 3, 4]}
+    (tmp_path / "a.json").write_text(json.dumps(coco([annotation], [(1, name)])))
+    (entry,) = read_coco(tmp_path / "a.json", ("a",)).images
+    problems = [labels.problems[0] for labels in (yolo, xml, entry.labels)]
+    assert [problem.kind for problem in problems] == [UNKNOWN_CLASS] * 3
+    assert [problem.class_name for problem in problems] == ["class 7", name, name]
 
 
 @pytest.mark.parametrize(
@@ -500,8 +513,8 @@ def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n")
     with refused(
         "set/data.yaml: the names don't match the labels: 4 of 4 objects in 'train' have a class that is "
-        "not in 'names' (first: labels/train/0.txt:1: class 1 is not among the classes (0 to 0); left "
-        "out); the class ids seem to start at 1 (4 rows of class 1, none of class 0); YOLO's start at 0: "
+        "not in 'names' (first: labels/train/0.txt:1: class 1 is not among the classes (0 to 0)); "
+        "the class ids seem to start at 1 (4 rows of class 1, none of class 0); YOLO's start at 0: "
         "subtract 1 from the first number of each row, or put an unused name before the others in 'names'"
     ):  # most objects have no name
         load_index(
@@ -529,6 +542,6 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     "text", ["1" + (" " * 800 + "1") * 4 + "x", "1" + ", 1" * 1300 + "x", '{"shapes":' + "[" * 4000]
 )
 def test_files_are_recognized_in_linear_time(text):
-    began = time.perf_counter()
+    began = time.process_time()
     assert format_of_labels(text.encode()) == ""
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 5

@@ -17,8 +17,8 @@ from PIL import Image
 from data.image_io.decode import orientation_of, read_image
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.clean import row_table
 from data.labels.findings import SCALED, SIZE, TURNED
+from data.labels.rows import row_table
 from data.labels.sizes import fit_to_images, turned_boxes
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, yolo_text

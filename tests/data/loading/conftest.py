@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
+from data.loading.build import build_train_loader, build_val_loader
+from data.loading.check_settings import check_loader_settings
 from data.render.letterbox import CanvasRule
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -22,7 +23,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+    monkeypatch.setattr("data.loading.open_samples.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source, tile = "synthetic.yaml", 0

@@ -15,7 +15,7 @@ import train
 from data.image_io.decode import read_image
 from data.image_io.header import read_header
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
-from data.index import scan
+from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import photo, with_middle
@@ -76,11 +76,11 @@ def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, m
     """Parts of other JPEGs look like valid coded data."""
     root = tmp_path / "set"
     data = write_set(root, damaged=12, kind="other")
-    monkeypatch.setattr(scan, "SAMPLED", 0)
+    monkeypatch.setattr(read_images, "SAMPLED", 0)
     assert len(load(root, tmp_path / "c0", max_bad=0)) == 24
     (full,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)  # a check
     assert len(full.index) == 12
-    monkeypatch.setattr(scan, "SAMPLED", 8)
+    monkeypatch.setattr(read_images, "SAMPLED", 8)
     told(lines)
     sampled = load(root, tmp_path / "c2", max_bad=0.9)
     assert list(sampled.paths) == list(full.index.paths)
@@ -91,7 +91,7 @@ def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, m
 def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers, cache):
     """After a scan that did not find the damage; each process names each once."""
     data = write_set(tmp_path / "set", damaged=3, kind="other")
-    monkeypatch.setattr(scan, "SAMPLED", 0)
+    monkeypatch.setattr(read_images, "SAMPLED", 0)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, "--project", tmp_path / "runs", *SMALL, "--workers", workers]
     train.main([*map(str, flags), "--epochs", "2", "--cache", cache])

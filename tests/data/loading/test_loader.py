@@ -336,12 +336,12 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     assert len(workers) == 2
     if how == signal.SIGINT:
         os.killpg(process.pid, how)  # as a terminal does: to workers too
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (7, "")
     else:
         process.kill()
         process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(_is_alive(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.1)
@@ -357,7 +357,7 @@ def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
     for a, b in zip(first, open_loader()):
         same_batch(a, b)
     os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while _is_alive(workers[0]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _is_alive(workers[0])

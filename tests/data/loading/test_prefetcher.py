@@ -6,13 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from data.loading.prefetcher import Prefetcher
-from engine.train.trainer import Trainer
 from tests.helpers.tiny import make_batch
 from utils.structures import Batch, map_tensors
 
@@ -64,22 +62,6 @@ def test_errors_in_the_data_are_raised():
     next(prefetcher)
     with pytest.raises(ZeroDivisionError):
         prefetcher.prefetch(1)
-
-
-@pytest.mark.parametrize(
-    ("batch", "epoch", "is_decided", "wanted"),
-    [(2, 0, False, 3), (5, 0, False, 2), (7, 0, False, 3), (7, 1, False, 0), (7, 0, True, 0), (5, 0, True, 2)],
-)
-def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, is_decided, wanted):
-    """``is_decided``: by a hook, after the epoch."""
-    trainer = SimpleNamespace(
-        loader=range(7),
-        steps=SimpleNamespace(accumulate=3),
-        hooks=SimpleNamespace(decide_next_epoch=is_decided),
-        epochs=2,
-        progress=SimpleNamespace(batch=batch, epoch=epoch),
-    )
-    assert Trainer._batches_of_next_step(trainer) == wanted
 
 
 def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):

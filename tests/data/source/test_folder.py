@@ -506,4 +506,4 @@ def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
         file.write("a7\n")
     with refused("...: names: several classes are called 'a7'; class names must be unique"):
         load_dataset_spec(tmp_path)
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 30

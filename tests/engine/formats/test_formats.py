@@ -159,19 +159,16 @@ def test_every_family(tmp_path: Path, packages: None, family: str | dict, files:
         torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory, packages: None):
-    """All formats of a detector in float16, in a folder, and the detector."""
-    folder = tmp_path_factory.mktemp("half")
-    detector = lively(TINY_MODEL, NAMES)
-    write_all(folder, detector, half=True, graph=tiny_graph(NAMES))
-    return folder, detector.fuse()
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("name", FORMATS)
-def test_half_stores_float16_and_decodes_in_float32(half, name: str):
-    folder, fused = half
+@pytest.mark.parametrize(
+    "name",
+    ["a.torchscript", *(pytest.param(name, marks=pytest.mark.slow) for name in FORMATS if name != "a.torchscript")],
+)
+def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: None, name: str):
+    folder = tmp_path
+    detector = lively(TINY_MODEL, NAMES)
+    write_all(folder, detector, (name,), half=True, graph=tiny_graph(NAMES))
+    fused = detector.fuse()
     file = folder / name / "a.bin" if name == "a_openvino_model" else folder / name
     size = file.stat().st_size
     if name == "a.pt2":  # its graph is longer than its weights

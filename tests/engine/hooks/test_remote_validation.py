@@ -17,6 +17,7 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.eval_ranks.messages import Setup, Weights, common_facts, discard_message, post_message, read_message
 from engine.eval_ranks.process import Scorer
+from engine.eval_ranks.service import patience_s
 from engine.hooks import remote_validation
 from engine.hooks.remote_validation import RemoteValidation
 from engine.hooks.validation import Validation
@@ -73,7 +74,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
     with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
         run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
         assert run.codes() == [0] * (1 + evaluating), run.output()
-        run.wait_gone(10)
+        run.wait_gone()
         assert "c10d" not in run.output()  # warnings about the store, which ends last
     same_run(alone, tmp_path / "exp")
     found = scorers(counts)
@@ -89,14 +90,19 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
         assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
-        run.wait_gone(10)
+        run.wait_gone()
         (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
         assert "has ended; the training processes validate from now on" in line
     same_run(alone, tmp_path / "exp")
 
 
+def test_the_wait_for_late_scores_ends_before_the_collective_in_which_the_others_wait():
+    assert [patience_s(sent) for sent in (0.0, 50.0, 600.0, 36_000.0)] == [5.0, 5.0, 60.0, 300.0]
+
+
+@pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:LATE_S:0"
+    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
@@ -107,7 +113,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:LATE_S:1000"
+    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:MIN_LATE_S:1000"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
@@ -115,7 +121,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
         number = signal.SIGKILL if more else signal.SIGTERM
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
-        run.wait_gone(30)
+        run.wait_gone()
     with Processes(tmp_path / "resumed.txt", odd="rated") as run:
         run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
         assert set(run.codes()) == {0}, run.output()
@@ -128,6 +134,7 @@ def _position(project: Path) -> tuple[int, int] | None:
     return (progress["epoch"], progress["batch"]) if progress else None
 
 
+@pytest.mark.slow
 def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
@@ -138,7 +145,8 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, mon
     same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
     with Processes(tmp_path / "log.txt", real=is_killed) as run:
         given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
@@ -148,7 +156,7 @@ def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(max(map(int, children)), signal.SIGKILL)  # the last rank was started last
         assert run.codes() == [0], run.output()
-        run.wait_gone(10)
+        run.wait_gone()
     one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
     for name in ("model", "ema", "optimizer"):
         same_content(one[name], two[name])

@@ -173,7 +173,7 @@ def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
     run = Process(tmp_path, service)
     for epoch in (1, 2):
         run.track(epoch)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert out == "warning: Memory: no route to host; tried again after each epoch\n"
@@ -199,8 +199,8 @@ def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys
     service = MemoryService()
     service.answer.clear()
     begun = time.monotonic()
-    process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=20.0)
-    assert time.monotonic() - begun < 5
+    process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
+    assert time.monotonic() - begun < 60
     assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
     service.answer.set()

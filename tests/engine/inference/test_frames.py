@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from data.image_io.decode import read_image
-from engine.inference import frames as frame_reading
-from engine.inference.frames import FileProblem, Frame, newest_frames, open_source
+from engine.inference import open_source as source_module
+from engine.inference import video as video_module
+from engine.inference.frames import FileProblem, Frame
+from engine.inference.open_source import open_source
+from engine.inference.video import newest_frames
 from tests.helpers.http_server import served
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -241,7 +244,7 @@ def test_a_missing_webcam_and_a_url_without_frames_are_one_line(capfd, monkeypat
         open_source("97")
     assert capfd.readouterr().err == ""  # the script prints one line; OpenCV prints none
     unreadable = SimpleNamespace(get=lambda _: 48.0, grab=lambda: False, release=lambda: None)
-    monkeypatch.setattr(frame_reading, "_open_stream", lambda _: unreadable)
+    monkeypatch.setattr(source_module, "open_stream", lambda _: unreadable)
     with refused("http://127.0.0.1/clip.mp4: no frame can be read; download the video and give its path"):
         list(open_source("http://127.0.0.1/clip.mp4"))
 
@@ -279,7 +282,7 @@ def test_a_truncated_video_is_reported(video, monkeypatch):
             return 20.0 if what == cv2.CAP_PROP_FRAME_COUNT else self._inner.get(what)
 
     true_capture = cv2.VideoCapture
-    monkeypatch.setattr(frame_reading.cv2, "VideoCapture", Short)
+    monkeypatch.setattr(video_module.cv2, "VideoCapture", Short)
     *frames, problem = open_source(str(video))
     assert len(frames) == 10
     assert problem == FileProblem(str(video), f"{video}: ends after 10 of 20 frames (damaged?)", False)
@@ -315,7 +318,7 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
         save_image(tmp_path / f"{number:02d}.jpg", number)
     read = []
     monkeypatch.setattr(
-        frame_reading, "read_image", lambda path, *_: read.append(path) or np.zeros((4, 4, 3), np.uint8)
+        source_module, "read_image", lambda path, *_: read.append(path) or np.zeros((4, 4, 3), np.uint8)
     )
     before = set(threading.enumerate())
     frames = open_source(str(tmp_path), threads=2, ahead=lambda: 3)
@@ -325,8 +328,8 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
     frames.close()
     assert set(threading.enumerate()) <= before
     retrieved = []
-    to_format = frame_reading.to_format
-    monkeypatch.setattr(frame_reading, "to_format", lambda *args: retrieved.append(1) or to_format(*args))
+    to_format = video_module.to_format
+    monkeypatch.setattr(video_module, "to_format", lambda *args: retrieved.append(1) or to_format(*args))
     frames = open_source(str(video), ahead=lambda: 3)
     next(frames)
     frames.close()
@@ -337,10 +340,15 @@ class Camera:
     """A capture that delivers ``count`` frames, each on request; the pixels contain its number."""
 
     def __init__(self, count, length=-1.0):
-        self.count, self.number, self.released, self.length = count, 0, False, length
+        self.count = count
+        self.length = length
+        self.asked = 0  # calls of `read`
+        self.number = 0  # delivered frames
+        self.released = False
         self.gate = threading.Semaphore(0)
 
     def read(self):
+        self.asked += 1
         self.gate.acquire()
         if self.number == self.count:
             return False, None
@@ -364,10 +372,9 @@ def test_a_live_stream_returns_the_newest_frame():
     assert next(frames)[0] == 0
     for _ in range(5):
         camera.gate.release()
-    while camera.number < 6:
-        pass
+    while camera.asked < 7:  # after that the sixth frame waits for the reader
+        time.sleep(0.001)
     camera.gate.release()
-    time.sleep(0.05)
     ((number, frame),) = frames  # 1 to 4 were missed
     assert number == 5
     assert (frame == 5).all()
@@ -376,7 +383,7 @@ def test_a_live_stream_returns_the_newest_frame():
 
 def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monkeypatch):
     camera = Camera(5)
-    monkeypatch.setattr(frame_reading.cv2, "VideoCapture", lambda source: camera)
+    monkeypatch.setattr(video_module.cv2, "VideoCapture", lambda source: camera)
     camera.gate.release()
     seen = []
     for frame in open_source("rtsp://camera/1", vid_stride=2):
@@ -386,15 +393,15 @@ def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monke
         camera.gate.release()
     assert seen[0] == 0
     assert all(b - a >= 2 for a, b in itertools.pairwise(seen))
-    assert frame.fps == frame_reading.DEFAULT_FPS
+    assert frame.fps == video_module.DEFAULT_FPS
     assert frame.total is None
     assert camera.released
 
 
 def test_a_silent_stream_is_one_line_and_max_frames_limits_a_stream(monkeypatch):
     camera = Camera(5)
-    monkeypatch.setattr(frame_reading.cv2, "VideoCapture", lambda source: camera)
-    monkeypatch.setattr(frame_reading, "STREAM_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(video_module.cv2, "VideoCapture", lambda source: camera)
+    monkeypatch.setattr(video_module, "STREAM_TIMEOUT_S", 0.05)
     for _ in range(6):
         camera.gate.release()
     assert len(list(open_source("0", max_frames=1))) == 1

@@ -220,16 +220,16 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
     (tmp_path / "5.png").write_bytes(b"no image")
     expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
-    true, seen = own.image_detector._compute, []
+    seen = []
 
-    def compute(canvases, settings):
-        seen.append(len(canvases))
-        if len(canvases) == 3:
+    def note_size(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        (pixels,) = inputs
+        seen.append(len(pixels))
+        if len(pixels) == 3:
             raise MemoryError
-        return true(canvases, settings)
 
+    own.image_detector.model.register_forward_pre_hook(note_size)
     monkeypatch.setattr(own.image_detector, "images_at_once", lambda batch_size=0: size)
-    monkeypatch.setattr(own.image_detector, "_compute", compute)
     results = list(own.stream(tmp_path))
     assert [Path(result.path).stem for result in results] == list("01234678")
     for got, want in zip(results, expected):
@@ -243,8 +243,11 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
     """In another thread, one batch ahead of the model, which waits for it here."""
     for i in range(5):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    own, is_prepared = load(weights, device="cpu", conf=0.0, max_det=5), [threading.Event() for _ in range(5)]
-    prepare, detect, done = own.image_detector.prepare, own.image_detector._compute, itertools.count()
+    own = load(weights, device="cpu", conf=0.0, max_det=5)
+    expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
+    is_prepared = [threading.Event() for _ in range(5)]
+    prepare = own.image_detector.prepare
+    started = itertools.count()
 
     def noted(images, settings):
         number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
@@ -252,15 +255,13 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
         assert threading.current_thread() is not threading.main_thread()
         yield from prepare(images, settings)
 
-    def waiting(canvases, settings):
-        assert is_prepared[min(next(done) + 1, 4)].wait(20)
-        return detect(canvases, settings)
+    def wait_for_next(*_: object) -> None:
+        assert is_prepared[min(next(started) + 1, 4)].wait(60)
 
-    expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
     monkeypatch.setattr(own.image_detector, "prepare", noted)
-    monkeypatch.setattr(own.image_detector, "_compute", waiting)
+    own.image_detector.model.register_forward_pre_hook(wait_for_next)
     assert rows(own.stream(tmp_path)) == expected
-    assert next(done) == 5
+    assert next(started) == 5
 
 
 def test_frames_of_a_live_stream_are_not_collected(predictor):

@@ -12,13 +12,13 @@ from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
     LoadedParameters,
-    OptimizerSet,
     OptimizerSettings,
     build_optimizer,
     choose_optimizer,
     split_parameters,
 )
 from engine.optim.muon import orthogonalize
+from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext

@@ -158,6 +158,7 @@ def test_each_process_keeps_at_most_0_65_of_the_activations(model):
         assert 0.35 * whole < part < 0.65 * whole
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
     """Ten images in batches of four, of which two make a step: the last step of an epoch has one batch, of two images.
     Sizes vary from batch to batch."""

@@ -11,7 +11,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 
 PRELUDE = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time, types
 from pathlib import Path
 import engine.parallel.watchdog as watchdog
 from utils.machine.stop_signals import StopSignals
@@ -19,6 +19,15 @@ from utils.machine.processes import this_process
 from utils.errors import Stopped
 
 watchdog.CHECK_EVERY_S, watchdog.PEER_DEAD_S, watchdog.STOP_TIMEOUT_S = 0.02, 0.2, 0.2
+LONG_S = 50  # the process is ended long before
+
+def watch_child(dog):
+    # Starts a process, which ends, as the only peer that is watched.
+    peer = subprocess.Popen([sys.executable, "-c", ""])
+    identity = this_process().replace(str(os.getpid()), str(peer.pid), 1)
+    watchdog.all_objects = lambda ctx, local: [local, identity]
+    dog.watch_peers(None)
+    return peer
 """
 
 
@@ -35,7 +44,7 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
             os.kill(os.getpid(), signal.SIGTERM)
             if {agreed}:
                 dog.stop_agreed()
-            time.sleep(1)  # the checkpoint is written
+            time.sleep(1 if {agreed} else LONG_S)  # the checkpoint is written
     """
     assert exit_code_of(program) == code
 
@@ -43,12 +52,13 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
 def test_a_process_ends_after_the_write_of_its_checkpoint():
     """The signal would end it after 0.2 s; the write takes a second."""
     program = """
-    end = time.monotonic() + 1
+    written = []
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
-        with dog.training(Path("."), is_writing=lambda: time.monotonic() < end):
+        with dog.training(Path("."), is_writing=lambda: not written):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.9)
+            time.sleep(1)
             dog.stop_agreed()
+            written.append("last.pt")
     """
     assert exit_code_of(program) == 0
 
@@ -62,7 +72,7 @@ def test_a_stop_in_a_long_step_is_one_line_that_says_how_to_continue(tmp_path, h
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
         with dog.training(Path({str(tmp_path)!r})):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(20)
+            time.sleep(LONG_S)
     """
     done = subprocess.run(
         [python(), "-c", PRELUDE + textwrap.dedent(program)], cwd=ROOT, timeout=60, capture_output=True, text=True
@@ -74,18 +84,17 @@ def test_a_stop_in_a_long_step_is_one_line_that_says_how_to_continue(tmp_path, h
     assert done.returncode == 75
 
 
-@pytest.mark.parametrize(("error", "code"), [("Stopped(75)", 75), ("ValueError()", 2)])
-def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, code):
+@pytest.mark.parametrize(("error", "seconds", "code"), [("Stopped(75)", "1", 75), ("ValueError()", "LONG_S", 2)])
+def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, seconds, code):
     program = f"""
-    peer = subprocess.Popen([sys.executable, "-c", ""])
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
-        dog._peers = {{1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}}
+        peer = watch_child(dog)
         try:
             with dog.training(Path(".")):
                 raise {error}
         except (Stopped, ValueError):
             peer.wait()
-            time.sleep(1)  # rank 0 closes its trackers
+            time.sleep({seconds})  # rank 0 closes its trackers
     sys.exit(75)
     """
     assert exit_code_of(program) == code
@@ -95,16 +104,23 @@ def test_after_an_error_the_time_without_a_peer_begins_anew():
     """The folder of a run without a checkpoint is removed then, which must not be cut short."""
     program = """
     watchdog.PEER_DEAD_S = 2
-    peer = subprocess.Popen([sys.executable, "-c", ""])
+    clock = [0.0]
+    watchdog.time = types.SimpleNamespace(monotonic=lambda: clock[0])
+
+    def spend(seconds):
+        clock[0] += seconds
+        time.sleep(0.3)  # in which the watchdog looks several times
+
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
-        dog._peers = {1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}
+        peer = watch_child(dog)
         try:
             with dog.training(Path(".")):
                 peer.wait()
-                time.sleep(1.4)  # a collective that fails late
+                spend(0)
+                spend(1.4)  # a collective that fails late
                 raise ValueError
         except ValueError:
-            time.sleep(1.2)
+            spend(1.2)
     sys.exit(75)
     """
     assert exit_code_of(program) == 75

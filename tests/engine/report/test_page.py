@@ -18,7 +18,8 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.report.census import take_census
-from engine.report.page import FILE_NAME, ReportPage, ScoredValidation, Subject
+from engine.report.page import FILE_NAME, ReportPage
+from engine.report.subject import ScoredValidation, Subject
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL

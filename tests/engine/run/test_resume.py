@@ -360,6 +360,35 @@ def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
+    ("is_saved", "launcher", "flags", "folder", "epoch", "known_root"),
+    [
+        (False, "", {}, None, None, ""),  # a new run
+        (False, "job", {}, "exp", None, ""),  # torchrun starts again what has saved nothing
+        (True, "job", {}, "exp", 4, "images"),
+        (True, "", {"resume": "exp"}, "exp", 4, "images"),
+        (True, "", {"resume": "exp", "data": "other.yaml"}, "exp", 4, ""),
+    ],
+)
+def test_a_plan_says_what_the_run_has_already(
+    tmp_path: Path, monkeypatch, is_saved, launcher, flags, folder, epoch, known_root
+):
+    monkeypatch.chdir(tmp_path)
+    Path("exp").mkdir()
+    note_launch(Path("exp"), ["job"])
+    if is_saved:
+        config = TrainConfig(data="set.yaml", epochs=10)
+        saved(Path("exp/last.pt"), BEFORE, config=config, data={"source": "set.yaml", "root": "images"})
+    ctx = dataclasses.replace(DistributedContext.single(), launcher=launcher)
+    config = TrainConfig(**{"data": "set.yaml", "project": ".", **flags})
+    with ExitStack() as stack:
+        plan = plan_run(ctx, config, list(flags), stack)
+    assert plan.folder == (folder and Path(folder))
+    assert (plan.checkpoint and plan.checkpoint.progress.epoch) == epoch
+    assert (plan.data_source.data, plan.data_source.known_root) == (plan.config.data, known_root)
+    assert plan.data_source.stored_in == ("exp/last.pt" if known_root else "")
+
+
+@pytest.mark.parametrize(
     ("files", "changes", "best", "aside"),
     [
         ({"best": replace(BEFORE, epoch=3)}, {}, 3, []),  # nothing to do

@@ -245,7 +245,9 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
     return search(ctx, settings, limits[ctx.rank])
 
 
-@pytest.mark.parametrize(("settings", "batch"), [({"virtual_ranks": 4}, 8), ({"sync_bn": -1}, 4)])
+@pytest.mark.parametrize(
+    ("settings", "batch"), [({"virtual_ranks": 4}, 8), pytest.param({"sync_bn": -1}, 4, marks=pytest.mark.slow)]
+)
 def test_the_processes_agree_on_the_smallest_result(settings, batch):
     limits = [peak_bytes(3) + 100, peak_bytes(2) + 100]
     assert run_ranks(2, _search_on_rank, settings, limits) == [batch] * 2

@@ -260,7 +260,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     assert options["static"] is static
 
 
-@pytest.mark.parametrize("virtual_ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("virtual_ranks", [0, 2])
 def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
     """Also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))

@@ -202,6 +202,7 @@ def teacher(world) -> Path:
     return write_detector(world / "teacher.pt", model)
 
 
+@pytest.mark.slow
 def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path, capsys):
     given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
     call(train.main, *given, "--name", "whole")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import PendingEpoch, Position, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
@@ -349,13 +350,27 @@ def test_batches_become_steps():
     assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
 
 
-def test_nothing_is_prefetched_that_a_hook_decides():
-    class Decides(Hook):
-        decides_next_epoch = True
+class DecidesNextEpoch(Hook):
+    decides_next_epoch = True
 
-    for hooks, expected in (((), [1, 1, 1, 1, 1, 0]), ((Decides(),), [1, 1, 0, 1, 1, 0])):
-        trainer, counts = build(*hooks), []
-        count = trainer._batches_of_next_step
-        trainer._batches_of_next_step = lambda count=count, counts=counts: counts.append(count()) or counts[-1]
-        trainer.fit()
-        assert counts == expected
+
+@pytest.mark.parametrize(
+    ("hooks", "settings", "expected"),
+    [
+        ((), {}, [1, 1, 1, 1, 1, 0]),
+        ((), {"batch_size": 2, "nominal_batch": 4}, [1, 2, 1, 0]),  # steps of two batches and of one
+        ((DecidesNextEpoch(),), {}, [1, 1, 0, 1, 1, 0]),
+        ((DecidesNextEpoch(),), {"batch_size": 2, "nominal_batch": 4}, [1, 0, 1, 0]),
+    ],
+)
+def test_the_batches_of_the_next_step_are_prefetched_unless_a_hook_decides_them(monkeypatch, hooks, settings, expected):
+    counts = []
+    prefetch = Prefetcher.prefetch
+
+    def noted(prefetcher: Prefetcher, count: int) -> None:
+        counts.append(count)
+        prefetch(prefetcher, count)
+
+    monkeypatch.setattr(Prefetcher, "prefetch", noted)
+    build(*hooks, **settings).fit()
+    assert counts == expected

@@ -58,12 +58,12 @@ def outputs(detector: Detector, images: Tensor, eps: float) -> Tensor:
         return torch.cat(detector.decode(detector(images)), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "yoloxnano",
-        *(pytest.param(f"yolox{size}", marks=pytest.mark.slow) for size in ("tiny", "s", "m", "l", "x")),
-        *(pytest.param(f"yolov9{size}", marks=pytest.mark.slow) for size in ("t", "s", "m", "c")),
+        *(f"yolox{size}" for size in ("nano", "tiny", "s", "m", "l", "x")),
+        *(f"yolov9{size}" for size in ("t", "s", "m", "c")),
     ],
 )
 def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from data.index.index import remedy_for_small_boxes, warn_of_small_boxes
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.index.small_boxes import remedy_for_small_boxes, warn_of_small_boxes
 from data.labels.findings import CLIPPED
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.issues import CheckedSplit

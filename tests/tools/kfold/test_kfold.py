@@ -17,9 +17,12 @@ from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools.continued import begin_or_check
 from tools.kfold.__main__ import main
-from tools.kfold.scores import ScoredFold, pool, read_fold
+from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
 from tools.shard import write_set
+from utils.config.search_settings import KfoldConfig
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
@@ -42,6 +45,24 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
+
+
+@pytest.mark.parametrize(("global_batch", "batch"), [(512, 32), (8, 8), (-1, 16)])
+def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(
+    tmp_path, monkeypatch, global_batch, batch
+):
+    """In one process, whatever `--spawn` is: a global batch of eight GPUs would not fit on one."""
+    seen = []
+
+    def open_nothing(validation, ctx):
+        seen.append((validation.batch_size, validation.device))
+        raise UserError("seen")
+
+    monkeypatch.setattr("tools.kfold.scores.open_model_and_data", open_nothing)
+    config = KfoldConfig(batch_size=global_batch, spawn=8, device="cpu")
+    with pytest.raises(UserError, match="seen"):
+        score_fold(config, tmp_path / "best.pt", tmp_path / "fold1.yaml", tmp_path / "detections.npz")
+    assert seen == [(batch, "cpu")]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +96,7 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
         process = processes.start([python(), "-m", "tools.kfold", *flags, "--name", "killed"])
         processes.until(lambda: (killed / "fold2" / "last.pt").exists())
         os.kill(process.pid, signal.SIGKILL)
-        processes.wait_gone(20)  # the training, too
+        processes.wait_gone()  # the training, too
     first = (killed / "fold1" / "last.pt").stat().st_mtime_ns
     assert not (killed / "results.csv").exists()
     main([*flags, "--name", "killed"])
@@ -86,6 +107,45 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     line = error_of(capsys, main, *flags, "--name", "killed", "--epochs", "3")
     assert "was begun with --epochs 2, not 3" in line
+
+
+def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsys, monkeypatch):
+    """Else the folds would be trained differently, or the columns of results.csv would have the names of others."""
+    _, flags = world
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lr0: 0.02\n")
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
+
+    def interrupted(config, lists, folder, *_):
+        (folder / "fold1").mkdir(exist_ok=True)
+        (folder / "fold1" / "last.pt").touch()
+        raise UserError("interrupted")
+
+    monkeypatch.setattr("tools.kfold.cross_validate.cross_validate", interrupted)
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(recipe))
+    copy = recipe.rename(tmp_path / "copy.yaml")
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
+    copy.write_text("lr0: 0.03\n")
+    line = error_of(capsys, main, *flags, "--hyp", str(copy))
+    assert "folds: was begun with hyper-parameter lr0 0.02, not 0.03; " in line
+    copy.write_text("lr0: 0.02\n")
+    data.write_text(data.read_text().replace("light", "lamp"))
+    line = error_of(capsys, main, *flags, "--hyp", str(copy))
+    assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
+
+
+@pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
+def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "file").touch()
+    settings = tmp_path / "kfold.yaml"
+    monkeypatch.chdir(tmp_path)
+    assert begin_or_check(KfoldConfig(**{name: "file"}), settings, {})
+    monkeypatch.chdir(tmp_path / "below")
+    assert not begin_or_check(KfoldConfig(**{name: "../file"}), settings, {})
+    with pytest.raises(UserError, match=f"was begun with --{name} .*/file, not "):
+        begin_or_check(KfoldConfig(**{name: "other"}), settings, {})
 
 
 def test_mistakes_are_one_line(world, capsys):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +17,10 @@ import torch
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tools import training
+from tools.child import Child
 from tools.search.__main__ import main
 from train import main as train
 from utils.config.parser import hyperparameters_from
@@ -24,6 +29,7 @@ from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.folders import CONFIGS
+from utils.files.locks import FileLock
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
@@ -171,14 +177,14 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
         processes.until(lambda: (broken / "trials" / "0000" / "run" / "last.pt").exists())
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, processes.output()
-        processes.wait_gone(20)
+        processes.wait_gone()
         assert processes.output().rstrip().endswith(f"stopped; the same command continues the work in {broken}")
         assert "Traceback" not in processes.output()
         process = processes.start(command)
         processes.until(lambda: (broken / "trials" / "0001" / "run" / "last.pt").exists())
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        processes.wait_gone(20)
+        processes.wait_gone()
     assert not (broken / "trials.csv").exists()
     main([*flags, "--name", "broken"])
     assert "continuing" in capsys.readouterr().out
@@ -335,6 +341,67 @@ def test_wrong_settings_end_the_search_at_once(world, capsys):
     assert "known: all, augment, loss, optimizer" in error_of(capsys, main, *flags, "--hyp", "nothing")
     assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
     assert not (root / "typo").exists()
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Returns a function that sets how the training of each trial ends: its exit code and the result that it writes."""
+
+    def set_end(code: int, **result: object) -> None:
+        result_file = tmp_path / "result.json"
+        result_file.write_text(json.dumps(result))
+        process = SimpleNamespace(poll=lambda: code, returncode=code)
+        monkeypatch.setattr(training, "start", lambda *words, **options: nullcontext(Child(process, result_file)))
+
+    return set_end
+
+
+def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, monkeypatch, capsys):
+    """`--device` may change when a search continues, to a GPU that this machine does not have."""
+    root, flags = world
+    flags = [*flags, "--epochs", "3", "--name", "kept"]
+    folder = root / "kept"
+    child(75, folder="run")
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    run = folder / "trials" / "0000" / "run"
+    for name in ("settings.yaml", "last.pt", "best.pt"):
+        (run / name).touch()
+    previous = training.PreviousTraining(run / "last.pt", has_ended=False)
+    monkeypatch.setattr(training, "previous_training", lambda *_: previous)
+    for result in (
+        {"error": "--device 3: no such GPU"},  # before the run has continued
+        {"error": "last.pt: could not be written", "folder": "run", "disk_full": True},
+    ):
+        child(2, **result)
+        assert error_of(capsys, main, *flags) == f"error: {result['error']}"
+        assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
+        assert states_of(folder) == ["RUNNING"]
+    child(2, error="not finite", folder="run", disk_full=False)
+    assert "3 trials have failed" in error_of(capsys, main, *flags)
+    assert states_of(folder) == ["FAIL"] * 3
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tmp_path, child, capsys, is_shared):
+    _, flags = world
+    folder = tmp_path / "search"
+    trials = folder / "trials"
+    child(2, error="--device 3: no such GPU")
+    with FileLock(trials / "0001" / ".trial.lock") as other:
+        if is_shared:
+            (trials / "0001").mkdir(parents=True)
+            other.acquire()
+        assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert (folder / "search.yaml").exists() == is_shared
+    assert (trials / "0000").exists() == is_shared
+
+
+def states_of(folder: Path) -> list[str]:
+    """The states of all trials in the journal."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
+    return [trial.state.name for trial in study.get_trials()]
 
 
 def opened(folder):

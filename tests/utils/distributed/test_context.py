@@ -122,7 +122,7 @@ def test_followers_raise_when_their_leader_raises():
     for kind, message, seconds in results[1:]:
         assert kind == "PeerFailure"
         assert "no such folder: x" in message
-        assert seconds < 10
+        assert seconds < 50  # the timeout of the group is 60
 
 
 def _outlive(ctx, folder):
@@ -150,7 +150,7 @@ def test_followers_end_when_their_leader_is_killed(tmp_path):
     assert results[:3] == [None] * 3
     message, seconds = results[3]
     assert "died" in message
-    assert seconds < 10
+    assert seconds < 50  # the timeout of the group is 60
 
 
 def _scan_for_long(ctx, seconds):

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.loading.build import loader_workers
 from data.loading.loader import WorkerSettings, _RequestLoader
+from data.loading.worker_count import loader_workers
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
@@ -89,7 +89,7 @@ def on_node(processes: int, device: str) -> DistributedContext:
 def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
     monkeypatch, caplog, device, has, processes, expected
 ):
-    monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
+    monkeypatch.setattr("data.loading.worker_count.available_cores", lambda: has)
     monkeypatch.setattr(get_logger(), "propagate", True)  # which trainings in this process turn off
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, on_node(processes, device), "val") == expected
@@ -98,7 +98,7 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
 
 
 def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch):
-    monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
+    monkeypatch.setattr("data.loading.worker_count.available_cores", lambda: 2)
     monkeypatch.setattr(get_logger(), "propagate", True)
     monkeypatch.setattr(get_logger(), "handlers", [])
     assert [loader_workers(asked, on_node(2, "cpu"), "val") for asked in (1, 2)] == [1, 2]

@@ -26,7 +26,7 @@ draw_boxes(np.zeros((64, 64, 3), np.uint8), np.array([[1.0, 1, 40, 40]]), ["a \\
 @pytest.mark.parametrize(
     "first",
     [
-        "",
+        pytest.param("", marks=pytest.mark.slow),
         pytest.param("picture_of(new_figure(2, 2))", marks=pytest.mark.slow),
         "from utils.drawing import draw; draw._system_fonts()",
     ],

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -24,7 +25,7 @@ from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
-from data.source.staging import copy as stage_copy
+from data.source.staging.copy import StageCopy
 from tests.helpers.messages import refused
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.preloaded import python
@@ -37,6 +38,22 @@ from utils.distributed.file_exchange import assign
 from utils.errors import PeerFailure, UserError
 
 BOTH = ("train", "val")
+
+
+def before_each_file(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Calls ``act`` before each file that a copy reads."""
+    plain = StageCopy.loader
+
+    def loader(copy: StageCopy, local: np.ndarray) -> Callable[[int], bytes]:
+        load = plain(copy, local)
+
+        def acting(item: int) -> bytes:
+            act()
+            return load(item)
+
+        return acting
+
+    patch.setattr(StageCopy, "loader", loader)
 
 
 def stage(source: Path, folder: Path | str, splits=BOTH):
@@ -93,17 +110,17 @@ def test_two_nodes_open_each_shared_file_once(tmp_path):
 
 def _late(ctx, source, places, how):
     """Node 1 reads for longer than the group's timeout, or fails, or its process is killed."""
-    plain, begun = stage_copy._read_checked, time.monotonic()
+    begun = time.monotonic()
 
-    def slow(path, stamp):
-        if ctx.rank == 1 and how == "raise":
+    def act() -> None:
+        if how == "raise":
             raise OSError(5, "the disk is on fire")
-        if ctx.rank == 1 and how == "kill":
+        if how == "kill":
             os._exit(9)
-        time.sleep(4.5 if ctx.rank == 1 else 0)
-        return plain(path, stamp)
+        time.sleep(4.5)
 
-    stage_copy._read_checked = slow
+    if ctx.rank == 1:
+        before_each_file(pytest.MonkeyPatch(), act)  # in a process that ends with this function
     try:
         spec = open_data(DataSource(source, ("val",), stage=places), ctx)
     except (UserError, OSError) as error:
@@ -151,15 +168,14 @@ def test_a_staging_folder_that_nodes_share_is_refused(tmp_path):
 
 def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=9, val=4)
-    plain, count = stage_copy._read_checked, itertools.count()
+    count = itertools.count()
 
-    def killed(path, stamp):
+    def interrupt() -> None:
         if next(count) == 12:
             raise KeyboardInterrupt
-        return plain(path, stamp)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage_copy, "_read_checked", killed)
+        before_each_file(patch, interrupt)
         patch.setattr(file_exchange, "_MAX_CHUNK_BYTES", 100)
         patch.setattr(file_exchange, "_MIN_CHUNK_BYTES", 100)
         with pytest.raises(KeyboardInterrupt):
@@ -190,7 +206,7 @@ def test_only_files_that_are_on_the_disk_are_in_the_tree(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             stage(source, tmp_path / "stage")
     assert lost[0] == []
-    monkeypatch.setattr(stage_copy, "_SYNC_EVERY_S", 0)
+    monkeypatch.setattr("data.source.staging.copy._SYNC_EVERY_S", 0)
     with OpenCounter(source.parent) as counter:
         spec = stage(source, tmp_path / "stage")
         assert counter.counts() == every_file_once(source.parent)
@@ -329,8 +345,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
         ):
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
-    plain = stage_copy._read_checked
-    monkeypatch.setattr(stage_copy, "_read_checked", lambda path, stamp: os.utime(path) or plain(path, stamp))
+    changed = tmp_path / "set" / "images" / "train" / "000.png"
+    before_each_file(monkeypatch, lambda: os.utime(changed))
     with refused("set/images/train/000.png: changed while the data set was being copied; start again"):
         stage(source, tmp_path / "stage")
 

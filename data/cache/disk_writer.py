@@ -1,0 +1,209 @@
+"""Fills the file of `--cache disk`: decodes the images that it lacks, alone or together with other nodes.
+
+Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
+that is complete is never written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from data.cache.decoding import Decoding, check_space, discard
+from data.index.index import DatasetIndex
+from utils.distributed.context import DistributedContext
+from utils.distributed.file_exchange import exchange_items
+from utils.distributed.groups import Subgroup
+from utils.distributed.store_barrier import StoreBarrier
+from utils.errors import UserError
+from utils.files.array_file import CacheError
+from utils.files.locks import FileLock
+from utils.files.safe_io import read_text, write_whole
+from utils.logger import get_logger, progress
+from utils.machine.threads import map_ahead
+from utils.strings import format_bytes
+
+if TYPE_CHECKING:
+    import lmdb
+
+KEY = struct.Struct(">Q")  # number of an image
+CRC = struct.Struct("<I")  # CRC-32, after the pixels
+_COMPLETE_SUFFIX = ".complete"
+_BATCH_BYTES = 64 << 20  # pixels committed at once
+_PAGE_BYTES = mmap.PAGESIZE  # an image's value takes whole pages, with a header of 16 bytes
+_VALUE_HEADER_BYTES = 16
+_REMEDY = "choose another --cache-dir or --cache none"
+
+
+class _NodeState(NamedTuple):
+    """What a node tells the others about its file."""
+
+    name: str  # of the file, which depends on the data set
+    is_usable: bool  # complete, or locked by this run
+    stored: np.ndarray  # uint8, packed bits: which images are in it
+
+
+@dataclass
+class DiskCacheWriter:
+    """Adds missing images to the file."""
+
+    path: Path
+    index: DatasetIndex
+    source_hw: np.ndarray
+    decoding: Decoding
+
+    def __post_init__(self) -> None:
+        self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * self.index.pixels.nbytes
+        self.lock = FileLock(self.path.with_suffix(".lock"))
+
+    def fill(self) -> None:
+        """Decodes all missing images; waits while another run fills the file."""
+        if _is_complete(self.path):
+            return  # without taking the lock, which a read-only folder cannot have
+        with self.lock.wait(f"another run that fills {self.path}"):
+            missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
+            if len(missing):
+                decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.decoding.threads)
+                self._store(decoded, len(missing))
+            self._mark_complete()
+
+    def fill_with_other_nodes(self, ctx: DistributedContext, leaders: Subgroup) -> bool:
+        """Decodes a shard of the images on each node.
+
+        Returns False on all nodes, having done nothing, if their data sets differ or another run is filling a file on
+        one of them. A complete file is neither locked nor changed: it may be in a read-only folder.
+        """
+        assert leaders.handle is not None, "a group of several nodes has a process group"
+        names = [f"node {n}" for n in range(leaders.group_size)]
+        title = f"disk_cache/{leaders.handle.group_name}"
+        with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier, self.lock:
+            is_usable = _is_complete(self.path) or not self.lock.acquire()
+            local = _stored_images(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
+            barrier.wait_all()
+            states = _gather_states(_NodeState(self.path.name, is_usable, np.packbits(local)), leaders)
+            have_same_data = len({state.name for state in states}) == 1
+            if not have_same_data or not all(state.is_usable for state in states):
+                return False
+            stored = np.stack([np.unpackbits(state.stored, count=len(local)).astype(bool) for state in states])
+            images = exchange_items(
+                self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
+            )
+            missing = (image for image in images if not local[image[0]])
+            if local.all():
+                for _ in missing:  # iterating sends the images that other nodes lack
+                    pass
+            else:
+                self._store(missing, int((~local).sum()))
+            self._mark_complete()
+            barrier.wait_all()
+        return True
+
+    def _decode(self, i: int) -> memoryview:
+        image = self.decoding.read(self.index, i, self.source_hw)
+        return np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
+
+    def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
+        """Writes ``count`` images, number and pixels, in batches. Raises UserError if the file cannot be written."""
+        import lmdb
+
+        total = format_bytes(int(self.sizes.sum()))
+        get_logger().info("--cache disk: %d of %d images, %s in all, into %s", count, len(self.index), total, self.path)
+        images = progress(images, desc="caching images (disk)", total=count, enabled=self.decoding.show_progress)
+        try:
+            with contextlib.closing(self._open()) as environment:
+                transaction = environment.begin(write=True)
+                uncommitted = 0
+                for i, pixels in images:
+                    transaction.put(KEY.pack(i), b"".join((pixels, CRC.pack(zlib.crc32(pixels)))))
+                    uncommitted += len(pixels)
+                    if uncommitted >= _BATCH_BYTES:
+                        transaction.commit()
+                        transaction = environment.begin(write=True)
+                        uncommitted = 0
+                transaction.commit()
+        except lmdb.Error as error:
+            raise UserError(f"--cache disk: {self.path}: cannot be written ({error}); {_REMEDY}") from None
+
+    def _open(self) -> lmdb.Environment:
+        """Opens the file for writing, with space for all images. Raises UserError if the disk is too small."""
+        import lmdb
+
+        # Every image takes whole pages, and the tree takes less than 1 % more.
+        page_counts = -(-(self.sizes + _VALUE_HEADER_BYTES + CRC.size) // _PAGE_BYTES)
+        size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
+        present = self.path.stat().st_size if self.path.exists() else 0
+        folder = self.path.parent
+        check_space(size - present, folder, shutil.disk_usage(folder).free, "--cache disk", _REMEDY)
+        return lmdb.open(
+            os.fspath(self.path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, present)
+        )
+
+    def _mark_complete(self) -> None:
+        """Records size and time of the file, which must hold all images."""
+        if not _is_complete(self.path):
+            write_whole(self.path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(self.path)).encode())
+
+
+def _gather_states(state: _NodeState, leaders: Subgroup) -> list[_NodeState]:
+    """Returns the states of all nodes, by the rank of their leaders."""
+    import torch.distributed as dist
+
+    states: list = [None] * leaders.group_size
+    dist.all_gather_object(states, state, group=leaders.handle)
+    return states
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether the file has not changed since it was marked complete."""
+    try:
+        return path.is_file() and json.loads(read_text(path.with_suffix(_COMPLETE_SUFFIX))) == _stamp(path)
+    except (OSError, UserError, ValueError, RecursionError):
+        return False
+
+
+def _stored_images(path: Path, count: int) -> np.ndarray:
+    """Returns which images are in the file, bool (count,).
+
+    Removes a file that is damaged, or has changed since it was complete: the caller holds its lock, unless it is
+    complete.
+    """
+    import lmdb
+
+    if _is_complete(path):
+        return np.ones(count, bool)
+    stored = np.zeros(count, bool)
+    marker = path.with_suffix(_COMPLETE_SUFFIX)
+    if not os.path.lexists(path) and not os.path.lexists(marker):
+        return stored
+    try:
+        if not path.is_file():
+            raise CacheError("not a file")
+        if os.path.lexists(marker):
+            raise CacheError("changed since it was complete")
+        with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
+            pages = environment.info()["last_pgno"] + 1
+            if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
+                raise lmdb.CorruptedError("truncated")
+            with environment.begin() as transaction:
+                keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
+    except (CacheError, OSError, lmdb.Error) as error:
+        discard("--cache disk", error, marker, path)
+        return stored
+    stored[[KEY.unpack(key)[0] for key in keys]] = True
+    return stored

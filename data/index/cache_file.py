@@ -1,0 +1,144 @@
+"""Keeps the index of a split in a cache file, whose name has a fingerprint of the split's files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
+from data.labels.clean import PARSER_VERSION
+from data.labels.label_format import ImageFile, LabelFile
+from data.labels.ledger import Ledger
+from data.labels.report import FindingTable, ScanReport
+from data.source.dataset_spec import DatasetSpec
+from data.source.files import Listing
+from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.safe_io import remove_half_written
+from utils.logger import get_logger
+from utils.pixels import RGB8
+from utils.strings import FlatStrings
+
+CACHE_VERSION = 9  # increase it when the arrays or their meaning change
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCache:
+    """Names the cache file of a split, and the report of its scan, which lies beside it."""
+
+    path: Path  # may not exist
+    source: str  # see `DatasetIndex.source`
+    fingerprint: str  # see `fingerprint_of`
+
+    @classmethod
+    def find(cls, folder: Path, source: str, fingerprint: str) -> IndexCache:
+        """Finds the file with ``fingerprint``, of whatever source: a data set that has been moved, or that another YAML
+        names, is not scanned again. Without one, names the file to write."""
+        path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
+        return cls(path, source, fingerprint)
+
+    @property
+    def report_path(self) -> Path:
+        """The report of the scan, a text file, which exists if there are findings."""
+        return self.path.with_suffix(".txt")
+
+    def open(self, names: tuple[str, ...], root: Path) -> DatasetIndex | None:
+        """Maps the index in the file. None if it is missing, of another fingerprint, or, with a warning, unusable."""
+        try:
+            meta, arrays = open_arrays(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (CacheError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            get_logger().warning("%s: the cached index can't be used (%s); scanning again", self.path, reason)
+            return None
+        if meta["fingerprint"] != self.fingerprint:
+            return None
+        return restored_index(meta, arrays, names, root)
+
+    def write(self, index: DatasetIndex) -> None:
+        """Writes the file and the report, and removes those of older content and what killed processes have left. Logs
+        a warning if that fails."""
+        folder = self.path.parent
+        meta, arrays = index_content(index)
+        try:
+            write_arrays(self.path, meta, arrays)
+            if len(index.report.findings):
+                index.report.write(self.report_path)
+        except OSError as error:
+            get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
+        with contextlib.suppress(OSError):
+            for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+                old.unlink()
+            remove_half_written(folder)
+
+
+def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
+    """Returns a digest of name, size and time of all files, the classes, and the version of this code. It does not
+    depend on the folder. ``spec``: with the classes as labeled."""
+    facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
+    if spec.pixels != RGB8:
+        facts.append(spec.pixels.content())
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    files: Sequence[ImageFile | LabelFile]
+    for files in (listing.images, listing.labels, listing.others.images):
+        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
+        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
+    # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
+    findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
+    digest.update(json.dumps([findings, *listing.others[1:]]).encode())
+    return digest.hexdigest()
+
+
+def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the metadata and arrays of a file from which `restored_index` restores the index."""
+    report = index.report
+    strings = {"paths": index.paths, "image_ids": index.image_ids}
+    for column in REPORT_COLUMNS:
+        strings[f"report.{column}"] = getattr(report.findings, column)
+    arrays = {name: getattr(index, name) for name in ARRAYS}
+    for name, flat in strings.items():
+        if flat is not None:
+            arrays[f"{name}.data"] = flat.data
+            arrays[f"{name}.offsets"] = flat.offsets
+    meta = {
+        "fingerprint": index.fingerprint,
+        "category_ids": index.category_ids,
+        "totals": report.totals,
+        "ledger": report.ledger.content(),
+        "advice": report.advice,
+        "notes": report.notes,
+    }
+    return meta, arrays
+
+
+def restored_index(
+    meta: dict[str, Any], arrays: dict[str, np.ndarray], names: tuple[str, ...], root: Path
+) -> DatasetIndex:
+    """Restores an index from its `index_content`."""
+
+    def strings(name: str) -> FlatStrings:
+        return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
+
+    return DatasetIndex(
+        names=names,
+        root=root,
+        paths=strings("paths"),
+        **select_arrays(arrays),
+        report=ScanReport(
+            totals=meta["totals"],
+            findings=FindingTable(**{column: strings(f"report.{column}") for column in REPORT_COLUMNS}),
+            ledger=Ledger.from_content(meta["ledger"]),
+            advice=tuple(meta["advice"]),
+            notes=tuple(meta["notes"]),
+        ),
+        fingerprint=meta["fingerprint"],
+        image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
+        category_ids=tuple(meta["category_ids"]),
+    )

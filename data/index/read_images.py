@@ -1,0 +1,135 @@
+"""Reads all images and label files of a split in parallel.
+
+Threads suffice: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from data.image_io.verify import HiddenDamageError, check_image
+from data.index.index_settings import IndexSettings
+from data.labels import findings as kinds
+from data.labels.findings import Finding
+from data.labels.label_format import LabelSource
+from data.labels.rows import LabelFileError, RawLabels, RowProblem, row_table
+from data.source.dataset_spec import DatasetSpec
+from utils.errors import UserError
+from utils.files.paths import path_of
+from utils.logger import get_logger, progress
+from utils.machine.resources import available_cores
+from utils.machine.threads import map_ahead
+
+SAMPLED = 128  # images that are decoded: if 2 % of a data set are damaged, one of these is, with a probability of 92 %
+_MAX_THREADS = 32
+_CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
+
+
+class ScannedImage(NamedTuple):
+    """Holds the size, labels and findings of an image."""
+
+    size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
+    table: np.ndarray  # float64 (R, 10), see data.labels.rows
+    findings: list[Finding]
+    num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
+    stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
+    is_hidden: bool = False  # only decoding shows its damage
+    largest: int = 0  # largest value of a 16-bit image; 0 for other images
+    named_image: str = ""  # the image that the label file itself names
+
+
+def read_images(
+    spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings, *, decode_all: bool
+) -> list[ScannedImage]:
+    """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` others
+    are decoded; if one of the latter is damaged, or with ``decode_all``, all are."""
+    count = len(source.images)
+    decoded = np.full(count, decode_all)
+    decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
+    images = _read_all(spec, source, decoded, f"scanning {split}", settings)
+    hidden = sum(image.is_hidden for image in images)
+    if hidden and not decoded.all():
+        get_logger().warning(
+            "%s: decoding shows that %d of %d sampled images are damaged; decoding all images",
+            split,
+            hidden,
+            decoded.sum(),
+        )
+        decoded[:] = True
+        images = _read_all(spec, source, decoded, f"decoding {split}", settings)
+    return images
+
+
+def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
+    """Makes a finding of a problem of the labels of ``source.images[image]``. ``scale``: from the units of its corners
+    to pixels."""
+    return Finding(
+        where=source.where(image, None if problem.line < 0 else problem.line),
+        kind=problem.kind,
+        text=problem.text,
+        consequence=problem.consequence,
+        cause=problem.cause,
+        image=image,
+        line=problem.line,
+        class_id=problem.class_id,
+        class_name=problem.class_name,
+        xyxy_px=tuple(value * side for value, side in zip(problem.xyxy, scale)),
+    )
+
+
+def _read_all(
+    spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
+) -> list[ScannedImage]:
+    """Reads all images in parallel. ``decoded``: bool (N,), those that are decoded in any case."""
+    count = len(source.images)
+
+    def read_chunk(first: int) -> list[ScannedImage]:
+        last = min(first + _CHUNK, count)
+        return [_read_one(i, spec, source, decode=bool(decoded[i])) for i in range(first, last)]
+
+    threads = 1
+    if settings.workers:
+        threads = min(_MAX_THREADS, max(settings.workers, available_cores()))
+    chunks = map_ahead(read_chunk, range(0, count, _CHUNK), threads=threads)
+    images = itertools.chain.from_iterable(chunks)
+    return list(progress(images, desc=title, total=count, enabled=settings.progress))
+
+
+def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> ScannedImage:
+    """Reads an image and its labels."""
+    name = source.images[i].name
+    path = path_of(name, spec.root)
+    raw, problems = _read_labels(i, source)
+    num_labeled = None if raw is None else raw.num_labeled
+    largest = [0]
+    try:
+        size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
+        is_hidden = isinstance(error, HiddenDamageError)
+        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden, largest=max(largest))
+    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
+    return ScannedImage(
+        size_hw=size,
+        table=row_table(i, raw.rows if raw else []),
+        findings=[finding_of(source, i, problem, scale) for problem in problems],
+        num_labeled=num_labeled,
+        stated_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
+        largest=max(largest),
+        named_image="" if raw is None else raw.named_image,
+    )
+
+
+def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[RowProblem]]:
+    """Returns the labels of an image, None if there are none; and what is wrong with them."""
+    try:
+        raw = source.read(i)
+    except LabelFileError as error:
+        return None, [RowProblem(error.line, kinds.BAD_LABEL, error.reason, consequence="image left out")]
+    if raw is None:
+        return None, [RowProblem(-1, kinds.NO_LABEL, f"{source.images[i].name} is taken as background")]
+    return raw, raw.problems

@@ -1,0 +1,84 @@
+"""Decides whose loss it is if a label file names an image that no split has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum, auto
+from functools import cached_property
+
+from data.labels.image_names import ImageNames, loose, readings_of
+from data.labels.label_format import ImageFile, OtherImages
+
+
+class Owner(Enum):
+    """Says to which split an absent image belongs."""
+
+    LISTED = auto()  # to this one: a row of its lists names it, and counts as the lost image
+    HERE = auto()  # to this one
+    ELSEWHERE = auto()  # to another one
+    ANY = auto()  # to any split with this label file
+
+
+class AbsentImages:
+    """Decides which split an image that does not exist would belong to: the one whose list names it, or the one whose
+    folders fit its own best."""
+
+    def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
+        self._images = images
+        self._others = others
+        self._images_of_other_splits = [image for image in others.images if image.key]
+
+    def owner(self, file_name: str) -> Owner:
+        """Returns the owner of the image that a label file names so."""
+        if self._others.missing and self._missing_here.find(file_name):
+            return Owner.LISTED
+        if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
+            return Owner.ELSEWHERE
+        if not self._images_of_other_splits:
+            return Owner.ANY
+        here = self._folders_here.agreement(file_name)
+        elsewhere = self._folders_elsewhere.agreement(file_name)
+        if here == elsewhere:
+            return Owner.ANY
+        return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
+
+    @cached_property
+    def _missing_here(self) -> ImageNames:
+        return ImageNames(self._others.missing)
+
+    @cached_property
+    def _missing_elsewhere(self) -> ImageNames:
+        return ImageNames(self._others.missing_elsewhere)
+
+    @cached_property
+    def _folders_here(self) -> _ImageFolders:
+        return _ImageFolders(self._images)
+
+    @cached_property
+    def _folders_elsewhere(self) -> _ImageFolders:
+        return _ImageFolders(self._images_of_other_splits)
+
+
+def num_charged(count: int, ours: int, elsewhere: int, *, is_first: bool) -> int:
+    """Returns how many of ``count`` losses that may be of any split count in this one: in proportion to ``ours``
+    against ``elsewhere``. The first split counts what the others leave."""
+    share = count * ours / (ours + elsewhere)
+    return math.ceil(share) if is_first else math.floor(share)
+
+
+class _ImageFolders:
+    """Compares the folders of file names with those of images."""
+
+    def __init__(self, images: Sequence[ImageFile]) -> None:
+        image_of = {image.name.rpartition("/")[0]: image.name for image in images}
+        names_of: dict[str, list[str]] = {}  # an image of each folder, by the folder's own name
+        for folder, name in image_of.items():
+            names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
+        self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
+
+    def agreement(self, file_name: str) -> int:
+        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
+        fits = [self._images_of[last] for last in last_folders if last in self._images_of]
+        return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)

@@ -1,0 +1,132 @@
+"""Matches the image entries of a label file, which a split or several share, with the images of a split."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from data.labels.image_names import ImageNames
+from data.labels.label_format import ImageFile, LabelRequest
+from data.labels.rows import RawLabels
+
+
+class ImageEntry(NamedTuple):
+    """An image in the label file of a split. The lines of its labels are positions in the list of annotations."""
+
+    file_name: str  # with /
+    image_id: int | str
+    labels: RawLabels
+
+    @property
+    def num_labeled(self) -> int:
+        """Counts its annotations, whether they can be used or not."""
+        return self.labels.num_labeled
+
+
+class UnmatchedEntry(NamedTuple):
+    """An entry that belongs to no image."""
+
+    entry: ImageEntry
+    reason: str
+    has_name: bool  # whether an image has the same file name
+
+
+class MatchedEntries(NamedTuple):
+    """Says which entries of a label file belong to which images."""
+
+    entry_of: dict[int, ImageEntry]  # of the split's images, by their positions
+    elsewhere: list[ImageEntry]  # those of images of other splits, or of no split
+    unmatched: list[UnmatchedEntry]
+
+
+def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
+    """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
+    num_images = len(request.images)
+    images = [*request.images, *(image for image in request.others.images if image.key)]
+    names = ImageNames([image.name for image in images])
+    number_of = _match_keys(entries, images)  # positions of entries by those of images
+    with_key = set(number_of.values())
+    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in with_key}
+    number_of |= _match_names(entries, fits_of, number_of, names)
+    matched = set(number_of.values())
+
+    images_of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
+    elsewhere = [entries[number] for image, number in number_of.items() if image >= num_images]
+    unmatched: list[UnmatchedEntry] = []
+    for number, fits in fits_of.items():
+        if number in matched:
+            continue
+        entry = entries[number]
+        if _is_of_no_split(entry, images_of_no_split, has_name=bool(fits)):
+            elsewhere.append(entry)
+        else:
+            reason = _why_unmatched(entry, [images[i] for i in fits], names)
+            unmatched.append(UnmatchedEntry(entry, reason, has_name=bool(fits)))
+    entry_of = {image: entries[number] for image, number in number_of.items() if image < num_images}
+    return MatchedEntries(entry_of, elsewhere, unmatched)
+
+
+def _match_keys(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
+    """Returns the position of the entry whose file name is the key of an image, by the image's position. Of several
+    entries of an image, the first that has annotations is taken: without these, it would be a background."""
+    key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
+    image_of_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
+    number_of: dict[int, int] = {}
+    for number, entry in enumerate(entries):
+        image = image_of_key.get(os.path.normpath(entry.file_name))
+        if image is None:
+            continue
+        if image not in number_of or (entry.num_labeled and not entries[number_of[image]].num_labeled):
+            number_of[image] = number
+    return number_of
+
+
+def _match_names(
+    entries: Sequence[ImageEntry], fits_of: Mapping[int, Sequence[int]], matched: Container[int], names: ImageNames
+) -> dict[int, int]:
+    """Returns the positions of the entries that fit one image alone, by its position.
+
+    Of several entries of an image, the one whose folders agree best is taken, then one that has annotations: a file of
+    several splits may name images of another one that has the same file names in another folder.
+
+    Args:
+        fits_of: positions of the images that an entry fits, by its position.
+        matched: images that have an entry already.
+        names: of all images.
+    """
+    rivals_of: dict[int, list[int]] = {}  # entries by image
+    for number, fits in fits_of.items():
+        if len(fits) == 1 and fits[0] not in matched:
+            rivals_of.setdefault(fits[0], []).append(number)
+
+    def rank(number: int, image: int) -> tuple[int, bool]:
+        return names.agreement(entries[number].file_name, image), entries[number].num_labeled > 0
+
+    number_of = {}
+    for image, rivals in rivals_of.items():
+        number_of[image] = rivals[0]
+        if len(rivals) > 1:
+            number_of[image] = max(rivals, key=partial(rank, image=image))
+    return number_of
+
+
+def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_name: bool) -> bool:
+    """Returns whether an entry belongs to an image of no split. If an image of the split has its file name, too
+    (``has_name``), only the folder can show that the other one is meant."""
+    fits = images_of_no_split.find(entry.file_name)
+    if has_name:
+        return any(images_of_no_split.agreement(entry.file_name, image) for image in fits)
+    return bool(fits)
+
+
+def _why_unmatched(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> str:
+    """Returns why an entry has no image, though it ``fits`` these by name."""
+    if len(fits) > 1:
+        return f"fits {len(fits)} of the split's images, such as {fits[0].name} and {fits[1].name}"
+    if fits:
+        return f"would be {fits[0].name}, which another entry names"
+    other = names.same_stem(entry.file_name)
+    return "is not among the split's images" + (f", but {other} is" if other else "")

@@ -1,0 +1,132 @@
+"""Opens a source: the frames of images, folders, globs, lists, videos, webcams and streams."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.image_io.decode import MAX_IMAGE_BYTES, OnWarning, decode_image, read_image
+from data.image_io.file_kinds import image_suffixes, unread_summary
+from data.image_io.header import read_header
+from engine.inference.frames import FileProblem, Frame, Items, SourceOptions
+from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
+from engine.inference.video import open_stream, stream_frames, video_file_frames
+from utils.errors import UserError
+from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
+from utils.logger import get_logger
+from utils.machine.threads import map_ahead
+from utils.pixels import PixelFormat
+
+
+def open_source(source: str, **settings: Any) -> Items:
+    """Yields the frames of ``source``, in order, and the problems of its files.
+
+    Args:
+        source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
+            list's folder; each is read once), the number of a webcam, or the URL of an image, a video or a stream.
+        settings: of `SourceOptions`.
+
+    Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
+    which is skipped if the source has others.
+    """
+    source = str(source)
+    options = SourceOptions(**settings)
+    if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
+        return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
+    if is_stream(source):
+        return stream_frames(without_login(source), open_stream(source), options)
+    order = by_number if options.in_sequences else None
+    files, unread = list_files(source, image_suffixes(options.pixels), order)
+    if options.in_sequences:
+        files = by_sequence(files)
+    if unread:
+        get_logger().warning("%s: %s", source, unread_summary(unread))
+    return _file_frames(files, source, options)
+
+
+def _names_image(url: str, suffixes: frozenset[str]) -> bool:
+    """Returns whether an address is that of an image: by its suffix, whatever follows it (``?size=large``), or without
+    a suffix by the server's content type. OpenCV would take it for a video of one frame."""
+    suffix = os.path.splitext(url_path(url))[1].lower()
+    if suffix:
+        return suffix in suffixes
+    with contextlib.suppress(*NETWORK_ERRORS, ValueError), open_url(url) as response:
+        return response.headers.get_content_maintype() == "image"
+    return False  # if it is neither, OpenCV reports it
+
+
+def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Items:
+    """Yields the image in ``content``, which was read from ``url``."""
+    name = without_login(url)
+    problems: list[Frame | FileProblem] = []
+    image = decode_image(content, read_header(content, name), name, on_warning=_noting_damage(problems), pixels=pixels)
+    yield from problems
+    yield Frame(name, image, sequence=name)
+
+
+def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Items:
+    """Yields the frames of files, and their problems."""
+    usable = 0
+    read = partial(_read_image, pixels=options.pixels)
+    contents = map_ahead(read, _placed(files), threads=options.threads, ahead=options.ahead)
+    with contextlib.closing(contents):
+        for path, content in zip(files, contents):
+            items = video_file_frames(path, options) if content is None else _each(content)
+            with contextlib.closing(items):
+                for item in items:
+                    if isinstance(item, Frame):
+                        usable += 1
+                    elif item.is_skipped and len(files) == 1:
+                        raise UserError(item.reason)
+                    yield item
+    if not usable:
+        raise UserError(f"{source}: none of its {len(files)} files can be read")
+
+
+class PlacedFile(NamedTuple):
+    """A file of a source."""
+
+    path: Path
+    sequence: str
+    number: int  # of an image in its sequence, from 0
+
+
+def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:
+    """Yields files with their sequences, in which images are numbered from 0."""
+    counts = Counter[str]()
+    for path in files:
+        sequence = sequence_of(path)
+        yield PlacedFile(path, sequence, counts[sequence])
+        counts[sequence] += 1
+
+
+def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+    """Reads an image. Returns None for a video, which is opened only when the files before it are finished."""
+    path = file.path
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        return None
+    content: list[Frame | FileProblem] = []
+    try:
+        image = read_image(path, _noting_damage(content), pixels)
+        content.append(Frame(str(path), image, file.number, sequence=file.sequence))
+    except UserError as error:
+        content.append(FileProblem(str(path), str(error), is_skipped=True))
+    return content
+
+
+def _each(items: Iterable[Frame | FileProblem]) -> Items:
+    yield from items
+
+
+def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
+    """Makes a callback that appends warnings of the decoder to ``problems``."""
+
+    def on_warning(name: str, warning: str) -> None:
+        problems.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", is_skipped=False))
+
+    return on_warning

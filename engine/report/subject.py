@@ -1,0 +1,63 @@
+"""What a report is about: a run or a checkpoint, and its newest validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from data.index.index import DatasetIndex
+from engine.evaluation.analysis import ErrorSplit
+from engine.evaluation.issues import CheckedSplit
+from engine.evaluation.metrics import Fitness
+from engine.optim.schedule import few_steps_warning, step_plan
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.distributed.context import DistributedContext
+from utils.structures import DetectionTable, EvalResult
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The run or checkpoint that a report is about."""
+
+    title: str
+    config: TrainConfig | ValConfig
+    hyp: Hyperparameters | None
+    ctx: DistributedContext
+    imgsz: int
+    stride: int
+    indexes: dict[str, DatasetIndex]  # by split: first that of the training, if it is known, last the validated one
+    fitness: Fitness = Fitness("AP", "AP")
+    batches: int = 0  # per epoch; 0 for the validation of a checkpoint
+
+    @property
+    def epochs(self) -> int:
+        """Planned epochs of the run; 0 for the validation of a checkpoint."""
+        return self.config.epochs if isinstance(self.config, TrainConfig) else 0
+
+    @property
+    def few_steps(self) -> str:
+        """Warning that the run has too few steps; "" if it has enough, or if ``--time`` decides."""
+        config = self.config
+        if not isinstance(config, TrainConfig) or config.time or not self.batches:
+            return ""
+        return few_steps_warning(step_plan(config, self.batches), from_weights=bool(config.weights))
+
+    @property
+    def validated(self) -> DatasetIndex:
+        """Index of the split that is validated."""
+        return self.validated_split.index
+
+    @property
+    def validated_split(self) -> CheckedSplit:
+        name, index = list(self.indexes.items())[-1]
+        return CheckedSplit(name, index)
+
+
+@dataclass(frozen=True)
+class ScoredValidation:
+    """The scores and detections of a validation."""
+
+    result: EvalResult
+    detections: DetectionTable  # whose AP was computed
+    shown: DetectionTable  # as detect.py finds them
+    epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
+    errors: ErrorSplit | None = None  # None: not computed yet
