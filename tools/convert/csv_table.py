@@ -36,7 +36,7 @@ def read_csv(file: Path, into: Annotations) -> None:
     """Adds the objects of Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), and of Open Images
     (``ImageID``; corners as fractions; ``LabelName``, an id whose name is in a ``class-descriptions`` file next to the
     CSV; ``IsGroupOf`` 1 makes a region to ignore)."""
-    text = read_text(file, most=MAX_FILE_BYTES)
+    text = read_text(file, max_bytes=MAX_FILE_BYTES)
     rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:
         objects = _Objects(file, rows.fieldnames or (), into)

@@ -19,7 +19,7 @@ _CUBOID_CORNERS = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl"
 def read_cvat(file: Path, into: Annotations) -> None:
     """Adds the rectangles, and the boxes around polygons, ellipses, masks and cuboids."""
     try:
-        root = parse_xml(read_regular(file, most=MAX_FILE_BYTES))
+        root = parse_xml(read_regular(file, max_bytes=MAX_FILE_BYTES))
     except XmlError as error:
         raise UserError(f"{file}:{error}") from None
     except OSError as error:

@@ -81,7 +81,7 @@ def _too_large(file: Path) -> UserError:
 def read_image_folder(file: Path, into: Annotations) -> None:
     """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files. A
     row without ``objects`` is of an image that nobody has labeled."""
-    for line, row in enumerate(read_text(file, most=MAX_FILE_BYTES).split("\n"), 1):
+    for line, row in enumerate(read_text(file, max_bytes=MAX_FILE_BYTES).split("\n"), 1):
         if not row.strip():
             continue
         location = f"{file}:{line}"

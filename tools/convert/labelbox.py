@@ -36,7 +36,7 @@ def read_labelbox(file: Path, into: Annotations) -> None:
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the rows of an export, each after its location for messages."""
-    text = read_text(file, most=MAX_FILE_BYTES)
+    text = read_text(file, max_bytes=MAX_FILE_BYTES)
     if text.lstrip().startswith("["):
         for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
             location = f"{file}: row {position}"
