@@ -124,8 +124,7 @@ class ClassWeights(Hook):
 class ClassScores(Hook):
     """Logs the scores of best.pt by class at the end of a run, on rank 0.
 
-    A resumed run without a better epoch does not know them, and logs those of its newest validation. ``names``: of the
-    classes.
+    After a resume without a new best epoch, logs those of the newest validation. ``names``: of the classes.
     """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:

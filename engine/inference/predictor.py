@@ -106,7 +106,7 @@ class Predictor:
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
             batch_size: maximum number of images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
-            device: for programs that name the device in each call; it must be the model's.
+            device: accepted for programs that name the device in each call; must equal the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
         if device is not None:

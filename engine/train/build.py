@@ -69,7 +69,7 @@ def build_training(
     """
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
-    # On an error it reads the plan of then, with the batch size that has been found.
+    # Evaluated when an error is raised, so that it sees the batch size chosen by then.
     stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
