@@ -92,7 +92,9 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
     # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
     findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
-    digest.update(json.dumps([findings, *listing.others[1:]]).encode())
+    others = listing.others
+    is_first_or_before = others.num_before or True  # True as it has always been, so that older fingerprints stay valid
+    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, is_first_or_before]).encode())
     return digest.hexdigest()
 
 

@@ -102,7 +102,7 @@ def build_training(
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(loaders.train, identity))
 
     # The folder, the first thing that is written, and what writes into it.
-    run = claim_folder(ctx, plan, stack)
+    run = claim_folder(ctx, plan, stack, progress)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.checkpoint is not None:

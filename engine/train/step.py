@@ -227,6 +227,8 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     The host waits for the device, which alone knows them."""
     trained = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
     all_zero = torch.stack(torch._foreach_norm(gradients, float("inf"))) == 0
     for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:

@@ -417,6 +417,21 @@ def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
         load(path, "val")
 
 
+def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
+    """Two annotations without an image, and two annotated images that do not exist."""
+    for split, start, end in (("val", 6, 13), ("test", 13, 20)):
+        (root / "images" / split).mkdir()
+        for name in IMAGES[start:end]:
+            (root / "images/train" / name).rename(root / "images" / split / name)
+    path = describe(root, "coco", val="images/val", test="images/test")
+    edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in (500, 501)))
+    for folder, name in (("train", IMAGES[0]), ("val", IMAGES[6])):
+        (root / "images" / folder / name).unlink()
+    ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")]
+    assert sum(ledger.lost_images for ledger in ledgers) == 2
+    assert sum(ledger.lost_objects for ledger in ledgers) == 2 + 2 * 2
+
+
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
     in_folders(root, "coco")
     write_image(root / "images/more" / IMAGES[0], HEIGHT, WIDTH)

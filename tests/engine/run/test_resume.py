@@ -182,6 +182,17 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
     assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "command"), [("optimizer", "SGD", "auto"), ("optimizer", "Muon", "auto"), ("batch_size", 48, -1)]
+)
+def test_what_was_chosen_when_a_run_began_stays_if_the_command_leaves_it_open(name, stored, command):
+    """Another choice would not fit the stored state: with other --epochs, "auto" may mean another optimizer."""
+    run = TrainConfig(epochs=10, **{name: stored})
+    config, messages = resumed_config(run, TrainConfig(epochs=20, **{name: command}), {name, "epochs"})
+    assert config == dataclasses.replace(run, epochs=20)
+    assert messages == ["resume: epochs 10 -> 20"]
+
+
 def test_a_run_has_the_device_of_the_process_that_resumes_it():
     stored = TrainConfig(batch_size=8, device="cuda:1")
     assert resumed_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
