@@ -39,7 +39,7 @@ from utils.errors import REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
 from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.program import start_of  # noqa: E402
+from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
@@ -160,7 +160,7 @@ def work(config: TrainConfig, working_folder: str) -> str:
         "MASTER_PORT": port,
     }
     environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
-    command = [*start_of("train"), *flags_of(replace(config, resume=str(last) if last else None))]
+    command = [*command_prefix("train"), *flags_of(replace(config, resume=str(last) if last else None))]
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
         refusal = follow(folder, child, rank, reported)

@@ -15,8 +15,8 @@ from utils.program import resume_flag
 log = logging.getLogger("lockstep")
 
 # GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
-HALVINGS = 16
-MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `HALVINGS`
+MAX_SCALE_HALVINGS = 16
+MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `MAX_SCALE_HALVINGS`
 
 
 class NonFiniteSteps(Hook):
@@ -30,7 +30,7 @@ class NonFiniteSteps(Hook):
         if values.finite:
             self._are_blank = []
             return
-        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= MAX_SCALE_HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
             self._name_files(trainer, values)

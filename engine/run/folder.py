@@ -32,7 +32,7 @@ EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of t
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
+_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
 
 def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack, progress: Progress) -> TrainingRun:
@@ -143,7 +143,7 @@ def _remove_after_failure(
         return
     traceback.clear_frames(frames)  # closes their files, of which there may be too many
     folder, *parents = created
-    if progress.updates or any(any(folder.glob(pattern)) for pattern in _KEPT_FILES):
+    if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
         return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:
@@ -167,7 +167,7 @@ def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
         (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
 
 
-def own_checkpoint(folder: Path) -> Path | None:
+def checkpoint_of_newest_run(folder: Path) -> Path | None:
     """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
     last = folder / "last.pt"
     if not last.is_file():
@@ -177,7 +177,7 @@ def own_checkpoint(folder: Path) -> Path | None:
     return None if is_earlier else last
 
 
-def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
+def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
     """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
     None."""
     if not any(launchers):

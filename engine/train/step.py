@@ -57,7 +57,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class FullBatch:
-    """What all batches of a training have in common but the last, smaller one of an epoch."""
+    """Properties of a full batch: of every batch but the last one of an epoch, which may be smaller."""
 
     images: int  # over all ranks
     has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
