@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from data.image_io.decode import have_single_colors
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues
 from utils.errors import UserError, one_line
@@ -55,8 +56,8 @@ class NonFiniteSteps(Hook):
         """Says why the run stops, and what to do."""
         if self._are_blank and all(self._are_blank):
             return _reason_for_blank_images(trainer, values)
-        last = trainer.checkpointer.last
-        if last.exists():
+        last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
+        if last is not None:
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
         else:
             remedy = "There is no checkpoint yet: start again"
@@ -66,9 +67,9 @@ class NonFiniteSteps(Hook):
 
 def _reason_for_blank_images(trainer: Training, values: StepValues) -> str:
     """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
-    last = trainer.checkpointer.last
+    last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
     continuation = "start again"
-    if last.exists():
+    if last is not None:
         continuation = f"continue from the last good weights: {resume_flag(last)}"
     return (
         f"stopped: the last {trainer.progress.bad_steps} steps were not finite, since all of their images have a "

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import yaml
 
+from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.run.run import RunPlan, TrainingRun
 from utils.config.settings import TrainConfig
@@ -28,7 +29,6 @@ from utils.logger import continue_in_file, get_logger
 from utils.program import resume_flag, write_result
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
-EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -156,25 +156,6 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
     names = [launcher for launcher in launchers if launcher]
     if names:
         write_whole(folder / LAUNCHERS, "\n".join(names))
-
-
-def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
-    """Records the last.pt that a new run finds in its folder (``--exist-ok``): a restart must not continue it."""
-    last = folder / "last.pt"
-    if is_new and last.is_file():
-        write_whole(folder / EARLIER_CHECKPOINT, str(last.stat().st_mtime_ns))
-    else:
-        (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
-
-
-def checkpoint_of_newest_run(folder: Path) -> Path | None:
-    """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
-    last = folder / "last.pt"
-    if not last.is_file():
-        return None
-    earlier = folder / EARLIER_CHECKPOINT
-    is_earlier = earlier.is_file() and earlier.read_text("utf-8") == str(last.stat().st_mtime_ns)
-    return None if is_earlier else last
 
 
 def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:

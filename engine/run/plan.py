@@ -9,8 +9,9 @@ from pathlib import Path
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.checkpoint.progress import RunStatus
-from engine.run.folder import checkpoint_of_newest_run, find_run_of_launchers, lock_folder
+from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,

@@ -45,7 +45,7 @@ from models.weights.load import check_shapes
 from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
@@ -85,7 +85,7 @@ def build_training(
     warn_of_unused_settings(ctx, plan.settings, data, model)
     loaders = build_loaders(ctx, plan.settings, data, model, samples)
     steps = step_plan(plan.config, len(loaders.train))
-    fit_anchors(plan, model, loaders.train.index)
+    fit_anchors(ctx, plan, model, loaders.train.index)
     plan = choose_lr_mult(ctx, plan, loaders, model, steps)
     settings = plan.settings  # all are chosen
     try_export(ctx, settings.config, model)
@@ -208,16 +208,24 @@ def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data
             get_logger().warning("%s", line)
 
 
-def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
+def fit_anchors(ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     """Checks the anchors of the model, if it has any, against the training boxes, and fits new ones. A run that
-    continues has those of its checkpoint."""
-    if model.head.anchors is None or plan.checkpoint is not None:
+    continues has those of its checkpoint.
+
+    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
+    """
+    anchors = model.head.anchors
+    if anchors is None or plan.checkpoint is not None:
         return
     config = plan.config
-    sides = train.sides_at(config.imgsz)
-    refit = not config.noautoanchor
-    message = check_anchors(sides, model.head, anchor_t=plan.hyp.anchor_t, refit=refit, seed=config.seed)
-    get_logger().info("%s", message)
+    fitted = None
+    if ctx.is_main:
+        sides = train.sides_at(config.imgsz)
+        refit = not config.noautoanchor
+        message = check_anchors(sides, model.head, anchor_t=plan.hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", message)
+        fitted = anchors.cpu()
+    anchors.copy_(broadcast_object(ctx, fitted))
 
 
 def choose_lr_mult(

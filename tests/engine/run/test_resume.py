@@ -11,8 +11,9 @@ import pytest
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, note_earlier_checkpoint
 from engine.checkpoint.progress import Progress, RunStatus
-from engine.run.folder import checkpoint_of_newest_run, find_run_of_launchers, note_earlier_checkpoint, note_launch
+from engine.run.folder import find_run_of_launchers, note_launch
 from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.restore import EpochData, keep_best_epoch, resumed_position
 from engine.run.resume import (
