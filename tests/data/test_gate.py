@@ -285,6 +285,21 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, c
         assert all(said in record.message for record in records)
 
 
+def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed(root):
+    """Whether the images that a JSON does not name may be those of another split."""
+    whole = (root / "instances.json").read_text()
+    (root / "others.json").write_text(whole)
+    edit_json(root, lambda content: content.update(images=content["images"][:5], annotations=[]))
+    edit_json(root, lambda content: content.update(annotations=json.loads(whole)["annotations"][:2]))
+    said = []
+    for val_file in ("others.json", "instances.json", "others.json"):
+        path = describe(root, "coco", annotations={"train": "instances.json", "val": val_file})
+        report = load(path, max_bad=1.0).report
+        said.append((len(report.advice), len(report.notes)))
+    assert said[0] == said[2]
+    assert said[1][0] == said[0][0] + 1
+
+
 ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
 
 
