@@ -142,13 +142,13 @@ def work(config: TrainConfig, working_folder: str) -> str:
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
-    plan = None  # rank 0 makes it, and the others receive it
+    values = None  # of the plan: rank 0 makes it, and the others receive it
     if rank == 0:
         wait_for_previous(folder)
         previous = previous_training(folder, config)
-        plan = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
-    address, port, last, done, reported = broadcast_from_rank_zero(plan)
-    if done:
+        values = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
+    plan = Plan(*broadcast_from_rank_zero(values))
+    if plan.is_done:
         return ""
     variables = {
         "RANK": rank,
@@ -156,14 +156,15 @@ def work(config: TrainConfig, working_folder: str) -> str:
         "LOCAL_RANK": context.get_local_rank(),
         "LOCAL_WORLD_SIZE": context.get_local_world_size(),
         "GROUP_RANK": context.get_node_rank(),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": plan.address,
+        "MASTER_PORT": plan.port,
     }
     environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
-    command = [*command_prefix("train"), *flags_of(replace(config, resume=str(last) if last else None))]
+    resume = str(plan.checkpoint) if plan.checkpoint else None
+    command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        refusal = follow(folder, child, rank, reported)
+        refusal = follow(folder, child, rank, plan.reported)
         if refusal:
             child.process.kill()  # it may wait for the one that has refused; nothing is lost
             return refusal
@@ -174,6 +175,16 @@ def work(config: TrainConfig, working_folder: str) -> str:
     if reason:
         raise RuntimeError(f"process {rank}: {reason}")
     return ""
+
+
+class Plan(NamedTuple):
+    """What rank 0 tells the other workers before the processes start."""
+
+    address: str  # of rank 0's node
+    port: int  # free on that node
+    checkpoint: Path | None  # to resume from
+    is_done: bool  # whether an earlier job has ended the training
+    reported: int  # number of epochs that Ray knows, or that an earlier job has trained
 
 
 def follow(folder: Path, child: Child, rank: int, reported: int) -> str:
