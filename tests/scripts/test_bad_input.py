@@ -370,46 +370,78 @@ def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
     assert "caf\\udce9.png" in out
 
 
-def test_names_with_line_breaks_and_terminal_codes_stay_in_their_lines(world, tmp_path, capsys):
-    """Of images, labels, lists, folders and weights, in the output of every script, in logs and in reports."""
-    forged = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"
-    root, weights = tmp_path / f"set{forged}", tmp_path / f"w{forged}.pt"
+FORGED = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"  # a name with line breaks and terminal codes
+
+
+def assert_stays_in_its_lines(text: str) -> None:
+    assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text
+
+
+@pytest.fixture(scope="module")
+def forged(world, tmp_path_factory) -> dict[str, Path]:
+    """A data set whose folder, images and labels have such names, and weights of that name that were trained on it."""
+    folder = tmp_path_factory.mktemp("forged")
+    root = folder / f"set{FORGED}"
     data = write_dataset(root, train=3, val=2)
     for name in ("train/000", "val/000"):
-        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{forged}.png")
-        (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{forged}.txt")
-        with open(root / "labels" / f"{name}{forged}.txt", "a") as file:
-            file.write("nonsense\n")
-    (root / "images" / "val" / f"broken{forged}.png").write_bytes(b"nothing")
+        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{FORGED}.png")
+        labels = (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{FORGED}.txt")
+        labels.write_text(labels.read_text() + "nonsense\n")
+    (root / "images" / "val" / f"broken{FORGED}.png").write_bytes(b"nothing")
     (root / "list.txt").write_text("images/train/001.png\nimages/\x1b[31mnone.png\n\x1b[31mred\n")
-    content = yaml.safe_load(data.read_text()) | {"train": "list.txt"}
-    (root / "listed.yaml").write_text(yaml.safe_dump(content))
-    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{forged}"}))
-    runs, cached = tmp_path / "runs", tmp_path / "cache"
-    shared = ["--max-bad", "1", "--project", runs, "--cache-dir", cached]
-    train_flags = [*flags(world), *shared, "--epochs", "1", "--data"]
-    call(train.main, *train_flags, data)
-    (runs / "exp" / "last.pt").rename(weights)
-    call(train.main, *train_flags, root / "listed.yaml", "--name", "listed")
-    one = ["--weights", weights]
-    call(val.main, *one, *shared, "--data", data, *PLAIN)
-    images, found = root / "images" / "val", ["--device", "cpu", "--project", tmp_path / "found"]
-    outputs = [capsys.readouterr()]
-    for main, *given in (
-        (detect.main, *one, "--source", images, *found),
-        (detect.main, *one, "--source", f"none{forged}", *found),
-        (detect.main, "--weights", f"none{forged}.pt", "--source", images, *found),
-        (train.main, *train_flags, root / "absent.yaml"),
-        (train.main, *train_flags, data, "--resume", f"none{forged}.pt"),
-        (train.main, *train_flags, data, f"--none{forged}"),
-        (check_data, data, "--out", tmp_path / f"checked{forged}", "--noplots"),
-    ):
-        with pytest.raises(SystemExit):
-            call(main, *given)
-        outputs.append(capsys.readouterr())
-        assert "all your disk is full" in "".join(outputs[-1])
-    texts = [text for pair in outputs for text in pair]
-    texts += [path.read_text() for path in (*runs.glob("*/train.log"), *cached.glob("*.txt"))]
-    assert len(texts) > 2 * len(outputs) + 2
-    for text in texts:
-        assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text
+    content = yaml.safe_load(data.read_text())
+    (root / "listed.yaml").write_text(yaml.safe_dump(content | {"train": "list.txt"}))
+    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{FORGED}"}))
+    shared = ["--max-bad", "1", "--project", folder / "runs", "--cache-dir", folder / "cache"]
+    train_words = [*flags(world), *shared, "--epochs", "1", "--data"]
+    call(train.main, *train_words, data)
+    weights = (folder / "runs" / "exp" / "last.pt").rename(folder / f"w{FORGED}.pt")
+    return {"folder": folder, "root": root, "data": data, "weights": weights, "train": train_words, "shared": shared}
+
+
+def test_forged_names_stay_in_their_lines_in_the_output_logs_and_reports_of_runs(forged, capsys):
+    """Of images, labels, lists, folders and weights."""
+    call(train.main, *forged["train"], forged["root"] / "listed.yaml", "--name", "listed")
+    call(val.main, "--weights", forged["weights"], *forged["shared"], "--data", forged["data"], *PLAIN)
+    for text in capsys.readouterr():
+        assert_stays_in_its_lines(text)
+    logs = list((forged["folder"] / "runs").glob("*/train.log"))
+    reports = list((forged["folder"] / "cache").glob("*.txt"))
+    assert len(logs) == 2
+    assert reports
+    for path in (*logs, *reports):
+        assert_stays_in_its_lines(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "damaged image",
+        "absent source",
+        "absent weights",
+        "absent split",
+        "absent run",
+        "unknown flag",
+        "checked folder",
+    ],
+)
+def test_forged_names_stay_in_their_lines_in_what_a_script_says_of_them(forged, tmp_path, capsys, mistake):
+    images = forged["root"] / "images" / "val"
+    detect_words = (detect.main, "--device", "cpu", "--project", tmp_path)
+    train_words = (train.main, *forged["train"])
+    data = forged["data"]
+    commands = {
+        "damaged image": (*detect_words, "--weights", forged["weights"], "--source", images),
+        "absent source": (*detect_words, "--weights", forged["weights"], "--source", f"none{FORGED}"),
+        "absent weights": (*detect_words, "--weights", f"none{FORGED}.pt", "--source", images),
+        "absent split": (*train_words, forged["root"] / "absent.yaml"),
+        "absent run": (*train_words, data, "--resume", f"none{FORGED}.pt"),
+        "unknown flag": (*train_words, data, f"--none{FORGED}"),
+        "checked folder": (check_data, data, "--out", tmp_path / f"checked{FORGED}", "--noplots"),
+    }
+    with pytest.raises(SystemExit):
+        call(*commands[mistake])
+    output = capsys.readouterr()
+    assert "all your disk is full" in output.out + output.err
+    assert_stays_in_its_lines(output.out)
+    assert_stays_in_its_lines(output.err)

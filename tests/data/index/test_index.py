@@ -335,10 +335,23 @@ def test_boxes_without_area_or_outside_are_not_scored_but_reported(root, tmp_pat
     ]  # fmt: skip
 
 
-def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
-    images, labels = root / "images/train", root / "labels/train"
-    rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
-    rows += ["1 0.5 0.5 0 0.2", "1 0.5 0.5 -0.1 0.2", "1 0.5 0.5 0.2 0", "a b c d e", "1 3 3 0.1 0.1"]
+@pytest.fixture
+def damaged(root):
+    """The small data set with defects of most kinds, in images and in YOLO labels."""
+    images = root / "images/train"
+    labels = root / "labels/train"
+    rows = [
+        "0 0.5 0.5 0.2 0.2",
+        "0 0.5 0.5",
+        "7 0.5 0.5 0.2 0.2",
+        "0 0.5 0.5 0.2 0.2",
+        "1 0.9 0.5 0.4 0.2",
+        "1 0.5 0.5 0 0.2",
+        "1 0.5 0.5 -0.1 0.2",
+        "1 0.5 0.5 0.2 0",
+        "a b c d e",
+        "1 3 3 0.1 0.1",
+    ]
     (labels / "a.txt").write_text("\n".join(rows))
     (labels / "b.txt").write_bytes(b"\xff\xfe\x30")
     (images / "d.png").write_bytes((images / "d.png").read_bytes()[:-30])
@@ -347,15 +360,15 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     (labels / "e.txt").write_text("0 0.5 0.5 0 0.1\n")
     (images / "f.gif").write_bytes(b"GIF89a")
     (images / "._a.jpg").write_bytes(b"left by macOS")
-    before = tree_state(root)
-    index = load(root, tmp_path / "cache", max_bad=0.9, repeats=False)
-    assert tree_state(root) == before
-    assert list(index.paths) == [f"images/train/{n}" for n in ("a.jpg", "ü.jpg")]
-    assert index.incomplete.tolist() == [True, False]
-    rows = [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.85, 0.5, 0.3, 0.2], [1, 0.5, 0.5, 0.1, 0.2]]
-    np.testing.assert_allclose(index.labels(0), rows, atol=1e-7)
-    report = list(index.report.lines)
-    for start in (
+    return root
+
+
+def load_damaged(root, tmp_path):
+    return load(root, tmp_path / "cache", max_bad=0.9, repeats=False)
+
+
+def test_each_defect_is_reported_on_a_line_of_its_own(damaged, tmp_path):
+    starts = (
         "images/train/f.gif: file of an unsupported kind: .gif",
         "labels/train/a.txt:2: bad row: 3 fields",
         "labels/train/a.txt:3: unknown class: class 7 is not among the classes (0 to 2)",
@@ -374,21 +387,51 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
         "labels/train/e.txt:1: box without area",
         "labels/train/e.txt:1: unusable label file: no row can be used: the boxes have no area",
         "labels/train/ü.txt: missing label file",
-    ):
+    )
+    report = list(load_damaged(damaged, tmp_path).report.lines)
+    for start in starts:
         assert sum(line.startswith(start) for line in report) == 1, start
-    assert len(report) == 18
-    totals = index.report.totals
+    assert len(report) == len(starts)
+
+
+def test_a_scan_does_not_change_a_damaged_data_set(damaged, tmp_path):
+    before = tree_state(damaged)
+    load_damaged(damaged, tmp_path)
+    assert tree_state(damaged) == before
+
+
+def test_what_can_be_used_of_a_damaged_data_set_is_in_the_index(damaged, tmp_path):
+    index = load_damaged(damaged, tmp_path)
+    assert list(index.paths) == ["images/train/a.jpg", "images/train/ü.jpg"]
+    assert index.incomplete.tolist() == [True, False]
+    usable_rows = [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.85, 0.5, 0.3, 0.2], [1, 0.5, 0.5, 0.1, 0.2]]
+    np.testing.assert_allclose(index.labels(0), usable_rows, atol=1e-7)
+
+
+def test_the_report_counts_defects_and_what_they_cost(damaged, tmp_path):
+    report = load_damaged(damaged, tmp_path).report
+    totals = report.totals
     assert (totals["images"], totals["backgrounds"], totals["boxes"]) == (2, 1, 3)
     assert (totals["bad row"], totals["unknown class"], totals["box without area"]) == (2, 2, 3)
-    ledger = index.report.ledger
+    assert report.problems == 17
+    ledger = report.ledger
     assert (ledger.used_images, ledger.lost_images) == (2, 4)  # b, d, c, e
     assert (ledger.used_objects, ledger.lost_objects) == (4, 9)  # six of a, two of c, one of e; those of b are unknown
-    assert index.report.problems == 17
+
+
+def test_the_log_sums_up_the_defects_and_names_the_report(damaged, tmp_path, lines):
+    index = load_damaged(damaged, tmp_path)
     message, *_ = told(lines)
     start = "train: 2 images, 1 background (1 without a label file), 3 boxes, 17 problems (3 box without area, "
     assert message.startswith(start)
     written = Path(message.split("report: ")[1])
-    assert written.read_text(encoding="utf-8").splitlines()[1:] == report
+    assert written.read_text(encoding="utf-8").splitlines()[1:] == list(index.report.lines)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged, tmp_path, is_cached):
+    if is_cached:
+        load_damaged(damaged, tmp_path)
     with refused(
         "set/d.yaml: 'train': 4 of 6 images and 9 of 13 labeled objects can't be used (--max-bad is 0.4): "
         "unusable label file: labels/train/b.txt: not UTF-8 but, as it seems, UTF-16; save it as UTF-8, "
@@ -396,7 +439,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
         "(truncated in chunk 'IDAT'); unusable label file: labels/train/e.txt:1: no row can be used: the "
         "boxes have no area; and 5 other reasons; report: ..."
     ):
-        load(root, tmp_path / "cache", max_bad=0.4)
+        load(damaged, tmp_path / "cache", max_bad=0.4)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])

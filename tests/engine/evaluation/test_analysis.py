@@ -2,6 +2,7 @@
 counting, and with pycocotools."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,77 +24,126 @@ def average_precision(found, objects):
     return np.mean([max((p for r, p in points if r >= recall), default=0.0) for recall in np.linspace(0, 1, 101)])
 
 
-def by_hand(gt, table, num_classes):
-    """Counts (C, 6), cost (6,), cost of all false positives, cost of all missed objects; without crowd, and with
-    distinct objects."""
+class SplitErrors(NamedTuple):
+    """Counts by class and kind (C, 6), AP at IoU 0.5, and how much it would rise without the errors: by kind (6,), of
+    all false positives, of all objects that are not found."""
+
+    counts: np.ndarray
+    ap: float
+    cost: list[float]
+    false_positive_cost: float
+    false_negative_cost: float
+
+
+class Judged(NamedTuple):
+    """A detection as it enters AP."""
+
+    class_number: int
+    score: float
+    is_correct: bool
+
+
+def overlaps_by_hand(gt, table) -> list[dict[int, float]]:
+    """Returns the IoU of each detection with each object of its image."""
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     corners = np.c_[gt.boxes_xywh_px[:, :2], gt.boxes_xywh_px[:, :2] + gt.boxes_xywh_px[:, 2:]]
-    taken_by, right = {}, np.zeros(table.scores.size, dtype=bool)
-    order = sorted(range(table.scores.size), key=lambda d: -table.scores[d])
-    overlaps = [
-        {m: iou_by_hand(table.boxes_xyxy_px[d], corners[m]) for m in np.flatnonzero(image == table.image_index[d])}
-        for d in range(table.scores.size)
-    ]
-    for d in order:
-        free = {m: v for m, v in overlaps[d].items() if v >= 0.5 and gt.classes[m] == table.classes[d]}
-        free = {m: v for m, v in free.items() if m not in taken_by}
+    overlaps = []
+    for box, number in zip(table.boxes_xyxy_px, table.image_index):
+        overlaps.append({m: iou_by_hand(box, corners[m]) for m in np.flatnonzero(image == number)})
+    return overlaps
+
+
+def finders_by_hand(gt, table, overlaps) -> dict[int, int]:
+    """Returns the detection that finds each object that is found. The best detections choose first: the object of
+    their class with the greatest IoU, from 0.5 on, among those that are not found yet."""
+    finders = {}
+    for d in np.argsort(-table.scores):
+        free = {}
+        for m, overlap in overlaps[d].items():
+            if overlap >= 0.5 and gt.classes[m] == table.classes[d] and m not in finders:
+                free[m] = overlap
         if free:
-            best = max(free, key=free.get)
-            taken_by[best], right[d] = d, True
-    kinds, goals = {}, {}
-    for d in np.flatnonzero(~right):
-        same = {m: v for m, v in overlaps[d].items() if gt.classes[m] == table.classes[d]}
-        other = {m: v for m, v in overlaps[d].items() if gt.classes[m] != table.classes[d]}
-        own, strange = max(same.values(), default=0), max(other.values(), default=0)
-        if 0.1 <= own < 0.5:
-            kinds[d], goals[d] = "location", max(same, key=same.get)
-        elif strange >= 0.5:
-            kinds[d], goals[d] = "class", max(other, key=other.get)
-        elif own >= 0.5:
-            kinds[d] = "duplicate"
-        elif strange >= 0.1:
-            kinds[d] = "both"
-        else:
-            kinds[d] = "background"
-    missed = [m for m in range(len(image)) if m not in taken_by and m not in goals.values()]
+            finders[max(free, key=free.get)] = d
+    return finders
 
-    def ap(detections, dropped=()):
-        """Mean AP of (class, score, is_correct), without the objects ``dropped``."""
-        values = []
-        for c in np.unique(gt.classes):
-            objects = sum(gt.classes[m] == c and m not in dropped for m in range(len(image)))
-            values.append(average_precision([d[1:] for d in detections if d[0] == c], objects) if objects else 0.0)
-        return np.mean(values)
 
-    # In the order of equal scores: by image, then by position.
-    everything = sorted(range(right.size), key=lambda d: table.image_index[d])
-    plain = [(table.classes[d], table.scores[d], right[d]) for d in everything]
-    base, costs = ap(plain), []
-    for kind in KINDS:
-        if kind == "missed":
-            costs.append(ap(plain, missed) - base)
-            continue
-        mended, done = [], set()
-        fixable = sorted(
-            (d for d in goals if kinds[d] == kind and goals[d] not in taken_by), key=lambda d: -table.scores[d]
-        )
-        best = {}
-        for d in fixable:
-            best.setdefault(goals[d], d)
-        done = set(best.values())
-        for d in everything:
-            if kinds.get(d) != kind:
-                mended.append((table.classes[d], table.scores[d], right[d]))
-            elif d in done:
-                mended.append((gt.classes[goals[d]], table.scores[d], True))
-        costs.append(ap(mended) - base)
-    counts = np.zeros((num_classes, 6), dtype=int)
+def kind_by_hand(same: dict[int, float], other: dict[int, float]) -> tuple[str, int | None]:
+    """Returns the kind of a false positive, and the object that it would find if it were corrected.
+
+    ``same`` and ``other`` are the IoUs with the objects of its class and of other classes.
+    """
+    best_same = max(same.values(), default=0)
+    best_other = max(other.values(), default=0)
+    if 0.1 <= best_same < 0.5:
+        return "location", max(same, key=same.get)
+    if best_other >= 0.5:
+        return "class", max(other, key=other.get)
+    if best_same >= 0.5:
+        return "duplicate", None
+    if best_other >= 0.1:
+        return "both", None
+    return "background", None
+
+
+def mean_ap_by_hand(gt, judged: list[Judged], left_out=()) -> float:
+    """Returns the mean AP of the classes, without the objects ``left_out``; 0 for a class that loses all objects."""
+    values = []
+    for c in np.unique(gt.classes):
+        objects = set(np.flatnonzero(gt.classes == c)) - set(left_out)
+        of_class = [(one.score, one.is_correct) for one in judged if one.class_number == c]
+        values.append(average_precision(of_class, len(objects)) if objects else 0.0)
+    return np.mean(values)
+
+
+def corrections_by_hand(table, goals: dict[int, int], finders: dict[int, int]) -> dict[int, int]:
+    """Returns the object that each corrected detection finds: of those with one goal, the best detection, and none if
+    the object is found already."""
+    corrected = {}
+    for d in sorted(goals, key=lambda d: -table.scores[d]):
+        if goals[d] not in finders and goals[d] not in corrected.values():
+            corrected[d] = goals[d]
+    return corrected
+
+
+def by_hand(gt, table, num_classes) -> SplitErrors:
+    """Splits the errors by the definitions, one detection and one object at a time; without crowd, and with distinct
+    objects and scores."""
+    overlaps = overlaps_by_hand(gt, table)
+    finders = finders_by_hand(gt, table, overlaps)
+    kinds = {}
+    goals = {}
+    for d in set(range(table.scores.size)) - set(finders.values()):
+        same = {m: overlap for m, overlap in overlaps[d].items() if gt.classes[m] == table.classes[d]}
+        other = {m: overlap for m, overlap in overlaps[d].items() if m not in same}
+        kinds[d], goal = kind_by_hand(same, other)
+        if goal is not None:
+            goals[d] = goal
+    not_found = set(range(gt.classes.size)) - set(finders)
+    missed = not_found - set(goals.values())
+
+    counts = np.zeros((num_classes, len(KINDS)), dtype=int)
     for d, kind in kinds.items():
         counts[table.classes[d], KINDS.index(kind)] += 1
     for m in missed:
-        counts[gt.classes[m], 5] += 1
-    never = [m for m in range(len(image)) if m not in taken_by]
-    return base, counts, costs, ap([d for d in plain if d[2]]) - base, ap(plain, never) - base
+        counts[gt.classes[m], KINDS.index("missed")] += 1
+
+    judged = [Judged(table.classes[d], table.scores[d], d not in kinds) for d in range(table.scores.size)]
+    ap = mean_ap_by_hand(gt, judged)
+    cost = []
+    for kind in KINDS[:-1]:
+        goals_of_kind = {d: goal for d, goal in goals.items() if kinds[d] == kind}
+        corrected = corrections_by_hand(table, goals_of_kind, finders)
+        mended = [one for d, one in enumerate(judged) if kinds.get(d) != kind]
+        mended += [Judged(gt.classes[goal], table.scores[d], True) for d, goal in corrected.items()]
+        cost.append(mean_ap_by_hand(gt, mended) - ap)
+    cost.append(mean_ap_by_hand(gt, judged, left_out=missed) - ap)
+    return SplitErrors(
+        counts=counts,
+        ap=ap,
+        cost=cost,
+        false_positive_cost=mean_ap_by_hand(gt, [one for one in judged if one.is_correct]) - ap,
+        false_negative_cost=mean_ap_by_hand(gt, judged, left_out=not_found) - ap,
+    )
 
 
 def distinct_case(seed):
@@ -113,13 +163,13 @@ def distinct_case(seed):
 def test_error_types_equal_a_loop_over_the_definitions(seed):
     gt, table, num_classes = distinct_case(seed)
     split = split_errors(match_detections(gt, table, num_classes))
-    base, counts, costs, false_positives, not_found = by_hand(gt, table, num_classes)
-    np.testing.assert_array_equal(split.counts, counts)
-    assert (counts.sum(0) > 0).all()  # every kind occurs
-    assert split.ap == pytest.approx(base, abs=1e-12)
-    np.testing.assert_allclose(split.cost, costs, atol=1e-12)
-    assert split.false_positive_cost == pytest.approx(false_positives, abs=1e-12)
-    assert split.false_negative_cost == pytest.approx(not_found, abs=1e-12)
+    expected = by_hand(gt, table, num_classes)
+    np.testing.assert_array_equal(split.counts, expected.counts)
+    assert (expected.counts.sum(0) > 0).all()  # every kind occurs
+    assert split.ap == pytest.approx(expected.ap, abs=1e-12)
+    np.testing.assert_allclose(split.cost, expected.cost, atol=1e-12)
+    assert split.false_positive_cost == pytest.approx(expected.false_positive_cost, abs=1e-12)
+    assert split.false_negative_cost == pytest.approx(expected.false_negative_cost, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))
