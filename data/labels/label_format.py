@@ -146,7 +146,7 @@ class LabelPerImage:
             return None
         path = path_of(self._files[i].name, self._root)
         try:
-            data = read_regular(path, most=MAX_BYTES)
+            data = read_regular(path, max_bytes=MAX_BYTES)
         except OSError as error:
             if explanation(error):  # the disk has failed; the file itself may be correct
                 error.filename = path

@@ -15,8 +15,8 @@ from utils.program import resume_flag
 log = logging.getLogger("lockstep")
 
 # GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
-HALVINGS = 16
-MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `HALVINGS`
+MAX_SCALE_HALVINGS = 16
+MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `MAX_SCALE_HALVINGS`
 
 
 class NonFiniteSteps(Hook):
@@ -30,7 +30,7 @@ class NonFiniteSteps(Hook):
         if values.finite:
             self._are_blank = []
             return
-        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= MAX_SCALE_HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
             self._name_files(trainer, values)
@@ -67,15 +67,13 @@ class NonFiniteSteps(Hook):
 def _reason_for_blank_images(trainer: Training, values: StepValues) -> str:
     """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
     last = trainer.checkpointer.last
-    location = ""
     continuation = "start again"
-    if last.exists():  # otherwise the folder goes with the run
-        location = f" ({_list_of_files(trainer)} names them)"
+    if last.exists():
         continuation = f"continue from the last good weights: {resume_flag(last)}"
     return (
         f"stopped: the last {trainer.progress.bad_steps} steps were not finite, since all of their images have a "
-        f"single color, such as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the "
-        f"data set's YAML if the files are not like that, and {continuation}"
+        f"single color, such as {values.paths[0]} ({_list_of_files(trainer)} names all). Remove them, or correct "
+        f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
     )
 
 

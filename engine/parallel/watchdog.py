@@ -122,7 +122,7 @@ class Watchdog:
 
     def _note_signal(self, now: float) -> None:
         """Notes when the first signal has arrived."""
-        if self.signals.take_arrivals() and self._signal_at is None:
+        if self.signals.drain() and self._signal_at is None:
             self._signal_at = now
 
     def _follow_launcher(self) -> None:

@@ -31,7 +31,7 @@ from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
-from engine.train.lr_probe import choose_lr_mult
+from engine.train.lr_probe import probe_lr_mult
 from engine.train.run_data import Loaders, RunData, build_loaders, data_identity, epoch_data, open_run_data
 from engine.train.run_hooks import build_hooks, build_optional_hooks
 from engine.train.start_log import log_start, log_steps
@@ -69,7 +69,7 @@ def build_training(
     """
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
-    # On an error it reads the plan of then, with the batch size that has been found.
+    # Evaluated when an error is raised, so that it sees the batch size chosen by then.
     stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
@@ -86,7 +86,7 @@ def build_training(
     loaders = build_loaders(ctx, plan.settings, data, model, samples)
     steps = step_plan(plan.config, len(loaders.train))
     fit_anchors(plan, model, loaders.train.index)
-    plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
+    plan = choose_lr_mult(ctx, plan, loaders, model, steps)
     settings = plan.settings  # all are chosen
     try_export(ctx, settings.config, model)
 
@@ -102,7 +102,7 @@ def build_training(
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(loaders.train, identity))
 
     # The folder, the first thing that is written, and what writes into it.
-    run = claim_folder(ctx, plan, stack)
+    run = claim_folder(ctx, plan, stack, progress)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.checkpoint is not None:
@@ -220,7 +220,7 @@ def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     get_logger().info("%s", message)
 
 
-def choose_rate_of_loaded_weights(
+def choose_lr_mult(
     ctx: DistributedContext, plan: RunPlan, loaders: Loaders, model: Detector, steps: StepPlan
 ) -> RunPlan:
     """Returns the plan with ``lr_mult``, which a run that continues and a recipe may have already."""
@@ -228,7 +228,7 @@ def choose_rate_of_loaded_weights(
         return plan
     if not plan.config.weights:
         return plan.with_lr_mult(1.0)
-    return plan.with_lr_mult(choose_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
+    return plan.with_lr_mult(probe_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import json
 import re
 import signal
 import subprocess
@@ -38,16 +39,16 @@ def command(monkeypatch, tmp_path):
 
     def replace(text: str) -> None:
         text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
-        monkeypatch.setattr(command_module, "start_of", lambda name: [python(), "-c", text, name])
+        monkeypatch.setattr(command_module, "command_prefix", lambda name: [python(), "-c", text, name])
 
     return replace
 
 
 def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
-    command("print(sys.argv[1:]); write_result(folder='a')")
+    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
     run = lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
     assert run.folder == tmp_path / "a"
-    words = eval(capsys.readouterr().out)
+    words = json.loads(capsys.readouterr().out)
     config = parse_config(ValConfig, words[1:], "")
     assert words[0] == "val"
     assert (config.weights, config.device, config.rect, config.tta) == (str(tmp_path / "best.pt"), "0", False, True)

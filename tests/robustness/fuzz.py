@@ -6,7 +6,7 @@
 Whatever a file holds, the program must end in one line that names it (exit 2), go on and name it in its report, or go
 on as if nothing had happened because nothing has: the boxes, pixels and tensors are those that are in the file. Never a
 traceback, never ten seconds without an end, never a training set that is another in silence. `fuzz_inputs` makes the
-changes, `fuzz_world` what is changed, `fuzz_targets` says what is right.
+changes, `fuzz_world` what is changed, `targets` says what is right.
 
 Inputs are tried in a fork of this process, by the functions that the scripts call. An input follows from its target,
 the seed and its number, so that it can be tried again. What is found is printed, and its files are kept under
@@ -37,8 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from tests.robustness.fuzz_targets import TARGETS, Case, captured
+from tests.robustness.fuzz_targets import TARGETS
 from tests.robustness.fuzz_world import World, limit_memory
+from tests.robustness.targets.case import Case, captured
 from utils.errors import UserError
 
 MOST_OF_A_FINDING = 6000  # characters

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.robustness.fuzz import fuzz
-from tests.robustness.fuzz_targets import TARGETS, Case, Target
+from tests.robustness.fuzz_targets import TARGETS
+from tests.robustness.targets.case import Case, Target
 
 
 def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = math.inf) -> None:

@@ -1,4 +1,4 @@
-"""How scripts end, and where they write their results."""
+"""How scripts end."""
 
 import contextlib
 import errno
@@ -9,17 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
 from utils.errors import PeerFailure, UserError
-from utils.files.folders import increment_path
 from utils.program import RESULT_VARIABLE, read_result
 
 ROOT = Path(__file__).parents[2]
@@ -97,31 +94,6 @@ def test_a_closed_output_pipe_causes_no_traceback():
     os.close(write)
     assert ended.returncode == 141
     assert ended.stderr == b""
-
-
-def test_run_folders_count_up(tmp_path):
-    made = [increment_path(tmp_path / "runs", "exp") for _ in range(3)]
-    assert [p.name for p in made] == ["exp", "exp2", "exp3"]
-    made[1].rmdir()
-    assert increment_path(tmp_path / "runs", "exp").name == "exp2"
-    assert increment_path(tmp_path / "runs", "exp", exist_ok=True) == made[0]
-    assert [increment_path(tmp_path / "runs", "v1.5").name for _ in range(2)] == ["v1.5", "v1.52"]
-    with ThreadPoolExecutor(8) as pool:  # runs that are started together
-        made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
-    assert len(set(made)) == 40
-
-
-def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
-    (tmp_path / "runs").write_text("")
-    (tmp_path / "exp").write_text("")
-    for folder, exist_ok, message in (
-        ("runs", False, "runs/exp: a file of this name exists; choose another --project or --name"),
-        ("runs", True, "runs/exp: a file of this name exists; choose another --project or --name"),
-        (".", True, "exp: a file of this name exists; choose another --project or --name"),
-        ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project"),
-    ):
-        with refused(message):
-            increment_path(tmp_path / folder, "exp", exist_ok)
 
 
 def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):

@@ -35,14 +35,35 @@ def test_image_ids_are_numbers_if_all_stems_are(stems, ids):
     assert image_ids_of(stems) == ids
 
 
-def test_tables_class_names_errors_and_durations():
-    rows = [("name", "AP"), ("a", "0.5"), ("longer", "-")]
-    assert aligned(rows) == ["  name   AP", "     a  0.5", "longer    -"]
-    assert aligned(rows, left=True) == ["name    AP", "a       0.5", "longer  -"]
-    assert class_difference(("a", "b"), ["a", "b"]) == ""
-    assert class_difference(["a"], ["a", "b"]) == "1 class against 2"
-    assert class_difference(["a", "b"], ["a", "c"]) == "class 1 is 'b' against 'c'"
-    alike = class_difference(["\xe9"], ["e\u0301"])
-    assert alike == r"class 0 is '\xe9' against 'e\u0301', which look the same"
-    assert [first_line(error) for error in (ValueError(" one\ntwo"), ValueError())] == ["one", "ValueError"]
-    assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
+TABLE = [("name", "AP"), ("a", "0.5"), ("longer", "-")]
+
+
+@pytest.mark.parametrize(
+    ("left", "lines"),
+    [(False, ["  name   AP", "     a  0.5", "longer    -"]), (True, ["name    AP", "a       0.5", "longer  -"])],
+)
+def test_columns_of_a_table_are_as_wide_as_their_widest_cell(left, lines):
+    assert aligned(TABLE, left=left) == lines
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "difference"),
+    [
+        (("a", "b"), ["a", "b"], ""),
+        (["a"], ["a", "b"], "1 class against 2"),
+        (["a", "b"], ["a", "c"], "class 1 is 'b' against 'c'"),
+        (["\xe9"], ["e\u0301"], r"class 0 is '\xe9' against 'e\u0301', which look the same"),
+    ],
+)
+def test_the_first_difference_between_class_names_is_described(names, others, difference):
+    assert class_difference(names, others) == difference
+
+
+@pytest.mark.parametrize(("error", "line"), [(ValueError(" one\ntwo"), "one"), (ValueError(), "ValueError")])
+def test_an_error_is_described_by_its_first_line_or_its_type(error, line):
+    assert first_line(error) == line
+
+
+@pytest.mark.parametrize(("seconds", "duration"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])
+def test_durations_are_rounded_to_seconds(seconds, duration):
+    assert format_duration(seconds) == duration

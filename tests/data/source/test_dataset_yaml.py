@@ -475,17 +475,31 @@ def test_shipped_yamls_load_without_running_their_downloads(path):
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
 
 
-def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
-    """As in YOLOv5, a bare name refers to configs/data unless there is a file of that name."""
+KNOWN = "known by name: demo, bccd, coco, coco128, coco8"
+
+
+def open_by_name(data: str):
+    return open_data(DataSource(data, ("train",)), DistributedContext.single())
+
+
+@pytest.mark.parametrize("data", ["coco128", "coco128.yaml"])
+def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch, data):
+    """As in YOLOv5, a bare name refers to configs/data."""
     monkeypatch.chdir(tmp_path)
-
-    def opened(data: str):
-        return open_data(DataSource(data, ("train",)), DistributedContext.single())
-
     (tmp_path / "datasets" / "coco128" / "images" / "train2017").mkdir(parents=True)
-    for data in ("coco128", "coco128.yaml"):
-        assert opened(data).source == str(CONFIGS / "coco128.yaml")
-    for data, message in (
+    assert open_by_name(data).source == str(CONFIGS / "coco128.yaml")
+
+
+def test_a_file_goes_before_the_public_data_set_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    write(tmp_path, "train: images\nnames: [a]\n", "coco128.yaml")
+    assert open_by_name("coco128.yaml").names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
         (
             "bccd",
             "datasets/bccd/images/train: not found (named by .../configs/data/bccd.yaml); download "
@@ -496,48 +510,46 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
             str(CONFIGS / "template.yaml"),
             "configs/data/images/train: not found (named by .../configs/data/template.yaml); correct its paths",
         ),
-    ):
-        with refused(message):
-            list_split(opened(data), "train")
-    for data, message in (
-        (
-            "data/bccd.yaml",
-            "--data data/bccd.yaml: no such file (did you mean 'bccd' of configs/data?); known by name: demo, "
-            "bccd, coco, coco128, coco8",
-        ),
-        ("bcd", "--data bcd: no such file (did you mean 'bccd'?); known by name: demo, bccd, coco, coco128, coco8"),
-        ("", "--data '': no such file; known by name: demo, bccd, coco, coco128, coco8"),
-    ):
-        with refused(message):
-            opened(data)
+    ],
+)
+def test_images_of_a_public_data_set_that_are_not_there_say_where_to_get_them(tmp_path, monkeypatch, data, message):
+    monkeypatch.chdir(tmp_path)
+    with refused(message):
+        list_split(open_by_name(data), "train")
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ("data/bccd.yaml", " (did you mean 'bccd' of configs/data?)"),
+        ("bcd", " (did you mean 'bccd'?)"),
+        ("coc", " (did you mean 'coco'?)"),
+        ("''", ""),
+        ("racoon.yaml", " (did you mean 'datasets/raccoon/data.yaml'?)"),
+        ("cone", " (did you mean 'cones.yaml'?)"),
+        ("datasets/racoons/set.yaml", "; 'datasets/raccoon' exists"),
+        ("nowhere/d.yaml", ""),
+    ],
+)
+def test_an_unknown_data_set_is_told_what_is_like_it_and_what_is_known(tmp_path, monkeypatch, data, hint):
+    monkeypatch.chdir(tmp_path)
     for name in ("datasets/raccoon/data.yaml", "cones.yaml"):
         write((tmp_path / name).parent, "train: images\nnames: [a]\n", Path(name).name)
-    for data, message in (
-        (
-            "racoon.yaml",
-            "--data racoon.yaml: no such file (did you mean 'datasets/raccoon/data.yaml'?); known by name: "
-            "demo, bccd, coco, coco128, coco8",
-        ),
-        (
-            "cone",
-            "--data cone: no such file (did you mean 'cones.yaml'?); known by name: demo, bccd, coco, coco128, coco8",
-        ),
-        ("coc", "--data coc: no such file (did you mean 'coco'?); known by name: demo, bccd, coco, coco128, coco8"),
-        (
-            "datasets/racoons/set.yaml",
-            "--data datasets/racoons/set.yaml: no such file; 'datasets/raccoon' exists; known by name: demo, "
-            "bccd, coco, coco128, coco8",
-        ),
-        (".", "images: not found (named by .../cones.yaml); ... has datasets; correct its paths"),
-        ("nowhere/d.yaml", "--data nowhere/d.yaml: no such file; known by name: demo, bccd, coco, coco128, coco8"),
-    ):
-        with refused(message):
-            opened(data)
+    with refused(f"--data {data}: no such file{hint}; {KNOWN}"):
+        open_by_name(data.strip("'"))
+
+
+def test_the_only_yaml_of_a_folder_is_read_and_its_missing_images_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datasets").mkdir()
+    write(tmp_path, "train: images\nnames: [a]\n", "cones.yaml")
+    with refused("images: not found (named by .../cones.yaml); ... has datasets; correct its paths"):
+        open_by_name(".")
+
+
+def test_the_root_of_the_file_system_is_no_data_set():
     with pytest.raises(UserError, match=r"--data /: \d+ images, "):
-        opened("/")
-    (tmp_path / "images").mkdir()
-    write(tmp_path, "train: images\nnames: [a]\n", "coco128.yaml")
-    assert opened("coco128.yaml").names == ("a",)
+        open_by_name("/")
 
 
 @pytest.mark.parametrize(

@@ -148,26 +148,52 @@ def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, n
         begin_or_check(KfoldConfig(**{name: "other"}), settings, {})
 
 
-def test_mistakes_are_one_line(world, capsys):
-    root, flags = world
-    assert "--time: leave it out" in error_of(capsys, main, *flags, "--time", "1")
-    assert "--export: leave it out" in error_of(capsys, main, *flags, "--export", "onnx")
-    assert "only 12 groups" in error_of(capsys, main, *flags, "--name", "many", "--folds", "13")
-    assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
-    assert "neither a metric" in error_of(capsys, main, *flags, "--name", "typo", "--fitness", "AP5")
-    for wrong in ("tiny2.yaml", "tiny3.yaml"):  # nothing has been trained, so the settings may change
-        assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
-    assert not (root / "typo").exists()
-    data = write_dataset(root / "names", train=4, val=2)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--time", "1"], "--time: leave it out"),
+        (["--export", "onnx"], "--export: leave it out"),
+        (["--resume"], "the same command continues"),
+        (["--fitness", "AP5"], "neither a metric"),
+    ],
+)
+def test_a_setting_that_cannot_be_had_is_refused_before_a_folder_is_made(world, tmp_path, capsys, words, message):
+    _, flags = world
+    assert message in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "folds", *words)
+    assert not (tmp_path / "folds").exists()
+
+
+def test_more_folds_than_groups_of_images_are_refused(world, tmp_path, capsys):
+    _, flags = world
+    line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--folds", "13")
+    assert "only 12 groups" in line
+
+
+def test_settings_may_change_while_nothing_has_been_trained(world, tmp_path, capsys):
+    _, flags = world
+    for absent in ("tiny2.yaml", "tiny3.yaml"):
+        line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--model", str(tmp_path / absent))
+        assert absent in line
+
+
+def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, world):
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=4, val=2)
     for kind, suffix in (("images", "png"), ("labels", "txt")):
-        folder = root / "names" / kind / "train"
+        folder = tmp_path / "set" / kind / "train"
         (folder / f"000.{suffix}").rename(folder / f"a\nb.{suffix}")
-    named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
-    assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
-    write_set(load_dataset_spec(root / "set" / "data.yaml"), root / "shards", 10**9, cache_dir=str(root))
-    (root / "joined.yaml").write_text(f"train: [{root / 'shards' / 'data.yaml'}, {data}]\n")
-    joined = [*flags, "--data", str(root / "joined.yaml"), "--name", "joined"]
-    assert "joined.yaml: is in shards; folds are lists of files" in error_of(capsys, main, *joined)
+    line = error_of(capsys, main, *flags, "--data", str(data), "--project", str(tmp_path), "--no-near-duplicates")
+    assert "a\\nb.png': lists cannot hold such a name" in line
+
+
+def test_a_data_set_of_which_a_part_is_in_shards_is_refused(world, tmp_path, capsys):
+    root, flags = world
+    data = root / "set" / "data.yaml"
+    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, cache_dir=str(tmp_path))
+    joined = tmp_path / "joined.yaml"
+    joined.write_text(f"train: [{tmp_path / 'shards' / 'data.yaml'}, {data}]\n")
+    line = error_of(capsys, main, *flags, "--data", str(joined), "--project", str(tmp_path))
+    assert "joined.yaml: is in shards; folds are lists of files" in line
 
 
 @pytest.mark.parametrize("fitness", ["AP", "dark"])

@@ -1,0 +1,82 @@
+"""Changed YAMLs of data sets, recipes and models: read as a plain reader reads them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
+from models.detector import build_on_meta
+from models.spec import load_spec
+from tests.robustness.fuzz_labels import NAMES, SIZES
+from tests.robustness.fuzz_world import REPOSITORY
+from tests.robustness.targets.case import Case
+from utils.config.parser import read_recipe
+from utils.config.settings import Hyperparameters
+
+
+def read_plainly(path: Path, *, as_written: bool = False) -> Any:
+    """What a YAML file that was taken says. PyYAML's Python parser reads it, unlike the program's libyaml, unless there
+    are tabs, where it is too strict. No key may be there twice. ``as_written``: numbers and the like stay text."""
+
+    def check(node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            keys = [(k.tag, k.value) for k, _ in node.value if isinstance(k, yaml.ScalarNode)]
+            assert len(keys) == len(set(keys)), "a key twice, in silence"
+        for child in node.value if isinstance(node.value, list) else ():
+            for part in child if isinstance(child, tuple) else (child,):
+                check(part)
+
+    text = path.read_text(encoding="utf-8-sig")
+    loader = yaml.CSafeLoader if "\t" in text else yaml.SafeLoader
+    root = yaml.compose(text, Loader=loader)
+    if root is not None:
+        check(root)
+    if as_written:
+        loader = yaml.CBaseLoader if "\t" in text else yaml.BaseLoader
+    return yaml.load(text, Loader=loader)
+
+
+def data_yaml(case: Case) -> str:
+    """A changed YAML of a data set: refused, or read as a plain reader reads it."""
+    root, path = case.world.labeled, case.folder / "changed.yaml"
+    text = (root / f"{case.chance.choice(('yolo', 'voc', 'coco'))}.yaml").read_text()
+    path.write_text(text.replace("path: .", f"path: {root}") + "download: x\n")
+    case.change(path)
+    case.files += [root, *(p.name for p in root.rglob("*"))]
+    spec = load_dataset_spec(path)
+    listing = list_split(spec, "train")
+    names = read_plainly(path, as_written=True).get("names")
+    if isinstance(names, dict):
+        by_number = {int(number): name for number, name in names.items()}
+        names = [by_number[i] for i in range(len(by_number))]
+    if names:
+        assert spec.names == tuple(name.strip() for name in names), spec.names
+    assert [i.name.rsplit("/", 1)[-1] for i in listing.images] == sorted(SIZES)
+    return "taken as it says"
+
+
+def recipe(case: Case) -> str:
+    path = case.folder / "changed.yaml"
+    shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", path)
+    case.change(path)
+    result = read_recipe(str(path), pretrained=False)
+    assert isinstance(result, Hyperparameters)
+    for key, value in (read_plainly(path) or {}).items():
+        held = getattr(result, key)
+        assert held == value or held == float(value), f"{key}: {value!r} becomes {held!r}"
+    return "taken as it says"
+
+
+def model(case: Case) -> str:
+    path = case.folder / "changed.yaml"
+    others = (REPOSITORY / "configs" / "models").glob("yolo*8.yaml")
+    shutil.copy(case.chance.choice([case.world.labeled / "tiny.yaml", *sorted(others)]), path)
+    case.change(path)
+    build_on_meta(load_spec(path), 2, NAMES)
+    read_plainly(path)
+    return "built"
