@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
-from data.loading.worker import RequestDataset, init_worker, render_batch, start_method
+from data.loading.worker import RequestDataset, init_worker, render_batch
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
@@ -106,7 +106,6 @@ class _RequestLoader(DataLoader):
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
-            multiprocessing_context=start_method() if workers > 0 else None,
             pin_memory=settings.pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
             # From Python 3.14 on, another process than this one would be the workers' parent by default.

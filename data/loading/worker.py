@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -96,13 +95,6 @@ def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request
     if count < len(request.keys):
         return collate_quad(dataset.samples(request.keys, epochs=request.epochs), request, pixels)
     return collate(dataset.samples(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
-
-
-def start_method() -> str | None:
-    """Returns "fork" if Python would start workers by a fork server, as on Linux from 3.14 on: `init_worker` expects
-    this process to be their parent. None: Python's own way."""
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return "fork" if method == "forkserver" else None
 
 
 def init_worker(parent: int, worker: int) -> None:

@@ -384,18 +384,6 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="has no fork server")
-def test_workers_live_where_python_starts_processes_by_a_fork_server(open_loader):
-    """As on Linux from Python 3.14 on."""
-    multiprocessing.set_start_method("forkserver", force=True)
-    try:
-        loader = open_loader(workers=1)
-        assert len(next(iter(loader)).images) == 8
-        loader.close()
-    finally:
-        multiprocessing.set_start_method(None, force=True)
-
-
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
 def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
     """Forking takes time; if the parent died meanwhile, the kernel reports another parent."""
