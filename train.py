@@ -47,9 +47,9 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     if evaluates(config.eval_ranks):
-        from engine.eval_ranks.process import evaluate_for_others
+        from engine.eval_ranks.process import run_evaluation_process
 
-        evaluate_for_others(config, explicit_flags)  # does not return
+        run_evaluation_process(config, explicit_flags)  # does not return
     return _train(config, explicit_flags, signals)
 
 

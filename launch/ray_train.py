@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -28,7 +29,7 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-from tools.child import start  # noqa: E402 (imports need ROOT)
+from tools.child import Child, start  # noqa: E402 (imports need ROOT)
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
@@ -38,7 +39,7 @@ from utils.errors import REQUEUE, Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
 from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.program import start_of  # noqa: E402
+from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
@@ -141,13 +142,13 @@ def work(config: TrainConfig, working_folder: str) -> str:
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
-    plan = None  # rank 0 makes it, and the others receive it
+    values = None  # of the plan: rank 0 makes it, and the others receive it
     if rank == 0:
         wait_for_previous(folder)
         previous = previous_training(folder, config)
-        plan = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
-    address, port, last, done, reported = broadcast_from_rank_zero(plan)
-    if done:
+        values = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
+    plan = Plan(*broadcast_from_rank_zero(values))
+    if plan.is_done:
         return ""
     variables = {
         "RANK": rank,
@@ -155,47 +156,87 @@ def work(config: TrainConfig, working_folder: str) -> str:
         "LOCAL_RANK": context.get_local_rank(),
         "LOCAL_WORLD_SIZE": context.get_local_world_size(),
         "GROUP_RANK": context.get_node_rank(),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": plan.address,
+        "MASTER_PORT": plan.port,
     }
     environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
-    command = [*start_of("train"), *flags_of(replace(config, resume=str(last) if last else None))]
+    resume = str(plan.checkpoint) if plan.checkpoint else None
+    command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        code, is_refused = follow(folder, child.process, rank, reported)
+        refusal = follow(folder, child, rank, plan.reported)
+        if refusal:
+            child.process.kill()  # it may wait for the one that has refused; nothing is lost
+            return refusal
+        code = child.process.wait()
         reason = child.reason if code else ""
     if code == REQUEUE:
         raise RuntimeError(f"process {rank} was stopped; it resumes")
-    if reason and not is_refused:
+    if reason:
         raise RuntimeError(f"process {rank}: {reason}")
-    return reason
+    return ""
 
 
-def follow(folder: Path, process: subprocess.Popen, rank: int, reported: int) -> tuple[int, bool]:
-    """Waits for the process, and reports new epochs to Ray, which all workers do together, with the values of rank 0.
+class Plan(NamedTuple):
+    """What rank 0 tells the other workers before the processes start."""
 
-    Args:
-        reported: epochs that Ray knows, or that an earlier job has trained.
+    address: str  # of rank 0's node
+    port: int  # free on that node
+    checkpoint: Path | None  # to resume from
+    is_done: bool  # whether an earlier job has ended the training
+    reported: int  # number of epochs that Ray knows, or that an earlier job has trained
 
-    Returns the exit status of the process, and whether the settings or the data were refused.
+
+def follow(folder: Path, child: Child, rank: int, reported: int) -> str:
+    """Follows the job until it is over, and reports new epochs to Ray, which all workers do together, with the values
+    of rank 0. Returns what `refusal_of` says.
+
+    ``reported``: number of epochs that Ray knows, or that an earlier job has trained.
     """
     from ray import train
-    from ray.train.collective import broadcast_from_rank_zero
+    from torch.distributed import all_gather_object
 
+    gathered: list[Any] = [None] * train.get_context().get_world_size()  # by rank
     while True:
-        code = process.poll()
-        progress = None
-        if rank == 0:
-            is_refused = code == USER_ERROR and not (folder / "settings.yaml").is_file()
-            progress = (epochs_of(folder)[reported:], code is not None, is_refused)
-        rows, is_over, is_refused = broadcast_from_rank_zero(progress)
-        for row in rows:
+        code = child.process.poll()  # before the rows are read, so that none is missed
+        rows = epochs_of(folder)[reported:] if rank == 0 else []
+        all_gather_object(gathered, (code, child.result, rows))  # pickle knows no class of a script's worker
+        statuses = [Status(*values) for values in gathered]
+        for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
-        reported += len(rows)
-        if is_over or code:
-            return process.wait(), is_refused
+        reported += len(statuses[0].rows)
+        if is_over(statuses):
+            return refusal_of(statuses)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
+            child.process.wait(POLL_S)
+
+
+class Status(NamedTuple):
+    """What a worker tells the others about its process."""
+
+    code: int | None  # exit status; None while it runs
+    result: dict[str, Any]  # see `utils.program.write_result`
+    rows: list[dict[str, float]]  # on rank 0, new epochs
+
+    @property
+    def has_own_failure(self) -> bool:
+        """Whether the process has failed by itself, not because another process of the job has."""
+        return bool(self.code) and (self.code != USER_ERROR or "error" in self.result)
+
+
+def is_over(statuses: Sequence[Status]) -> bool:
+    """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
+    has_failed = any(status.has_own_failure for status in statuses)
+    return has_failed or statuses[0].code == 0 or all(status.code is not None for status in statuses)
+
+
+def refusal_of(statuses: Sequence[Status]) -> str:
+    """Returns the line with which a process has refused the settings, the data or its machine before the run began or
+    continued, which rank 0 records; "" if none has."""
+    if "folder" in statuses[0].result:
+        return ""
+    refusals = [status.result["error"] for status in statuses if status.code == USER_ERROR and status.has_own_failure]
+    return refusals[0] if refusals else ""
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:

@@ -38,7 +38,7 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
 
 
 if __name__ == "__main__":
-    if not __package__:  # started as a file (`utils.program.start_of`): its folder is not one to import from
+    if not __package__:  # started as a file (`utils.program.command_prefix`): its folder is not one to import from
         package_folder = os.path.dirname(os.path.abspath(__file__))
         sys.path[:] = [folder for folder in sys.path if folder != package_folder]
         if os.path.dirname(package_folder) not in sys.path:

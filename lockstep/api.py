@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from lockstep.command import run_command
 from lockstep.keywords import NOT_KEYWORDS, flags_of_keywords
 from lockstep.run import Run
-from utils.config.flags import flag_of
+from utils.config.flags import words_of_flag
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.errors import UserError
 from utils.files.paths import normal_path
@@ -160,7 +160,7 @@ def check(
     for name, value in settings.items():
         is_default = value is None or value is False or value in ("", [])
         if not is_default:
-            flags += flag_of(name, value)
+            flags += words_of_flag(name, value)
     return run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags])
 
 

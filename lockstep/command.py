@@ -18,7 +18,7 @@ from tools.child import start
 from utils.errors import REQUEUE, UserError
 from utils.interrupts import INTERRUPTED
 from utils.logger import TERMINAL_VARIABLE
-from utils.program import start_of
+from utils.program import command_prefix
 
 _STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 _READ_BYTES = 1 << 16
@@ -32,7 +32,7 @@ def run_command(command: str, flags: list[str]) -> dict[str, Any]:
     """
     # A terminal's Ctrl-C reaches this process only, which passes it on.
     started = start(
-        [*start_of(command), *flags],
+        [*command_prefix(command), *flags],
         stop=signal.SIGINT,
         environment=_environment(),
         stdout=subprocess.PIPE,

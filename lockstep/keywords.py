@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from utils.config.flags import flag_name, flag_of
+from utils.config.flags import flag_name, words_of_flag
 from utils.config.foreign_arguments import flags_of_argument
 from utils.config.other_programs import HYPERPARAMETERS, actions_of, python_hint, reason
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
@@ -45,7 +45,7 @@ def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
     is_empty_list = value in ([], ())
-    return [] if is_empty_list else flag_of(name, value)
+    return [] if is_empty_list else words_of_flag(name, value)
 
 
 def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[str]:

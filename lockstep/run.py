@@ -76,7 +76,7 @@ class Run:
         from markupsafe import Markup
 
         from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
-        from utils.drawing.page import image, number
+        from utils.drawing.page import embed_image, number
 
         html = Markup("<p>{}</p>").format(self.folder)
         with contextlib.suppress(UserError):
@@ -87,5 +87,5 @@ class Run:
             charts = history_charts(columns)
             if charts:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
-                html += image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
+                html += embed_image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)

@@ -64,7 +64,7 @@ def start(
     stderr: int | IO[Any] | None = None,
     start_new_session: bool = False,
 ) -> Iterator[Child]:
-    """Runs a command line of `utils.program.start_of` during the block.
+    """Runs a command line of `utils.program.command_prefix` during the block.
 
     Args:
         stop: signal that ends the command at the end of the block, or when this process is killed.

@@ -25,7 +25,7 @@ from utils.files.safe_io import open_direct
 from utils.interrupts import INTERRUPTED
 from utils.logger import configure_logging, get_logger
 from utils.machine.stop_signals import StopSignals
-from utils.program import start_of
+from utils.program import command_prefix
 
 POLL_S = 0.2
 PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
@@ -88,7 +88,7 @@ def train(
         signals.deferred(),
         open(folder / ERRORS, "wb", opener=open_direct) as errors,
         start(
-            [*start_of("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
+            [*command_prefix("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,
     ):
         code = _wait(child.process, reports, signals)

@@ -56,8 +56,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     with contextlib.suppress(UserError):  # there is no home folder
         os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of this machine's fonts
     keep_freed_memory()
-    threading.excepthook = _thread_ended
-    sys.unraisablehook = _not_raised
+    threading.excepthook = _thread_excepthook
+    sys.unraisablehook = _unraisablehook
     try:
         try:
             raise_on_interrupt()
@@ -93,7 +93,7 @@ def line_about(error: BaseException) -> str | None:
     """Returns the line that `run_main` prints about an error, or None if it is a bug."""
     if isinstance(error, UserError):
         return str(error)
-    return explanation(error) or _refusal(error)
+    return explanation(error) or _explain_os_error(error)
 
 
 def _check_output() -> None:
@@ -105,7 +105,7 @@ def _check_output() -> None:
         raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 
 
-def _refusal(error: BaseException) -> str | None:
+def _explain_os_error(error: BaseException) -> str | None:
     """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
@@ -116,13 +116,13 @@ def _refusal(error: BaseException) -> str | None:
     return f"{location}{(error.strerror or str(error)).lower()}; fix that or {_OTHER_FOLDER}"
 
 
-def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:
     """Leaves a full disk and the like to the main thread, which meets it, too: TensorBoard writes in a thread."""
     if not type(ended.thread).__module__.startswith("tensorboard"):
         threading.__excepthook__(ended)
 
 
-def _not_raised(ignored: sys.UnraisableHookArgs) -> None:
+def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
     """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it."""
     if ignored.exc_type is KeyboardInterrupt:
         repeat_interrupt()

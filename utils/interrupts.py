@@ -1,4 +1,4 @@
-"""Ends a script without a traceback when Ctrl-C comes, also while it is still importing its modules."""
+"""Ends a script without a traceback on Ctrl-C, even while it imports its modules."""
 
 from __future__ import annotations
 

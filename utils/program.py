@@ -56,7 +56,7 @@ _COMMANDS = (
 COMMANDS = {command.name: command for command in _COMMANDS}
 
 
-def start_of(command: str) -> list[str]:
+def command_prefix(command: str) -> list[str]:
     """Returns the first words of a command line, for `subprocess`, that runs ``command`` with this Python and the
     command's own code, whatever the working folder contains."""
     package = Path(__file__).parents[1] / ("" if IS_INSTALLED else "lockstep")

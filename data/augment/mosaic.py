@@ -24,7 +24,12 @@ class Mosaic(Augmentation):
     columns = slice(0, 6)
 
     def members(
-        self, uniforms: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
+        self,
+        uniforms: np.ndarray,
+        keys: Sequence[SampleKey],
+        indices: Sequence[int],
+        combine: np.ndarray,
+        pool: PartnerPool,
     ) -> list[list[int]]:
         """Chooses the images of each layer: one, or four.
 
@@ -32,11 +37,11 @@ class Mosaic(Augmentation):
             uniforms: (L, 6) in [0, 1).
             indices: main image of each layer.
             combine: bool (L,), whether a layer may be a mosaic.
-            images: N.
+            pool: images to choose from.
         """
         is_mosaic = (uniforms[:, 0] < self.hyp.mosaic) & combine
         return [
-            [index, *choose_partners(row, index, key.block, images)] if mosaic else [index]
+            [index, *choose_partners(row, index, key.block, pool)] if mosaic else [index]
             for row, index, key, mosaic in zip(uniforms[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
         ]
 
@@ -59,24 +64,45 @@ class Mosaic(Augmentation):
 
 
 def choose_mixup(
-    uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
+    uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, pool: PartnerPool
 ) -> tuple[list[int], list[int]]:
     """Returns positions in ``keys`` of the samples to mix, and the main image of the second layer of each.
 
     ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``combine``: bool (n,), whether a sample may be mixed.
     """
     mixed = np.flatnonzero(combine & (uniforms[:, 0] < probability)).tolist()
-    partners = [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+    partners = [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, pool)[0] for n in mixed]
     return mixed, partners
 
 
-def choose_partners(uniforms: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
+class PartnerPool:
+    """Draws partners from all images, each as often as it comes in an epoch.
+
+    Args:
+        images: N.
+        repeats: float64 (N,), see `EpochOrder`; None for once.
+    """
+
+    def __init__(self, images: int, repeats: np.ndarray | None = None) -> None:
+        self._images = images
+        self._ends = None if repeats is None else np.cumsum(repeats)
+
+    def draw(self, uniforms: Sequence[float]) -> list[int]:
+        """Returns an image for each of ``uniforms``, in [0, 1)."""
+        if self._ends is None:
+            return [int(uniform * self._images) for uniform in uniforms]
+        total = self._ends[-1]
+        positions = np.minimum(np.multiply(uniforms, total), np.nextafter(total, 0))  # a product may be rounded up
+        return np.searchsorted(self._ends, positions, side="right").tolist()
+
+
+def choose_partners(uniforms: Sequence[float], index: int, block: Sequence[int], pool: PartnerPool) -> list[int]:
     """Chooses an image to combine with ``index`` for each of ``uniforms``.
 
-    Chooses among all ``images``, or from ``block`` if it is not empty, without repetition if it is large enough.
+    Chooses from ``pool``, or from ``block`` if it is not empty, without repetition if it is large enough.
     """
     if not block:
-        return [int(uniform * images) for uniform in uniforms]
+        return pool.draw(uniforms)
     candidates: list[int] = []
     partners = []
     for uniform in uniforms:

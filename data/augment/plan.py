@@ -18,7 +18,7 @@ from itertools import chain
 
 import numpy as np
 
-from data.augment.mosaic import Mosaic, Placement, choose_mixup, fitted_sizes, place_patches
+from data.augment.mosaic import Mosaic, PartnerPool, Placement, choose_mixup, fitted_sizes, place_patches
 from data.augment.transforms import (
     ColorJitter,
     GeometricTransform,
@@ -75,6 +75,7 @@ def draw_plans(
     seed: int,
     epochs: int,
     single_image: bool = False,
+    pool: PartnerPool | None = None,
 ) -> list[SamplePlan]:
     """Draws the plans of training samples.
 
@@ -86,18 +87,20 @@ def draw_plans(
         source_hw: int (N, 2), sizes of all source images as the renderer will read them.
         epochs: length of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
         single_image: whether to omit mosaic and mixup (for rectangular batches, whose canvas fits one image's aspect).
+        pool: images for mosaic and mixup of samples without a block; None for all N alike.
     """
     if not keys:
         return []
+    pool = pool or PartnerPool(len(source_hw))
     streams = RandomStreams(seed, keys)
     mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
     combine = np.array([key.epoch < mosaic_epochs for key in keys])
-    mixed, partners = choose_mixup(streams.mixing_uniforms, keys, combine, hyp.mixup, len(source_hw))
+    mixed, partners = choose_mixup(streams.mixing_uniforms, keys, combine, hyp.mixup, pool)
     streams.mixed = mixed
     layer_keys = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
     layer_combine = combine[[*range(len(keys)), *mixed]]
-    layers = _draw_layers(streams, layer_keys, indices, layer_combine, source_hw, hyp, epochs)
+    layers = _draw_layers(streams, layer_keys, indices, layer_combine, source_hw, hyp, epochs, pool)
     plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
     for n, second in zip(mixed, layers[len(keys) :]):
         rng = keyed_generator(seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
@@ -113,10 +116,11 @@ def _draw_layers(
     source_hw: np.ndarray,
     hyp: Hyperparameters,
     epochs: int,
+    pool: PartnerPool,
 ) -> list[Layer]:
     """Draws a layer for each key, with the main image in ``indices``; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
-    members = mosaic.members(streams.layer_uniforms(mosaic), keys, indices, combine, len(source_hw))
+    members = mosaic.members(streams.layer_uniforms(mosaic), keys, indices, combine, pool)
     canvas_hw = np.array([key.canvas_hw for key in keys])
     closing = closing_epochs(hyp.close_scale, epochs)
     jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in keys])

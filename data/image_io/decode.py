@@ -106,7 +106,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     if index is not None:
         return read_member(path, index)
     try:
-        return read_regular(path, most=MAX_IMAGE_BYTES)
+        return read_regular(path, max_bytes=MAX_IMAGE_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:

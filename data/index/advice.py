@@ -81,10 +81,10 @@ def unlisted_images(source: LabelSource, listing: Listing) -> str:
 def is_label_file_doubtful(source: LabelSource, listing: Listing, spec: DatasetSpec, split: str) -> bool:
     """Returns whether the one label file of a split seems to be that of other images: it names less than half of them,
     and no other split may have the others."""
-    return len(source.images) < len(listing.images) / 2 and not _shares_folders(spec, split)
+    return len(source.images) < len(listing.images) / 2 and not shares_folders(spec, split)
 
 
-def _shares_folders(spec: DatasetSpec, split: str) -> bool:
+def shares_folders(spec: DatasetSpec, split: str) -> bool:
     """Returns whether a split with another label file has images in the same folder: that file may name the others."""
     this = spec.split(split)
     others = [source.images for source in spec.splits.values() if source.annotations != this.annotations]

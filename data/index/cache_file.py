@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.index.advice import shares_folders
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
 from data.labels.clean import PARSER_VERSION
 from data.labels.label_format import ImageFile, LabelFile
@@ -85,6 +86,8 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
+    if shares_folders(spec, split):  # it decides what is said about images that the label file does not name
+        facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     files: Sequence[ImageFile | LabelFile]
     for files in (listing.images, listing.labels, listing.others.images):
@@ -92,7 +95,9 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
     # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
     findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
-    digest.update(json.dumps([findings, *listing.others[1:]]).encode())
+    others = listing.others
+    is_first_or_before = others.num_before or True  # True as it has always been, so that older fingerprints stay valid
+    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, is_first_or_before]).encode())
     return digest.hexdigest()
 
 

@@ -19,14 +19,18 @@ from utils.logger import get_logger
 from utils.strings import FlatStrings, counted, listed
 
 
-def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit]) -> LoadedSplit:
-    """Joins the loaded parts of a split. A class that a part does not label is ignored in its images."""
+def joined(spec: DatasetSpec, split: str, loaded: Sequence[LoadedSplit], *, is_reported: bool = False) -> LoadedSplit:
+    """Joins the loaded parts of a split. A class that a part does not label is ignored in its images.
+
+    ``is_reported``: whether the log says so already.
+    """
     names = spec.as_labeled().names
     parts = spec.split(split).parts
     indexes = [each.index for each in loaded]
     paths = [index.path(i) for index in indexes for i in range(len(index))]
-    _log_unlabeled_classes(parts, indexes, names, split)
-    _warn_of_repeated_images(paths, spec, split)
+    if not is_reported:
+        _log_unlabeled_classes(parts, indexes, names, split)
+        _warn_of_repeated_images(paths, spec, split)
     index = DatasetIndex(
         names=names,
         root=spec.root,

@@ -59,12 +59,18 @@ def _source_split(spec: DatasetSpec, split: str) -> str:
     return "train" if spec.held_out and split == "val" else split
 
 
-def _load_used(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
+def _load_used(
+    spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool, is_reported: bool = False
+) -> LoadedSplit:
     """Reads a split, judges and reports what is lost of all that was labeled, and only then selects what the run uses.
-    ``title``: the split in log messages."""
+
+    Args:
+        title: the split in log messages.
+        is_reported: whether this is a part of a split that has been reported already.
+    """
     source_split = _source_split(spec, split)
     if spec.split(source_split).parts:
-        return _load_joined(spec, split, settings, title=title, is_check=is_check)
+        return _load_joined(spec, split, settings, title=title, is_check=is_check, is_reported=is_reported)
     shards = shards_of(spec, source_split)
     if shards:
         loaded = from_shards(shards, spec, is_check=is_check)
@@ -78,26 +84,35 @@ def _load_used(spec: DatasetSpec, split: str, settings: IndexSettings, *, title:
     loaded = replace(loaded, index=index, has_lost_too_much=bool(loss_refusal))
     if not index.report.problems:  # as of a held-out part
         report_note = ""
+    if is_reported:
+        return loaded
     get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
     if split == source_split:  # losses of a held-out part are reported with the training split
         warn_of_losses(loaded, spec, title)
-    if source_split == "train" and not is_check:  # a check reports the use of each class
+    if split == "train" and not is_check:  # a check reports the use of each class
         warn_of_background_class(index, spec)
     return loaded
 
 
-def _load_joined(spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool) -> LoadedSplit:
+def _load_joined(
+    spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool, is_reported: bool
+) -> LoadedSplit:
     """Reads the data sets that a split joins, and selects what the run uses of all of them. What is lost is judged part
     by part, as a small part may be of one kind; whether there are objects is not: a part may have backgrounds only."""
     source_split = _source_split(spec, split)
+    are_parts_reported = is_reported or split != source_split  # those of a held-out part, with the training split
     part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
     loaded_parts = []
     for part in spec.split(source_split).parts:
         part_title = f"{source_split} of {part.source}"
-        loaded_parts.append(_load_used(part, source_split, part_settings, title=part_title, is_check=is_check))
-    loaded = joined(spec, source_split, loaded_parts)
+        loaded_part = _load_used(
+            part, source_split, part_settings, title=part_title, is_check=is_check, is_reported=are_parts_reported
+        )
+        loaded_parts.append(loaded_part)
+    loaded = joined(spec, source_split, loaded_parts, is_reported=are_parts_reported)
     index = select_used(loaded.index, spec, split, settings)
-    get_logger().info("%s: %s", title, index.report.summary())
+    if not is_reported:
+        get_logger().info("%s: %s", title, index.report.summary())
     return replace(loaded, index=index)
 
 

@@ -60,11 +60,16 @@ class AbsentImages:
         return _ImageFolders(self._images_of_other_splits)
 
 
-def num_charged(count: int, ours: int, elsewhere: int, *, is_first: bool) -> int:
-    """Returns how many of ``count`` losses that may be of any split count in this one: in proportion to ``ours``
-    against ``elsewhere``. The first split counts what the others leave."""
-    share = count * ours / (ours + elsewhere)
-    return math.ceil(share) if is_first else math.floor(share)
+def charged_range(count: int, *, before: int, ours: int, after: int) -> range:
+    """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
+
+    Args:
+        before: size of the splits before this one, in images or entries.
+        ours: size of this split.
+        after: size of the splits after this one, and of what is in no split, whose share is not lost.
+    """
+    total = before + ours + after
+    return range(math.ceil(count * before / total), math.ceil(count * (before + ours) / total))
 
 
 class _ImageFolders:

@@ -38,7 +38,8 @@ class MatchedEntries(NamedTuple):
     """Says which entries of a label file belong to which images."""
 
     entry_of: dict[int, ImageEntry]  # of the split's images, by their positions
-    elsewhere: list[ImageEntry]  # those of images of other splits, or of no split
+    before: list[ImageEntry]  # those of images of splits before this one
+    after: list[ImageEntry]  # those of images of splits after this one, or of no split
     unmatched: list[UnmatchedEntry]
 
 
@@ -54,19 +55,21 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     matched = set(number_of.values())
 
     images_of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
-    elsewhere = [entries[number] for image, number in number_of.items() if image >= num_images]
+    end_before = num_images + request.others.num_before
+    before = [entries[number] for image, number in number_of.items() if num_images <= image < end_before]
+    after = [entries[number] for image, number in number_of.items() if image >= end_before]
     unmatched: list[UnmatchedEntry] = []
     for number, fits in fits_of.items():
         if number in matched:
             continue
         entry = entries[number]
         if _is_of_no_split(entry, images_of_no_split, has_name=bool(fits)):
-            elsewhere.append(entry)
+            after.append(entry)
         else:
             reason = _why_unmatched(entry, [images[i] for i in fits], names)
             unmatched.append(UnmatchedEntry(entry, reason, has_name=bool(fits)))
     entry_of = {image: entries[number] for image, number in number_of.items() if image < num_images}
-    return MatchedEntries(entry_of, elsewhere, unmatched)
+    return MatchedEntries(entry_of, before, after, unmatched)
 
 
 def _match_keys(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:

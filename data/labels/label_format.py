@@ -42,11 +42,12 @@ class ImageFile(NamedTuple):
 class OtherImages(NamedTuple):
     """Names what the label file of a split may name besides the images of the split."""
 
-    # Without stamps: images of other splits with the same label file; and, with empty keys, images of no split.
+    # Without stamps: images of other splits with the same label file, those of splits that the data set names before
+    # this one first; and, with empty keys, images of no split.
     images: Sequence[ImageFile] = ()
     missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
     missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
-    is_first: bool = True  # no split with the same label file, and other images, comes before this one
+    num_before: int = 0  # number of ``images`` of splits before this one
 
 
 class LabelFile(NamedTuple):
@@ -145,7 +146,7 @@ class LabelPerImage:
             return None
         path = path_of(self._files[i].name, self._root)
         try:
-            data = read_regular(path, most=MAX_BYTES)
+            data = read_regular(path, max_bytes=MAX_BYTES)
         except OSError as error:
             if explanation(error):  # the disk has failed; the file itself may be correct
                 error.filename = path

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from data.labels.absent_images import AbsentImages, Owner, num_charged
+from data.labels.absent_images import AbsentImages, Owner, charged_range
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, match_entries
-from data.labels.label_format import ImageFile, LabelRequest, OtherImages
+from data.labels.label_format import ImageFile, LabelRequest
 from data.labels.rows import RawLabels
 from utils.errors import UserError, one_line
 from utils.strings import counted
@@ -46,7 +46,7 @@ class LabelsPerSplit:
         self._entries = [matched.entry_of[i] for i in positions]
         self.image_ids: list[int | str] = [entry.image_id for entry in self._entries]
         self.findings = [
-            *self._stray_annotations(file.strays, matched, request.others),
+            *self._stray_annotations(file.strays, matched),
             *self._absent_images(matched, request),
             *self._unlisted_images(request.images, matched),
         ]
@@ -60,21 +60,18 @@ class LabelsPerSplit:
     def _annotation(self, position: int) -> str:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
-    def _stray_annotations(
-        self, strays: Sequence[tuple[int, str]], matched: MatchedEntries, others: OtherImages
-    ) -> list[Finding]:
+    def _stray_annotations(self, strays: Sequence[tuple[int, str]], matched: MatchedEntries) -> list[Finding]:
         """Returns findings about annotations without an image. They are missing from images that have none now: each
         split counts as many of them as it has of these, or of all images if there are none."""
-        ours = sum(not entry.num_labeled for entry in matched.entry_of.values())
-        elsewhere = sum(not entry.num_labeled for entry in matched.elsewhere)
-        if not ours + elsewhere:
-            ours = len(matched.entry_of)
-            elsewhere = len(matched.elsewhere)
-        num_lost = num_charged(len(strays), ours, elsewhere, is_first=others.is_first)
+        groups = (matched.before, list(matched.entry_of.values()), matched.after)
+        sizes = [sum(not entry.num_labeled for entry in group) for group in groups]
+        if not any(sizes):
+            sizes = [len(group) for group in groups]
+        before, ours, after = sizes
+        charged = charged_range(len(strays), before=before, ours=ours, after=after)
         findings = []
         for i, (position, reason) in enumerate(strays):
-            is_lost_here = i < num_lost
-            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(is_lost_here)))
+            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in charged)))
         return findings
 
     def _absent_images(self, matched: MatchedEntries, request: LabelRequest) -> list[Finding]:
@@ -89,14 +86,16 @@ class LabelsPerSplit:
                 of_any_split.append(self._absent_image(unmatched, owner))
             elif owner != Owner.ELSEWHERE:
                 of_this_split.append(self._absent_image(unmatched, owner))
-        num_lost = num_charged(
+        num_elsewhere = sum(bool(image.key) for image in request.others.images)
+        charged = charged_range(
             len(of_any_split),
-            ours=len(matched.entry_of),
-            elsewhere=sum(bool(image.key) for image in request.others.images),
-            is_first=request.others.is_first,
+            before=request.others.num_before,
+            ours=len(request.images),
+            after=num_elsewhere - request.others.num_before,
         )
-        not_lost_here = [finding._replace(lost_images=0, lost_objects=0) for finding in of_any_split[num_lost:]]
-        return of_this_split + of_any_split[:num_lost] + not_lost_here
+        lost_here = [of_any_split[i] for i in charged]
+        lost_elsewhere = [finding for i, finding in enumerate(of_any_split) if i not in charged]
+        return of_this_split + lost_here + [each._replace(lost_images=0, lost_objects=0) for each in lost_elsewhere]
 
     def _absent_image(self, unmatched: UnmatchedEntry, owner: Owner) -> Finding:
         entry = unmatched.entry

@@ -155,7 +155,7 @@ def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray | None:
     rows: list[list[float]] = []
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
-            text = read_regular(path_of(file.name, root), most=MAX_BYTES).decode("utf-8-sig")
+            text = read_regular(path_of(file.name, root), max_bytes=MAX_BYTES).decode("utf-8-sig")
             rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
         if len({len(row) for row in rows}) > 1:
             return None

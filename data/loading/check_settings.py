@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from data.index.index import DatasetIndex
 from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.strings import counted
@@ -47,14 +49,19 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
     """Warns about images that are in both splits."""
     if spec.held_out:
         return
-    train_folders = {os.path.realpath(folder) for folder in spec.split("train").images}
-    val_folders = {os.path.realpath(folder) for folder in spec.split("val").images}
-    val_paths = set(val.paths)
-    if val_folders and train_folders == val_folders:  # joined data sets have no folders here
-        shared = len(val_paths)
-    else:
-        shared = sum(path in val_paths for path in train.paths)
+    val_paths = set(_real_paths(val))
+    shared = len(val_paths.intersection(_real_paths(train)))
     if shared:
         count = f"{shared:,}" if shared < len(val_paths) else "all"
         message = "%s: %s of the %s validation images are training images too; scores say little about other images"
         get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
+
+
+def _real_paths(index: DatasetIndex) -> Iterator[str]:
+    """Yields the path of each image, with symbolic links to folders followed, but not those to images."""
+    real_folders: dict[str, str] = {}
+    for path in index.paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in real_folders:
+            real_folders[folder] = os.path.realpath(path_of(folder, index.root))
+        yield f"{real_folders[folder]}/{name}"

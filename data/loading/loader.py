@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,6 +108,8 @@ class _RequestLoader(DataLoader):
             num_workers=workers,
             pin_memory=settings.pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
+            # From Python 3.14 on, another process than this one would be the workers' parent by default.
+            multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # seeds of workers, which nobody uses, do not advance the global generator

@@ -62,6 +62,7 @@ def open_train_samples(
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     repeats = dataset.repeats()
+    dataset.limit_partners(repeats)
     if config.repeat_factor:
         factors = logged_repeat_factors(config.repeat_factor, dataset.index)
         repeats = factors if repeats is None else factors * repeats

@@ -45,14 +45,14 @@ class EpochOrder:
             image_hw: int (N, 2), for rectangular batches only.
             block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all images.
             repeats: float64 (N,), how often each image comes in an epoch, rounded up in some epochs and down in others;
-                None for once.
+                None for once. Weighted draws follow it on average.
         """
         self.seed = seed
         self.batch_size = batch_size
         self.imgsz = imgsz
         self.stride = stride
         self.block = block
-        self.weights: np.ndarray | None = None  # float64 (N,), image weights, set for weighted draws
+        self.weights: np.ndarray | None = None  # float64 (N,), times `repeats`, set for weighted draws
         self._images = count
         self._repeats = repeats
         self._count = count if repeats is None else round(repeats.sum())
@@ -66,7 +66,8 @@ class EpochOrder:
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
         if self.weights is not None:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
-            order = draw.choice(self._images, self._count, p=self.weights / self.weights.sum())
+            weights = self.weights if self._repeats is None else self.weights * self._repeats
+            order = draw.choice(self._images, self._count, p=weights / weights.sum())
         elif self._repeats is not None:
             start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
             ends = np.cumsum(self._repeats) * (self._count / self._repeats.sum())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.augment.mosaic import PartnerPool
 from data.augment.plan import SamplePlan, draw_plans, plan_labels
 from data.index.index import DatasetIndex
 from data.render.opencv import render_plan
@@ -56,6 +57,7 @@ class AugmentedImages(LoadImagesAndLabels):
         self.seed = seed
         self.epochs = epochs
         self.rect = rect
+        self._pool: PartnerPool | None = None
         self._recent: dict[int, np.ndarray] = {}  # source images of the current block of samples
         self._transforms = None
         if hyp.albumentations:
@@ -97,6 +99,7 @@ class AugmentedImages(LoadImagesAndLabels):
             seed=self.seed,
             epochs=epochs or self.epochs,
             single_image=self.rect,
+            pool=self._pool,
         )
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
@@ -111,6 +114,11 @@ class AugmentedImages(LoadImagesAndLabels):
     def repeats(self) -> np.ndarray | None:
         """Returns how often each sample comes in an epoch, as `EpochOrder` expects it; None for once."""
         return None
+
+    def limit_partners(self, repeats: np.ndarray | None) -> None:
+        """Makes mosaic and mixup draw images as often as they come in an epoch, also without blocks. ``repeats``: see
+        `repeats`."""
+        self._pool = PartnerPool(len(self), repeats)
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same images, letterboxed instead of augmented."""

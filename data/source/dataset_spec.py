@@ -162,8 +162,12 @@ class DatasetSpec:
             image_keys = image_keys | {"tile": self.tile}
         if not self.label_names:
             return {"names": list(self.names)} | image_keys
-        target_names = {IGNORED: IGNORE} | dict(enumerate(self.names))
-        classes = {name: target_names[number] for name, number in zip(self.label_names, self.class_of)}
+        classes = {}
+        for name, number in zip(self.label_names, self.class_of):
+            if number == IGNORED:
+                classes[name] = IGNORE
+            elif name != self.names[number]:  # a class without a line keeps its name, which may be `IGNORE`
+                classes[name] = self.names[number]
         return {"names": list(self.label_names), "classes": classes} | image_keys
 
     def missing_error(self, path: Path) -> UserError:

@@ -176,5 +176,5 @@ def _has_images(entry: Path, suffixes: frozenset[str]) -> bool:
     if entry.is_dir():
         return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
     if entry.suffix.lower() == ".txt" and entry.is_file():
-        return bool(read_text(entry, most=MAX_LIST_BYTES).strip())
+        return bool(read_text(entry, max_bytes=MAX_LIST_BYTES).strip())
     return entry.exists()

@@ -139,7 +139,7 @@ def _check_one_has_all(paths: list[Path], split: str) -> None:
 
 
 def _json_text(path: Path) -> str:
-    return read_text(path, most=_MAX_JSON_BYTES)
+    return read_text(path, max_bytes=_MAX_JSON_BYTES)
 
 
 # Pascal VOC
@@ -223,7 +223,7 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
 def _names_in_notes(path: Path) -> list[str]:
     """Returns the classes in the notes.json that Label Studio writes next to YOLO txt; none for other files."""
     try:
-        categories = json.loads(read_text(path, most=_MAX_NOTES_BYTES))["categories"]
+        categories = json.loads(read_text(path, max_bytes=_MAX_NOTES_BYTES))["categories"]
         return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -12,6 +12,7 @@ import torch
 from engine.checkpoint.best_file import BestFile
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.checkpoint.progress import PendingEpoch, Position, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -107,7 +108,9 @@ class Checkpointer(BackgroundWriter):
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
         if not all(bool(torch.isfinite(tensor).all()) for tensor in averages):
-            raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
+            last = checkpoint_of_newest_run(self.folder)
+            kept = f"{last} holds the last good ones" if last else "and there are no good ones yet"
+            raise UserError(f"the averaged weights are not finite; not saved, {kept}")
         try:
             write_checkpoint(content, path)
         except OSError as error:
@@ -118,8 +121,9 @@ class Checkpointer(BackgroundWriter):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
         remedy = "free some space" if is_full else "check the disk"
-        if self.last.exists():
-            advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
+        last = checkpoint_of_newest_run(self.folder)
+        if last is not None:
+            advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(last)}"
         else:
             advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
         return f"{path}: could not be written ({reason}); {advice}"

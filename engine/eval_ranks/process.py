@@ -51,7 +51,7 @@ from utils.structures import Detections, map_tensors
 PREVIEW_IMAGES = 8
 
 
-def evaluate_for_others(config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
+def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
     """Runs an evaluating process until the run ends.
 
     It reports errors to rank 0 and exits with success in any case, as launchers end all processes when one fails; a

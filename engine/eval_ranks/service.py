@@ -72,15 +72,15 @@ class ValidationService:
             post_message(self._store, SETUP, setup)
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
-    def is_free(self) -> bool:
+    def can_take_weights(self) -> bool:
         """Returns whether the evaluating processes take the weights of an epoch now, on all ranks."""
-        is_free = False
+        can_take_weights = False
         if self._ctx.is_main:
             self._drop_late_scores()
             self._find_failure()
             are_ready = self._store.check([READY.format(rank=rank) for rank in range(self._ctx.eval_ranks)])
-            is_free = are_ready and not self._is_busy and not self._failure
-        return broadcast_object(self._ctx, is_free)
+            can_take_weights = are_ready and not self._is_busy and not self._failure
+        return broadcast_object(self._ctx, can_take_weights)
 
     def _drop_late_scores(self) -> None:
         """Frees the processes from scores that nobody waits for any more."""

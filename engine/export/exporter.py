@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -101,6 +102,7 @@ class Exporter:
         started = time.monotonic()
         model_format = load_format(name)
         path = file_path(self._model.path, self._config, name)
+        failed = path.with_name(f"{path.name}.failed")
         graph = model_format.build(self._graphs)
         with _write_errors_of(path), temporary_folder(path) as folder:
             candidate = folder / path.name
@@ -110,14 +112,16 @@ class Exporter:
                 parity = self._compare(candidate, self._reference)
                 problems = parity.violations(tolerance_of(self._config))
                 if problems:
-                    failed = path.with_name(f"{path.name}.failed")
+                    earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
                     model_format.write(graph, candidate, self._metadata_of_failure)
                     replace_path(candidate, failed)
                     raise FailedCheck(
                         f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
-                        f"{parity.worst_image})"
+                        f"{parity.worst_image}){earlier}"
                     )
             replace_path(candidate, path)
+            if os.path.lexists(failed):  # of an earlier export; it goes with the temporary folder
+                os.replace(failed, folder / failed.name)
         outcome = "not checked (--no-check)"
         if parity is not None:
             outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from data.image_io.decode import have_single_colors
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues
 from utils.errors import UserError, one_line
@@ -15,8 +16,8 @@ from utils.program import resume_flag
 log = logging.getLogger("lockstep")
 
 # GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
-HALVINGS = 16
-MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `HALVINGS`
+MAX_SCALE_HALVINGS = 16
+MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `MAX_SCALE_HALVINGS`
 
 
 class NonFiniteSteps(Hook):
@@ -30,7 +31,7 @@ class NonFiniteSteps(Hook):
         if values.finite:
             self._are_blank = []
             return
-        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= HALVINGS:
+        if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= MAX_SCALE_HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
             self._name_files(trainer, values)
@@ -55,8 +56,8 @@ class NonFiniteSteps(Hook):
         """Says why the run stops, and what to do."""
         if self._are_blank and all(self._are_blank):
             return _reason_for_blank_images(trainer, values)
-        last = trainer.checkpointer.last
-        if last.exists():
+        last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
+        if last is not None:
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
         else:
             remedy = "There is no checkpoint yet: start again"
@@ -66,16 +67,14 @@ class NonFiniteSteps(Hook):
 
 def _reason_for_blank_images(trainer: Training, values: StepValues) -> str:
     """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
-    last = trainer.checkpointer.last
-    location = ""
+    last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
     continuation = "start again"
-    if last.exists():  # otherwise the folder goes with the run
-        location = f" ({_list_of_files(trainer)} names them)"
+    if last is not None:
         continuation = f"continue from the last good weights: {resume_flag(last)}"
     return (
         f"stopped: the last {trainer.progress.bad_steps} steps were not finite, since all of their images have a "
-        f"single color, such as {values.paths[0]}{location}. Remove them, or correct 'bits' and 'channels' in the "
-        f"data set's YAML if the files are not like that, and {continuation}"
+        f"single color, such as {values.paths[0]} ({_list_of_files(trainer)} names all). Remove them, or correct "
+        f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
     )
 
 

@@ -37,12 +37,12 @@ class RemoteValidation(Hook):
 
     def start(self, trainer: Training) -> None:
         self._validation = trainer.hooks.get(Validation)
-        self._service = ValidationService(self._ctx, self._validation.evaluator, self._setup(trainer))
+        self._service = ValidationService(self._ctx, self._validation.evaluator, self._build_setup(trainer))
         self._is_started = True
 
     def validate(self, trainer: Training, epoch: Epoch) -> None:
-        if self._can_wait(trainer, epoch) and self._service.is_free():
-            epoch.pending = self._pending(trainer, epoch)
+        if self._can_wait(trainer, epoch) and self._service.can_take_weights():
+            epoch.pending = self._pending_epoch(trainer, epoch)
             self._service.send(epoch.number, Weights(epoch.pending.ema, epoch.pending.is_closing))
 
     def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> None:
@@ -59,16 +59,16 @@ class RemoteValidation(Hook):
         may_be_last |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
         return is_due and not may_be_last
 
-    def _pending(self, trainer: Training, epoch: Epoch) -> PendingEpoch:
+    def _pending_epoch(self, trainer: Training, epoch: Epoch) -> PendingEpoch:
         """Returns what is kept of an epoch until its result comes."""
         return PendingEpoch(
             row={"time": trainer.seconds(), **epoch.row},
             is_closing=trainer.is_closing,
-            progress=_after_epoch(trainer.progress),
+            progress=_completed_progress(trainer.progress),
             ema=copy_to_cpu(trainer.step.ema.module.state_dict()) if self._ctx.is_main else {},
         )
 
-    def _setup(self, trainer: Training) -> Setup:
+    def _build_setup(self, trainer: Training) -> Setup:
         """Returns what the evaluating processes must know of the run."""
         run = trainer.run
         description = trainer.checkpointer.description
@@ -87,7 +87,7 @@ class RemoteValidation(Hook):
         )
 
 
-def _after_epoch(progress: Progress) -> Progress:
+def _completed_progress(progress: Progress) -> Progress:
     """Returns the progress with the epoch completed whose steps are done."""
     completed = replace(progress)
     completed.complete_epoch()

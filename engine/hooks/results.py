@@ -40,7 +40,7 @@ class EpochResults(Hook):
             scores = _SharedScores.of(epoch.result, self.fitness)
         scores = broadcast_object(trainer.ctx, scores)
         if scores is not None:
-            scores.note_thresholds(trainer.progress)
+            scores.store_thresholds_in(trainer.progress)
             epoch.class_ap = scores.class_ap
             epoch.is_best = trainer.progress.record_fitness(scores.fitness)
         if epoch.result is not None:
@@ -86,7 +86,7 @@ class _SharedScores:
             scored_confidence=result.scored_confidence,
         )
 
-    def note_thresholds(self, progress: Progress) -> None:
+    def store_thresholds_in(self, progress: Progress) -> None:
         """Stores the thresholds in the progress of the run."""
         progress.confidence = self.threshold
         progress.plain_confidence = self.plain_confidence
@@ -124,8 +124,7 @@ class ClassWeights(Hook):
 class ClassScores(Hook):
     """Logs the scores of best.pt by class at the end of a run, on rank 0.
 
-    A resumed run without a better epoch does not know them, and logs those of its newest validation. ``names``: of the
-    classes.
+    After a resume without a new best epoch, logs those of the newest validation. ``names``: of the classes.
     """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:

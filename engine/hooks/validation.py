@@ -32,7 +32,7 @@ class Validation(Hook):
         return self.run(trainer, trainer.step.ema.module, epoch)
 
     def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
-        """Validates the weights of then, if no other process has."""
+        """Validates the weights of the pending epoch, unless the evaluating processes have."""
         if broadcast_object(trainer.ctx, epoch.result is not None):
             return None
         model = copy.deepcopy(trainer.step.ema.module)

@@ -13,7 +13,7 @@ from engine.inference.frames import FileProblem, Frame, Items
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.object_tracks import ObjectTracks
 from engine.inference.settings import ResolvedSettings
-from utils.machine.threads import Ahead, map_ahead
+from utils.machine.threads import ReadAheadLimit, map_ahead
 from utils.structures import DetectionTable
 
 
@@ -48,7 +48,7 @@ class DetectionStream:
         detector: ImageDetector,
         settings: ResolvedSettings,
         *,
-        ahead: Ahead,
+        ahead: ReadAheadLimit,
         tracks: ObjectTracks | None = None,
     ) -> None:
         """

@@ -37,7 +37,7 @@ def open_source(source: str, **settings: Any) -> Items:
     source = str(source)
     options = SourceOptions(**settings)
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
-        return _url_frames(source, read_url(source, most=MAX_IMAGE_BYTES), options.pixels)
+        return _url_frames(source, read_url(source, max_bytes=MAX_IMAGE_BYTES), options.pixels)
     if is_stream(source):
         return stream_frames(without_login(source), open_stream(source), options)
     order = by_number if options.in_sequences else None

@@ -28,7 +28,7 @@ from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
-from utils.machine.threads import Ahead
+from utils.machine.threads import ReadAheadLimit
 from utils.pixels import as_rgb8
 from utils.strings import counted
 from utils.structures import DetectionTable
@@ -106,7 +106,7 @@ class Predictor:
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
             batch_size: maximum number of images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
-            device: for programs that name the device in each call; it must be the model's.
+            device: accepted for programs that name the device in each call; must equal the model's.
             settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
         if device is not None:
@@ -208,7 +208,7 @@ class Predictor:
         if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
         resolved = self.settings.resolve(self.model) if settings is None else settings
-        ahead = Ahead(self.image_detector.images_at_once() if reads_ahead else 0)
+        ahead = ReadAheadLimit(self.image_detector.images_at_once() if reads_ahead else 0)
         if isinstance(source, str | os.PathLike | int):
             source = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
             if tracks is not None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, max_over_ranks
@@ -174,7 +175,8 @@ class RunControl:
         A signal to all processes also ends the compiler that ``--compile`` has started and the like, for which
         libraries raise: that is no failure of the run. The state may be that of half a step, so nothing is saved.
         """
-        checkpoint = f"continue with: {resume_flag(last)}" if last.exists() else "there is no checkpoint yet"
+        own_last = checkpoint_of_newest_run(last.parent)
+        checkpoint = f"continue with: {resume_flag(own_last)}" if own_last else "there is no checkpoint yet"
         log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
 

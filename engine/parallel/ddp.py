@@ -116,13 +116,18 @@ def bucket_mebibytes(model: nn.Module) -> float:
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
-    """Averages float buffers (BatchNorm statistics) over ranks."""
+    """Averages float buffers (BatchNorm statistics) over ranks. Those with one value on all ranks, such as anchors and
+    the statistics of frozen layers, keep it: dividing the sum of equal values by 3, 6 or 7 rounds."""
     buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return
     flat = flatten(buffers)
+    extremes = torch.stack((flat, -flat))
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    highest = extremes[0]
+    lowest = -extremes[1]
     dist.all_reduce(flat)
-    copy_from_flat(flat / ctx.world_size, buffers)
+    copy_from_flat(torch.where(highest == lowest, highest, flat / ctx.world_size), buffers)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
 from utils.drawing.draw import draw_boxes
-from utils.drawing.page import image
+from utils.drawing.page import embed_image
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat, as_rgb8
 from utils.structures import GRAY
@@ -119,7 +119,7 @@ class Album:
             return _NOT_SHOWN
         self._left -= size
         width = part.shape[1] / DENSITY
-        return [(v.title, image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]
+        return [(v.title, embed_image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]
 
 
 def in_window(boxes_xyxy_px: np.ndarray, window: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and removed again when the run fails before it has saved anything."""
+"""The folder of a run: made, locked, and removed again when the run fails before its first step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from types import TracebackType
 
 import yaml
 
+from engine.checkpoint.newest_run import note_earlier_checkpoint
+from engine.checkpoint.progress import Progress
 from engine.run.run import RunPlan, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -27,27 +29,27 @@ from utils.logger import continue_in_file, get_logger
 from utils.program import resume_flag, write_result
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
-EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_KEPT_FILES = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails
+_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
 
-def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> TrainingRun:
+def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack, progress: Progress) -> TrainingRun:
     """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
 
     Args:
         plan: with final settings: the batch size and ``lr_mult`` are chosen.
-        stack: when it is closed, the folder is unlocked, and removed if the run failed before it saved anything.
+        stack: when it is closed, the folder is unlocked, and removed if the run failed before its first step.
+        progress: of the run; the trainer counts its steps there.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
     settings = plan.settings
     folder = plan.folder
     if folder is None:
-        folder = _make_folder(ctx, settings.config, stack)
+        folder = _make_folder(ctx, settings.config, stack, progress)
     if ctx.is_main:
         is_new = plan.checkpoint is None
         note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
@@ -61,7 +63,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack) -> Tr
     return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint)
 
 
-def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack) -> Path:
+def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
     """Makes the folder of a new run and locks it until ``stack`` is closed."""
     folder = Path(config.project) / config.name
     with torch_distributed_zero_first(ctx):
@@ -71,7 +73,7 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack)
             folder = increment_path(config.project, config.name, config.exist_ok)
             created = absent if folder == planned else [folder]
             stack.callback(_lock(folder).release)
-            stack.push(partial(_remove_after_failure, created))  # while the lock is still held
+            stack.push(partial(_remove_after_failure, created, progress))  # while the lock is still held
             _warn_of_earlier_run(folder, config.data)
     return Path(broadcast_object(ctx, folder))
 
@@ -130,16 +132,18 @@ def _warn_of_earlier_run(folder: Path, data: str) -> None:
 
 def _remove_after_failure(
     created: Sequence[Path],
+    progress: Progress,
     error_type: type[BaseException] | None,
     error: BaseException | None,
     frames: TracebackType | None,
 ) -> None:
-    """Removes the folders that `_make_folder` created, innermost first, if an error ends a run that saved nothing."""
+    """Removes the folders that `_make_folder` created, innermost first, if an error ends a run before its first step.
+    The log of a run that took steps may be all that says how it failed."""
     if error is None or not created:
         return
     traceback.clear_frames(frames)  # closes their files, of which there may be too many
     folder, *parents = created
-    if any(any(folder.glob(pattern)) for pattern in _KEPT_FILES):
+    if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
         return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:
@@ -154,26 +158,7 @@ def note_launch(folder: Path, launchers: Sequence[str]) -> None:
         write_whole(folder / LAUNCHERS, "\n".join(names))
 
 
-def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
-    """Records the last.pt that a new run finds in its folder (``--exist-ok``): a restart must not continue it."""
-    last = folder / "last.pt"
-    if is_new and last.is_file():
-        write_whole(folder / EARLIER_CHECKPOINT, str(last.stat().st_mtime_ns))
-    else:
-        (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
-
-
-def own_checkpoint(folder: Path) -> Path | None:
-    """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
-    last = folder / "last.pt"
-    if not last.is_file():
-        return None
-    earlier = folder / EARLIER_CHECKPOINT
-    is_earlier = earlier.is_file() and earlier.read_text("utf-8") == str(last.stat().st_mtime_ns)
-    return None if is_earlier else last
-
-
-def run_of_launch(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
+def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
     """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
     None."""
     if not any(launchers):

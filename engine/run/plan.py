@@ -9,8 +9,9 @@ from pathlib import Path
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.checkpoint.progress import RunStatus
-from engine.run.folder import lock_folder, own_checkpoint, run_of_launch
+from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,
@@ -49,7 +50,7 @@ def plan_run(
     Raises UserError when there is nothing to resume from, no folder can be made, or another process trains the run.
     """
     command = Command(config, explicit_flags, launchers=all_objects(ctx, ctx.launcher))
-    restarted_folder = broadcast_object(ctx, run_of_launch(config, command.launchers) if ctx.is_main else None)
+    restarted_folder = broadcast_object(ctx, find_run_of_launchers(config, command.launchers) if ctx.is_main else None)
     if restarted_folder is not None:
         return _plan_restarted(ctx, command, restarted_folder, stack)
     if config.resume is not None:
@@ -77,7 +78,7 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
     """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
     come."""
     lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
-    path = own_checkpoint(folder)
+    path = checkpoint_of_newest_run(folder)
     if path is not None:
         return _plan_from_checkpoint(ctx, command, path)
     if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since

@@ -133,6 +133,8 @@ def _means_the_same(name: str, old: Any, new: Any) -> bool:
         return True
     if name == "batch_size" and new == FIND_BATCH_SIZE:  # found when the run began
         return True
+    if name == "optimizer" and new == "auto":  # chosen when the run began
+        return True
     return old == new
 
 

@@ -25,7 +25,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a command will train, before anything but a checkpoint has been opened. Equal on all ranks.
+    """Settings and starting point of a run, before data and model are opened. Equal on all ranks.
 
     A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.

@@ -107,7 +107,6 @@ def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
     yield Rule("close_scale", hyp.scale == 0, "scale is 0")
     for name in TILE_SETTINGS:
         yield Rule(name, not facts.tile, "the data set's YAML has no 'tile'")
-    yield Rule("tile_backgrounds", config.image_weights, "--image-weights chooses how often tiles are seen")
 
 
 def _process_rules(facts: RunFacts) -> Iterator[Rule]:

@@ -180,6 +180,10 @@ def prepare_step(
 
     Under DDP the run keeps all gradients allocated; here the second copy of the model takes their place.
 
+    For example, with two processes, ``--virtual-ranks 8`` and 16 ``images``, the batch has 8 shards, of which 4 are
+    computed here: the batch size is 8 x 16 = 128 images, and a micro-batch here has 4 x 16 = 64. Without virtual ranks
+    each process has one shard: the batch size is 2 x 16 = 32, and a micro-batch here has 16.
+
     Args:
         images: per shard of the batch; the step takes this process's shards.
     """

@@ -31,7 +31,7 @@ from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
-from engine.train.lr_probe import choose_lr_mult
+from engine.train.lr_probe import probe_lr_mult
 from engine.train.run_data import Loaders, RunData, build_loaders, data_identity, epoch_data, open_run_data
 from engine.train.run_hooks import build_hooks, build_optional_hooks
 from engine.train.start_log import log_start, log_steps
@@ -45,7 +45,7 @@ from models.weights.load import check_shapes
 from models.weights.read import shapes_of
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
@@ -69,7 +69,7 @@ def build_training(
     """
     # What is to be trained, and what the settings and the processes alone rule out.
     plan = plan_run(ctx, config, explicit_flags, stack)
-    # On an error it reads the plan of then, with the batch size that has been found.
+    # Evaluated when an error is raised, so that it sees the batch size chosen by then.
     stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
@@ -85,8 +85,8 @@ def build_training(
     warn_of_unused_settings(ctx, plan.settings, data, model)
     loaders = build_loaders(ctx, plan.settings, data, model, samples)
     steps = step_plan(plan.config, len(loaders.train))
-    fit_anchors(plan, model, loaders.train.index)
-    plan = choose_rate_of_loaded_weights(ctx, plan, loaders, model, steps)
+    fit_anchors(ctx, plan, model, loaders.train.index)
+    plan = choose_lr_mult(ctx, plan, loaders, model, steps)
     settings = plan.settings  # all are chosen
     try_export(ctx, settings.config, model)
 
@@ -102,7 +102,7 @@ def build_training(
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(loaders.train, identity))
 
     # The folder, the first thing that is written, and what writes into it.
-    run = claim_folder(ctx, plan, stack)
+    run = claim_folder(ctx, plan, stack, progress)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.checkpoint is not None:
@@ -208,19 +208,27 @@ def warn_of_unused_settings(ctx: DistributedContext, settings: RunSettings, data
             get_logger().warning("%s", line)
 
 
-def fit_anchors(plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
+def fit_anchors(ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
     """Checks the anchors of the model, if it has any, against the training boxes, and fits new ones. A run that
-    continues has those of its checkpoint."""
-    if model.head.anchors is None or plan.checkpoint is not None:
+    continues has those of its checkpoint.
+
+    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
+    """
+    anchors = model.head.anchors
+    if anchors is None or plan.checkpoint is not None:
         return
     config = plan.config
-    sides = train.sides_at(config.imgsz)
-    refit = not config.noautoanchor
-    message = check_anchors(sides, model.head, anchor_t=plan.hyp.anchor_t, refit=refit, seed=config.seed)
-    get_logger().info("%s", message)
+    fitted = None
+    if ctx.is_main:
+        sides = train.sides_at(config.imgsz)
+        refit = not config.noautoanchor
+        message = check_anchors(sides, model.head, anchor_t=plan.hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", message)
+        fitted = anchors.cpu()
+    anchors.copy_(broadcast_object(ctx, fitted))
 
 
-def choose_rate_of_loaded_weights(
+def choose_lr_mult(
     ctx: DistributedContext, plan: RunPlan, loaders: Loaders, model: Detector, steps: StepPlan
 ) -> RunPlan:
     """Returns the plan with ``lr_mult``, which a run that continues and a recipe may have already."""
@@ -228,7 +236,7 @@ def choose_rate_of_loaded_weights(
         return plan
     if not plan.config.weights:
         return plan.with_lr_mult(1.0)
-    return plan.with_lr_mult(choose_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
+    return plan.with_lr_mult(probe_lr_mult(ctx, plan.config, loaders.train.samples, model, steps.total))
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:

@@ -42,7 +42,7 @@ REFERENCE_EPOCHS = 20  # in more, LR_MULT_FAMILIAR takes weights that know the o
 MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
 
 
-def choose_lr_mult(
+def probe_lr_mult(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
 ) -> float:
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the

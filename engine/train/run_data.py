@@ -23,7 +23,7 @@ from utils.distributed.context import DistributedContext, broadcast_object
 
 @dataclass(frozen=True)
 class RunData:
-    """The data set of a run, and what depends on its classes."""
+    """The data set of a run, its fitness metric and its teacher."""
 
     spec: DatasetSpec
     fitness: Fitness

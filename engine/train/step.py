@@ -57,7 +57,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class FullBatch:
-    """What all batches of a training have in common but the last, smaller one of an epoch."""
+    """Properties of a full batch: of every batch but the last one of an epoch, which may be smaller."""
 
     images: int  # over all ranks
     has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
@@ -227,6 +227,8 @@ def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     The host waits for the device, which alone knows them."""
     trained = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
     all_zero = torch.stack(torch._foreach_norm(gradients, float("inf"))) == 0
     for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:

@@ -95,7 +95,18 @@ def _count_larger(descending: list[int], size: int) -> int:
 
 
 def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: _TableSizes) -> Tensor:
-    """Selects the boxes of a table to keep, bool (G, Q), from its ``coordinates`` (4, G, Q)."""
+    """Selects the boxes of a table to keep, bool (G, Q), from its ``coordinates`` (4, G, Q).
+
+    Longer rows are read in blocks of columns, and ``kept`` collects the boxes kept so far. An example of a row with
+    three columns a block and ``max_det`` 3, where a1 and a2 overlap a, and b1 overlaps b:
+
+        block     kept before   suppressed by kept   within the block   slots   kept after
+        a  a1 b   -             -                    a1, by a           0 3 1   a b -
+        b1 c  a2  a b -         b1, a2               -                  3 2 3   a b c
+        d  e  f   not read, as all rows have ``max_det`` boxes
+
+    Slot 3, an additional last column, takes every box that is not kept, so that one scatter writes a block of all rows.
+    """
     if is_box.shape[1] <= sizes.block:
         return _keep_in_block(is_box, overlaps(coordinates, coordinates, iou_thres), sizes.rounds)
     groups, longest = is_box.shape

@@ -285,6 +285,21 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, c
         assert all(said in record.message for record in records)
 
 
+def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed(root):
+    """Whether the images that a JSON does not name may be those of another split."""
+    whole = (root / "instances.json").read_text()
+    (root / "others.json").write_text(whole)
+    edit_json(root, lambda content: content.update(images=content["images"][:5], annotations=[]))
+    edit_json(root, lambda content: content.update(annotations=json.loads(whole)["annotations"][:2]))
+    said = []
+    for val_file in ("others.json", "instances.json", "others.json"):
+        path = describe(root, "coco", annotations={"train": "instances.json", "val": val_file})
+        report = load(path, max_bad=1.0).report
+        said.append((len(report.advice), len(report.notes)))
+    assert said[0] == said[2]
+    assert said[1][0] == said[0][0] + 1
+
+
 ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
 
 
@@ -415,6 +430,21 @@ def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
     assert load(path, "train").report.ledger.lost_objects == 0
     with pytest.raises(UserError, match="14 of 18 labeled objects can't be used"):
         load(path, "val")
+
+
+def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
+    """Two annotations without an image, and two annotated images that do not exist."""
+    for split, start, end in (("val", 6, 13), ("test", 13, 20)):
+        (root / "images" / split).mkdir()
+        for name in IMAGES[start:end]:
+            (root / "images/train" / name).rename(root / "images" / split / name)
+    path = describe(root, "coco", val="images/val", test="images/test")
+    edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in (500, 501)))
+    for folder, name in (("train", IMAGES[0]), ("val", IMAGES[6])):
+        (root / "images" / folder / name).unlink()
+    ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")]
+    assert sum(ledger.lost_images for ledger in ledgers) == 2
+    assert sum(ledger.lost_objects for ledger in ledgers) == 2 + 2 * 2
 
 
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):

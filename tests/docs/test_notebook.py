@@ -42,7 +42,9 @@ def test_it_runs(tmp_path, monkeypatch, capsys):
         pytest.importorskip(package)
     main = ROOT / "lockstep" / "__main__.py"
     unchecked = {"export": ["--no-check"]}  # a model of one step finds nothing that could be compared
-    monkeypatch.setattr(api, "start_of", lambda command: [python(), str(main), command, *unchecked.get(command, [])])
+    monkeypatch.setattr(
+        api, "command_prefix", lambda command: [python(), str(main), command, *unchecked.get(command, [])]
+    )
     names: dict[str, Any] = {}
     settings, *cells = ("".join(cell["source"]) for cell in CELLS)
     run_cell(settings, names)

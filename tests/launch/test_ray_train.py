@@ -60,6 +60,36 @@ def test_flags_that_cannot_be(capsys, flags, message):
     assert line.startswith(f"error: {message}")
 
 
+RUNS = (None, {})
+DONE = (0, {"folder": "exp"})
+PEER_FAILED = (2, {})
+REFUSED = (2, {"error": "--device 3: no such GPU"})
+FAILED = (2, {"error": "not finite", "folder": "exp"})
+
+
+@pytest.mark.parametrize(
+    ("processes", "is_over", "refusal"),
+    [
+        ([RUNS, RUNS], False, ""),
+        ([(None, {"folder": "exp"}), REFUSED], True, ""),  # after the run has begun
+        ([RUNS, REFUSED], True, "--device 3: no such GPU"),
+        ([REFUSED, RUNS], True, "--device 3: no such GPU"),
+        ([PEER_FAILED, RUNS], False, ""),  # the other one has a line, or is killed
+        ([PEER_FAILED, REFUSED], True, "--device 3: no such GPU"),
+        ([PEER_FAILED, PEER_FAILED], True, ""),
+        ([RUNS, (-9, {})], True, ""),
+        ([(75, {"folder": "exp"}), RUNS], True, ""),
+        ([FAILED, PEER_FAILED], True, ""),
+        ([RUNS, (0, {})], False, ""),
+        ([DONE, RUNS], True, ""),
+    ],
+)
+def test_a_refusal_by_any_process_ends_the_job(processes, is_over, refusal):
+    statuses = [ray_train.Status(code, result, []) for code, result in processes]
+    assert ray_train.is_over(statuses) == is_over
+    assert ray_train.refusal_of(statuses) == refusal
+
+
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray(capsys):
     assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
@@ -95,6 +125,18 @@ def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
     assert done.returncode == 2, done.stderr
     (line,) = printed
     assert line.startswith(f"error: {tmp_path}/nosuch: not found (named by {tmp_path}/d.yaml); ")
+    assert "RETRY" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
+    """That of rank 1, as its machine lacks a file."""
+    (tmp_path / "user_one.py").write_text("import os\nassert os.environ['RANK'] == '0'\ndef on_end(run): pass\n")
+    command = [sys.executable, str(ROOT / SCRIPT), "--workers", "2", "--", *FLAGS, "--callbacks", "user_one:on_end"]
+    done = subprocess.run([*command, "--project", "runs"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "user_one" in done.stderr.splitlines()[-1], done.stderr
     assert "RETRY" not in done.stdout + done.stderr
 
 

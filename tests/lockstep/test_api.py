@@ -39,7 +39,7 @@ def command(monkeypatch, tmp_path):
 
     def replace(text: str) -> None:
         text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
-        monkeypatch.setattr(command_module, "start_of", lambda name: [python(), "-c", text, name])
+        monkeypatch.setattr(command_module, "command_prefix", lambda name: [python(), "-c", text, name])
 
     return replace
 

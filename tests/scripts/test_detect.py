@@ -41,7 +41,7 @@ from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.folders import CONFIGS
-from utils.machine.threads import Ahead
+from utils.machine.threads import ReadAheadLimit
 from utils.structures import GRAY
 
 ROOT = Path(__file__).parents[2]
@@ -460,7 +460,7 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         folder = max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
         found.append((folder, lines_of(capsys.readouterr().out, folder)))
         monkeypatch.setattr(Predictor, "threads", 3)
-        monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
+        monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
         monkeypatch.setattr(ImageDetector, "images_at_once", lambda self, batch_size=0: batch)
     (one, lines), (many, lines_of_many) = found
     assert lines_of_many == lines
@@ -510,7 +510,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
     source = clip if "disk_usage" in name else source
     module, _, function = name.rpartition(".")
     monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
+    monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
     flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
     assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
     folder = tmp_path / "runs" / "exp"
@@ -524,7 +524,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
 def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr("engine.inference.predictor.Ahead", lambda _: Ahead(4))
+    monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
     closed = cv2.VideoWriter()
     monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
     with refused(

@@ -195,6 +195,7 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """The other format is written all the same, and what was there before stays."""
     weights.with_name("best.torchscript").write_text("an older export")
+    weights.with_name("best.pt2.failed").write_text("an older failure")
     good = torch_formats.trace
 
     def broken(module, *args):
@@ -207,6 +208,8 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
     assert "worst image: " in message
     assert weights.with_name("best.torchscript").read_text() == "an older export"
+    assert "best.torchscript is still that of an earlier export" in message
+    assert not weights.with_name("best.pt2.failed").exists()
     failed = weights.with_name("best.torchscript.failed").rename(weights.with_name("failed.torchscript"))
     assert open_model(failed, device=CPU, trust=True).info["details"]["checked"] == "failed"
     assert open_model(weights.with_name("best.pt2"), device=CPU, trust=True).info["details"]["checked"] == "yes"

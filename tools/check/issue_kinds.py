@@ -87,7 +87,7 @@ ADVICE = {
     scan_kinds.CLIPPED: Advice(
         "training clips them to their image", "nothing if objects are cut off, else redraw the box"
     ),
-    scan_kinds.NO_LABEL: Advice("training takes these images as backgrounds", "label it, or add an empty label file"),
+    scan_kinds.NO_LABEL: Advice("training treats these images as background", "label it, or add an empty label file"),
     MISSED: Advice("the model is sure of an object that is not labeled", "add the label"),
     SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
     SWAPPED: Advice("the model is sure of another class", "change the class"),

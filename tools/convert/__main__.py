@@ -73,19 +73,19 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     title = FORMATS[name].title
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
-        into = Annotations(source, extracted=folder / out.stem)
+        annotations = Annotations(source, extracted=folder / out.stem)
         if FORMATS[name].is_per_image and source.is_dir():
-            files = _with_damaged(files, source, name, into)
+            files = _with_damaged(files, source, name, annotations)
         for file in files:
-            FORMATS[name].read(file, into)
-        if not into.objects:
+            FORMATS[name].read(file, annotations)
+        if not annotations.objects:
             reason = f"{counted(len(files), 'file')} of {title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, into.skipped_text())))}")
-        written = _write(into, folder, out)
-        lost = {each: count - written[each] for each, count in into.objects.items() if count != written[each]}
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_text())))}")
+        written = _write(annotations, folder, out)
+        lost = {each: count - written[each] for each, count in annotations.objects.items() if count != written[each]}
         if lost:
-            raise UserError(f"{source}: objects that {out} would not have: {lost}")
-    return _table(title, into, written, out)
+            raise UserError(f"{source}: these objects would be missing in {out}: {lost}")
+    return _table(title, annotations, written, out)
 
 
 def _check_paths(source: Path, out: Path) -> None:
@@ -100,13 +100,15 @@ def _check_paths(source: Path, out: Path) -> None:
         _check_new(path)
 
 
-def _with_damaged(files: Sequence[Path], source: Path, name: str, into: Annotations) -> list[Path]:
+def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: Annotations) -> list[Path]:
     """Returns ``files``, which are named after images, and those next to them that are not recognized but have the name
     of an image, in order: they are damaged or empty, and reading them says so."""
     recognized = set(files)
     folders = {file.parent for file in files}
     candidates = files_below(source, FORMATS[name].suffixes)
-    return [file for file in candidates if file in recognized or (file.parent in folders and into.has(file.stem))]
+    return [
+        file for file in candidates if file in recognized or (file.parent in folders and annotations.has(file.stem))
+    ]
 
 
 def _check_new(path: Path) -> None:
@@ -125,27 +127,29 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
             path.rename(folder / path.name)
 
 
-def _write(into: Annotations, folder: Path, out: Path) -> Counter[str]:
+def _write(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
     """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
-    names = into.class_names()
+    names = annotations.class_names()
     written: Counter[str] = Counter()
     values: dict[str, Any] = {"path": "."}
-    annotations = {}
-    for split, images in sorted(into.images.items(), key=lambda item: SPLITS.index(item[0])):
-        path = folder / (out.name if len(into.images) == 1 else f"{out.stem}-{split}.json")
-        others = [image for other, other_images in into.images.items() if other != split for image in other_images]
+    annotation_files = {}
+    for split, images in sorted(annotations.images.items(), key=lambda item: SPLITS.index(item[0])):
+        path = folder / (out.name if len(annotations.images) == 1 else f"{out.stem}-{split}.json")
+        others = [
+            image for other, other_images in annotations.images.items() if other != split for image in other_images
+        ]
         base = _folder_of(list(images), others)
         entry = base or path.with_suffix(".txt")
         values[split] = _relative(entry, folder, out.parent)
         if base is None:
             write_whole(entry, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
         write_whole(path, json.dumps(_coco(images, names, base)))
-        annotations[split] = path.name
+        annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
             written.update(names[int(row[0])] for row in image.labels.rows)
-    values |= {"names": names, "annotations": annotations}
-    if into.ignored:
-        values["ignore"] = sorted(into.ignored)
+    values |= {"names": names, "annotations": annotation_files}
+    if annotations.ignored:
+        values["ignore"] = sorted(annotations.ignored)
     write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
     return written
 
@@ -227,21 +231,21 @@ def _coco(
     return {"images": entries, "annotations": annotations, "categories": categories}
 
 
-def _table(title: str, into: Annotations, written: Counter[str], out: Path) -> list[str]:
+def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
     """Returns a table of the objects by class, and notes about what is ignored or left out."""
-    rows = [(name, str(into.objects[name]), str(written[name])) for name in into.class_names()]
+    rows = [(name, str(annotations.objects[name]), str(written[name])) for name in annotations.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
-    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in into.images.items())
-    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(into.ignored)]
-    groups = sum(box.crowd for annotated in into.annotated() for box in annotated.boxes)
+    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in annotations.images.items())
+    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
+    groups = sum(box.crowd for annotated in annotations.annotated() for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
-    if into.skipped:
-        lines.append(into.skipped_text())
-    backgrounds = sum(not annotated.boxes for annotated in into.annotated())
+    if annotations.skipped:
+        lines.append(annotations.skipped_text())
+    backgrounds = sum(not annotated.boxes for annotated in annotations.annotated())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = into.num_images() - len(into.annotated())
+    left_out = annotations.num_images() - len(annotations.annotated())
     if left_out:
         lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
     return [

@@ -10,7 +10,7 @@ from tools.convert.values import numbers, objects_in
 from utils.files.schema import check
 
 
-def read_createml(file: Path, into: Annotations) -> None:
+def read_createml(file: Path, annotations: Annotations) -> None:
     """Adds the boxes of all entries."""
     for position, item in enumerate(check(load_json(file, "a CreateML JSON"), list, str(file))):
         location = f"{file}: entry {position}"
@@ -21,4 +21,4 @@ def read_createml(file: Path, into: Annotations) -> None:
             x, y, w, h = numbers(coordinates, ("x", "y", "width", "height"), location)
             boxes.append(AnnotatedBox.of_xywh(str(annotation.get("label") or ""), x - w / 2, y - h / 2, w, h))
         image = entry.get("image", entry.get("imagefilename"))
-        into.add(str(image), boxes, location=location, near=file, is_whole=True)
+        annotations.add(str(image), boxes, location=location, near=file, is_whole=True)

@@ -32,14 +32,14 @@ _COLUMNS = {
 }
 
 
-def read_csv(file: Path, into: Annotations) -> None:
+def read_csv(file: Path, annotations: Annotations) -> None:
     """Adds the objects of Roboflow's and TensorFlow's ``_annotations.csv`` (corners in pixels), and of Open Images
     (``ImageID``; corners as fractions; ``LabelName``, an id whose name is in a ``class-descriptions`` file next to the
     CSV; ``IsGroupOf`` 1 makes a region to ignore)."""
-    text = read_text(file, most=MAX_FILE_BYTES)
+    text = read_text(file, max_bytes=MAX_FILE_BYTES)
     rows = csv.DictReader(io.StringIO(text, newline=None), delimiter=_delimiter(text))
     try:
-        objects = _Objects(file, rows.fieldnames or (), into)
+        objects = _Objects(file, rows.fieldnames or (), annotations)
         for row in rows:
             objects.add(row, f"{file}:{rows.line_num}")
     except csv.Error as error:
@@ -50,10 +50,10 @@ def read_csv(file: Path, into: Annotations) -> None:
 class _Objects:
     """Adds the rows of a CSV to the annotations."""
 
-    def __init__(self, file: Path, header: Sequence[str], into: Annotations) -> None:
+    def __init__(self, file: Path, header: Sequence[str], annotations: Annotations) -> None:
         """Raises UserError if a column is missing in the ``header``."""
         self._file = file
-        self._into = into
+        self._annotations = annotations
         self._num_columns = len(header)
         self._columns = _known_columns(header)
         missing = [name for name in _REQUIRED if name not in self._columns]
@@ -71,7 +71,7 @@ class _Objects:
             raise UserError(f"{location}: {num_fields} fields, expected {self._num_columns}")
         cells = {name: row[column] for name, column in self._columns.items()}
         if not cells["name"] and not cells["xmin"]:  # an image without objects
-            self._into.add(cells["image"], (), location=location, near=self._file)
+            self._annotations.add(cells["image"], (), location=location, near=self._file)
             return
         x1, y1, x2, y2 = (number(cells[name], f"{location}: {name}") for name in _CORNERS)
         self._largest_corner = max(self._largest_corner, x2, y2)
@@ -79,7 +79,7 @@ class _Objects:
         name = cells["name"]
         size: tuple[int, int] | None
         if self._is_open_images:
-            image = self._into.find(image, location, self._file)
+            image = self._annotations.find(image, location, self._file)
             name = self._class_names.get(name, name)
             size = self._size_of(image)
             width, height = size
@@ -91,7 +91,7 @@ class _Objects:
             size = stated_size(cells.get("width"), cells.get("height"), location)
         crowd = "crowd" in cells and is_set(cells["crowd"], f"{location}: {self._columns['crowd']}")
         box = AnnotatedBox(name, x1, y1, x2, y2, crowd)
-        self._into.add(image, [box], location=location, near=self._file, size=size)
+        self._annotations.add(image, [box], location=location, near=self._file, size=size)
 
     def check_unit(self) -> None:
         """Raises UserError if the corners of all rows seem to be in another unit than the columns say."""

@@ -16,10 +16,10 @@ _WITHOUT_AREA = ("polyline", "points", "skeleton")
 _CUBOID_CORNERS = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br"))
 
 
-def read_cvat(file: Path, into: Annotations) -> None:
+def read_cvat(file: Path, annotations: Annotations) -> None:
     """Adds the rectangles, and the boxes around polygons, ellipses, masks and cuboids."""
     try:
-        root = parse_xml(read_regular(file, most=MAX_FILE_BYTES))
+        root = parse_xml(read_regular(file, max_bytes=MAX_FILE_BYTES))
     except XmlError as error:
         raise UserError(f"{file}:{error}") from None
     except OSError as error:
@@ -27,14 +27,16 @@ def read_cvat(file: Path, into: Annotations) -> None:
     for image in root.iter("image"):
         name = image.get("name", "")
         location = f"{file}: image {one_line(name)[:100]!r}"
-        boxes = [_box(shape, shape.get("label", ""), location, into) for shape in image if _is_object(shape)]
+        boxes = [_box(shape, shape.get("label", ""), location, annotations) for shape in image if _is_object(shape)]
         size = stated_size(image.get("width"), image.get("height"), location)
-        into.add(name, boxes, location=location, near=file, split=image.get("subset", ""), size=size)
-    for frame, boxes in sorted(_boxes_by_frame(root, file, into).items()):
-        into.add(f"frame_{frame:06}", boxes, location=f"{file}: frame {frame}", near=file)
+        annotations.add(name, boxes, location=location, near=file, split=image.get("subset", ""), size=size)
+    for frame, boxes in sorted(_boxes_by_frame(root, file, annotations).items()):
+        annotations.add(f"frame_{frame:06}", boxes, location=f"{file}: frame {frame}", near=file)
 
 
-def _boxes_by_frame(root: ElementTree.Element, file: Path, into: Annotations) -> dict[int, list[AnnotatedBox | None]]:
+def _boxes_by_frame(
+    root: ElementTree.Element, file: Path, annotations: Annotations
+) -> dict[int, list[AnnotatedBox | None]]:
     """Returns the objects of a video in each frame; those that are ``outside`` are not visible there."""
     frames: dict[int, list[AnnotatedBox | None]] = {}
     for track in root.iter("track"):
@@ -42,7 +44,7 @@ def _boxes_by_frame(root: ElementTree.Element, file: Path, into: Annotations) ->
         for shape in track:
             if shape.get("outside") != "1":
                 frame = int(number(shape.get("frame"), location))
-                frames.setdefault(frame, []).append(_box(shape, track.get("label", ""), location, into))
+                frames.setdefault(frame, []).append(_box(shape, track.get("label", ""), location, annotations))
     return frames
 
 
@@ -51,7 +53,7 @@ def _is_object(element: ElementTree.Element) -> bool:
     return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
 
 
-def _box(shape: ElementTree.Element, name: str, location: str, into: Annotations) -> AnnotatedBox | None:
+def _box(shape: ElementTree.Element, name: str, location: str, annotations: Annotations) -> AnnotatedBox | None:
     """Returns the box around a shape of the class ``name``; None for one without area."""
 
     def value(key: str) -> float:
@@ -71,7 +73,7 @@ def _box(shape: ElementTree.Element, name: str, location: str, into: Annotations
     if shape.tag == "cuboid" and shape.get("points") is None:
         return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
     if shape.tag in _WITHOUT_AREA:
-        return into.skip(shape.tag, location)
+        return annotations.skip(shape.tag, location)
     pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
     points = [(number(x, location), number(y, location)) for x, _, y in pairs]
     return around_polygon(name, points, shape.tag, location)

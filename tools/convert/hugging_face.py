@@ -24,7 +24,7 @@ _CROWDS = ("iscrowd", "is_crowd")
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
 
 
-def read_parquet(file: Path, into: Annotations) -> None:
+def read_parquet(file: Path, annotations: Annotations) -> None:
     """Reads a parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
     ``category``. The images are written next to the output, except those without ``objects``, which nobody has labeled.
     Raises UserError for a file that unpacks to far more than its size: a few bytes can stand for gigabytes of zeros, or
@@ -40,10 +40,10 @@ def read_parquet(file: Path, into: Annotations) -> None:
             location = f"{file}: row {row}"
             boxes = _boxes(objects, names, location)
             if boxes is None:
-                into.unlabeled_inside += 1
+                annotations.unlabeled_inside += 1
                 continue
-            path = into.keep(image, file, row)
-            into.add(path, boxes, location=location, near=file, size=_size(path, location))
+            path = annotations.keep(image, file, row)
+            annotations.add(path, boxes, location=location, near=file, size=_size(path, location))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
@@ -78,18 +78,18 @@ def _too_large(file: Path) -> UserError:
     return UserError(f"{file}: refused: its images have more than {MAX_UNPACKED_RATIO} times the bytes of the file")
 
 
-def read_image_folder(file: Path, into: Annotations) -> None:
+def read_image_folder(file: Path, annotations: Annotations) -> None:
     """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files. A
     row without ``objects`` is of an image that nobody has labeled."""
-    for line, row in enumerate(read_text(file, most=MAX_FILE_BYTES).split("\n"), 1):
+    for line, row in enumerate(read_text(file, max_bytes=MAX_FILE_BYTES).split("\n"), 1):
         if not row.strip():
             continue
         location = f"{file}:{line}"
         entry = parse_object(row, location)
         boxes = _boxes(entry.get("objects"), {}, location)
-        path = into.find(str(entry.get("file_name")), location, file)
+        path = annotations.find(str(entry.get("file_name")), location, file)
         if boxes is not None:
-            into.add(path, boxes, location=location, near=file, is_whole=True)
+            annotations.add(path, boxes, location=location, near=file, is_whole=True)
 
 
 def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:

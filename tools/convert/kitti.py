@@ -12,7 +12,7 @@ from utils.files.safe_io import read_text
 NUM_FIELDS = 15  # a detection has one more, its score
 
 
-def read_kitti(file: Path, into: Annotations) -> None:
+def read_kitti(file: Path, annotations: Annotations) -> None:
     """Adds the boxes of all rows: fields 5 to 8 are corners in pixels. ``DontCare`` is a region to ignore."""
     boxes = []
     for line, row in enumerate(read_text(file).splitlines(), 1):
@@ -26,8 +26,8 @@ def read_kitti(file: Path, into: Annotations) -> None:
             number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
-    into.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
-    into.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
+    annotations.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    annotations.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
 
 
 def is_kitti(head: str) -> bool:

@@ -17,7 +17,7 @@ from utils.files.schema import check
 _WITHOUT_AREA = {"point": "point", "line": "polyline"}  # key of an object: kind of its shape
 
 
-def read_labelbox(file: Path, into: Annotations) -> None:
+def read_labelbox(file: Path, annotations: Annotations) -> None:
     """Adds the boxes, and the boxes around polygons. Rows without a label, or with one that was skipped, are of images
     that nobody has labeled."""
     for location, row in _rows(file):
@@ -26,17 +26,17 @@ def read_labelbox(file: Path, into: Annotations) -> None:
             continue
         if len(labels) > 1:
             raise UserError(f"{location}: was labeled {len(labels)} times; export one project, with one label an image")
-        annotations = check(labels[0].get("annotations"), dict, f"{location}: annotations")
-        boxes = [_box(each, location, into) for each in objects_in(annotations, "objects", location)]
+        labels_of_image = check(labels[0].get("annotations"), dict, f"{location}: annotations")
+        boxes = [_box(each, location, annotations) for each in objects_in(labels_of_image, "objects", location)]
         data = check(row.get("data_row"), dict, f"{location}: data_row")
         media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
         size = stated_size(media.get("width"), media.get("height"), location)
-        into.add(_image_name(data), boxes, location=location, near=file, size=size, is_whole=True)
+        annotations.add(_image_name(data), boxes, location=location, near=file, size=size, is_whole=True)
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the rows of an export, each after its location for messages."""
-    text = read_text(file, most=MAX_FILE_BYTES)
+    text = read_text(file, max_bytes=MAX_FILE_BYTES)
     if text.lstrip().startswith("["):
         for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
             location = f"{file}: row {position}"
@@ -68,7 +68,7 @@ def _image_name(data: dict[str, Any]) -> str:
     return str(data.get("external_id") or data.get("global_key") or address.path)
 
 
-def _box(shape: dict[str, Any], location: str, into: Annotations) -> AnnotatedBox | None:
+def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> AnnotatedBox | None:
     """Returns the box around an object; None for one without area."""
     name = str(shape.get("name") or shape.get("value") or "")
     if "bounding_box" in shape:
@@ -79,6 +79,6 @@ def _box(shape: dict[str, Any], location: str, into: Annotations) -> AnnotatedBo
         return around_polygon(name, [(x, y) for x, y in corners], "polygon", location)
     for key, kind in _WITHOUT_AREA.items():
         if key in shape:
-            return into.skip(kind, location)
+            return annotations.skip(kind, location)
     kind = one_line(str(shape.get("annotation_kind")))[:60]
     raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")

@@ -18,29 +18,29 @@ _OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
 _IGNORE = "__ignore__"  # the class of regions without a class
 
 
-def read_labelme(file: Path, into: Annotations) -> None:
+def read_labelme(file: Path, annotations: Annotations) -> None:
     """Adds the rectangles, and the boxes around circles, masks and all shapes of three points or more (polygons, turned
     rectangles, quadrilaterals, cuboids)."""
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
-    image = into.find(str(content.get("imagePath")), location, file)
-    if loose(image.stem) != loose(file.stem) and into.has(file.stem):  # as after a copy or a renaming
+    image = annotations.find(str(content.get("imagePath")), location, file)
+    if loose(image.stem) != loose(file.stem) and annotations.has(file.stem):  # as after a copy or a renaming
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
-    boxes = [_box(shape, f"{file}: shape {position}", into) for position, shape in enumerate(shapes)]
-    into.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
+    boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
+    annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
     size = stated_size(content.get("imageWidth"), content.get("imageHeight"), location)
-    into.add(image, boxes, location=location, near=file, size=size, is_whole=True)
+    annotations.add(image, boxes, location=location, near=file, size=size, is_whole=True)
 
 
-def _box(entry: Any, location: str, into: Annotations) -> AnnotatedBox | None:
+def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | None:
     """Returns the box around a shape; None for one without area."""
     shape = check(entry, dict, location)
     name = str(shape.get("label") or "")
     kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
     points = points_of(shape.get("points"), location)
     if kind in _WITHOUT_AREA:
-        return into.skip(kind, location)
+        return annotations.skip(kind, location)
     if kind == "circle" and len(points) == 2:
         (cx, cy), (x, y) = points
         radius = math.hypot(x - cx, y - cy)

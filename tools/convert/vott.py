@@ -15,7 +15,7 @@ _NOT_VISITED = 0  # state of an image that nobody has looked at
 _WITHOUT_AREA = ("point", "polyline")
 
 
-def read_vott(file: Path, into: Annotations) -> None:
+def read_vott(file: Path, annotations: Annotations) -> None:
     """Adds the boxes of all regions; one with several tags is an object of each. An image that nobody has looked at is
     left out."""
     content = check(load_json(file, "a VoTT JSON"), dict, str(file))
@@ -25,7 +25,7 @@ def read_vott(file: Path, into: Annotations) -> None:
         entry = check(item, dict, location)
         boxes: list[AnnotatedBox | None] = []
         for position, region in enumerate(objects_in(entry, "regions", location)):
-            boxes += _boxes(region, f"{location}: region {position}", into)
+            boxes += _boxes(region, f"{location}: region {position}", annotations)
         asset = check(entry.get("asset"), dict, location)
         if not boxes and asset.get("state") == _NOT_VISITED:
             continue
@@ -33,17 +33,17 @@ def read_vott(file: Path, into: Annotations) -> None:
         size = None
         if isinstance(sides, dict):
             size = stated_size(sides.get("width"), sides.get("height"), location)
-        into.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
+        annotations.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
 
 
-def _boxes(region: dict[str, Any], location: str, into: Annotations) -> list[AnnotatedBox | None]:
+def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> list[AnnotatedBox | None]:
     """Returns a box for each tag of a region."""
     tags = check(region.get("tags"), list, f"{location}: tags")
     if not tags:
         raise UserError(f"{location}: has no tag, which would be its class")
     kind = str(region.get("type") or "").lower()
     if kind in _WITHOUT_AREA:
-        return [into.skip(kind, location)]
+        return [annotations.skip(kind, location)]
     sides = check(region.get("boundingBox"), dict, location)
     xywh = numbers(sides, ("left", "top", "width", "height"), location)
     return [AnnotatedBox.of_xywh(str(tag), *xywh) for tag in tags]

@@ -65,7 +65,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         raise UserError(failure)
     num_running = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
     if num_running:
-        log.info("run by other processes: %s", counted(num_running, "trial"))
+        log.info("still running in other processes: %s", counted(num_running, "trial"))
     with study.exclusive():  # so that an older report cannot replace that of another process
         settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
         command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"

@@ -59,21 +59,21 @@ class ListedChoices(tuple):
         return True
 
 
-def whole_number(word: str) -> int | str:
+def int_or_text(word: str) -> int | str:
     """Converts ``word`` to an integer. Returns other words unchanged: `check` refuses them, with all other mistakes."""
     with contextlib.suppress(ValueError):
         return int(word)
     return word
 
 
-def number(word: str) -> float | str:
-    """Converts ``word`` to a float. Returns other words unchanged, as `whole_number` does."""
+def float_or_text(word: str) -> float | str:
+    """Converts ``word`` to a float. Returns other words unchanged, as `int_or_text` does."""
     with contextlib.suppress(ValueError):
         return float(word)
     return word
 
 
-_READERS = {int: whole_number, float: number, str: str}
+_READERS = {int: int_or_text, float: float_or_text, str: str}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -158,10 +158,10 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
 
 def flags_of(config: Any) -> list[str]:
     """Returns the command line that gives the settings ``config``."""
-    return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
+    return [word for name, value in changed_settings(config).items() for word in words_of_flag(name, value)]
 
 
-def flag_of(name: str, value: Any) -> list[str]:
+def words_of_flag(name: str, value: Any) -> list[str]:
     """Returns the words of a command line that set the field ``name`` to ``value``."""
     flag = flag_name(name)
     if isinstance(value, bool):

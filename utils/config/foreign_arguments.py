@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from utils.config.flags import flag_name, whole_number
+from utils.config.flags import flag_name, int_or_text
 from utils.config.other_programs import (
     actions_of,
     flags_of_known_value,
@@ -91,4 +91,4 @@ def _is_list(value: str, action: argparse.Action) -> bool:
     """Returns whether ``value`` is to be split. Names may have commas and spaces, but not those of classes."""
     if value.startswith(("[", "(")):
         return True
-    return action.nargs == "+" and (action.type is whole_number or (action.dest == "classes" and "," in value))
+    return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))

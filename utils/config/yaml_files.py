@@ -30,7 +30,7 @@ def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> 
     "012", which YAML reads as 10.
     """
     try:
-        return parse_yaml(read_text(path, most=MAX_BYTES), text_under=text_under)
+        return parse_yaml(read_text(path, max_bytes=MAX_BYTES), text_under=text_under)
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""Makes a failure of a run be reported by one of its processes, also if that has ended without a message."""
+"""Reports each failure of a run once, by one of its processes, even if the failed one has ended without a message."""
 
 from __future__ import annotations
 

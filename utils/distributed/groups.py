@@ -24,7 +24,7 @@ class Subgroup:
     """The group that this process belongs to, and this process's position in it."""
 
     ranks: tuple[int, ...]  # in the run, of the group's processes, ascending
-    local_group_rank: int  # of this process in its group
+    local_group_rank: int  # this process's rank within the group
     handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
 
     @property

@@ -25,7 +25,7 @@ FIRST_LINE_S = 10.0  # time of waiting after which a line is logged
 NEXT_LINES_S = 60.0  # between further lines
 HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
 UNKNOWN_NAME = (
-    "this machine does not know that name: name an address that all machines reach, or 127.0.0.1 on a single one "
+    "the host name does not resolve here; use an address that all machines reach, or 127.0.0.1 on a single one "
     "(MASTER_ADDR; torchrun --local-addr or --master-addr)"
 )
 

@@ -52,7 +52,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "counted": counted, "breakable": breakable, "figure": figure}
+    environment.filters |= {"number": number, "counted": counted, "breakable": breakable, "figure": embed_figure}
     return environment
 
 
@@ -72,14 +72,14 @@ def write_page(path: str | Path, template: str, title: str, subtitle: str = "", 
     write_whole(path, render(template, title, subtitle, **values).encode("utf-8", "backslashreplace"))
 
 
-def image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
+def embed_image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
     """Embeds a PNG or JPEG file (``kind``) in the page. ``style``: a class of the style sheet; ``width``: pixels."""
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
 
 
-def figure(picture: Picture, label: str) -> Markup:
-    return image(picture.png, "png", label, "figure", picture.pixels.shape[1] * FIGURE_PX / (WIDTH * DPI))
+def embed_figure(picture: Picture, label: str) -> Markup:
+    return embed_image(picture.png, "png", label, "figure", picture.pixels.shape[1] * FIGURE_PX / (WIDTH * DPI))
 
 
 def number(value: float | None, digits: int = 3) -> str:

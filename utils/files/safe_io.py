@@ -95,14 +95,14 @@ def csv_cell(value: Any) -> Any:
     return value
 
 
-def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
-    """Opens a regular file of at most ``most`` bytes for reading. Raises OSError, with a reason, for others."""
-    return os.fdopen(open_descriptor(path, most)[0], "rb")
+def open_regular(path: str | os.PathLike, max_bytes: int | None = None) -> BinaryIO:
+    """Opens a regular file of at most ``max_bytes`` bytes for reading. Raises OSError, with a reason, for others."""
+    return os.fdopen(open_descriptor(path, max_bytes)[0], "rb")
 
 
-def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """Reads a regular file of at most ``most`` bytes. Raises as `open_regular` does."""
-    handle, status = open_descriptor(path, most)
+def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
+    """Reads a regular file of at most ``max_bytes`` bytes. Raises as `open_regular` does."""
+    handle, status = open_descriptor(path, max_bytes)
     try:
         data = os.read(handle, status.st_size + 1)
         if len(data) == status.st_size:
@@ -115,10 +115,10 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
         os.close(handle)
 
 
-def read_text(path: str | os.PathLike, most: int | None = None) -> str:
+def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
     """Reads a UTF-8 file, with or without a byte order mark. Raises UserError if it cannot be read."""
     try:
-        return decode_utf8(read_regular(path, most))
+        return decode_utf8(read_regular(path, max_bytes))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except EncodingError as error:
@@ -164,8 +164,8 @@ def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int
     return descriptor
 
 
-def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[int, os.stat_result]:
-    """Opens a regular file of at most ``most`` bytes. Returns a descriptor and its status. Raises OSError, with a
+def open_descriptor(path: str | os.PathLike, max_bytes: int | None = None) -> tuple[int, os.stat_result]:
+    """Opens a regular file of at most ``max_bytes`` bytes. Returns a descriptor and its status. Raises OSError, with a
     reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -175,7 +175,7 @@ def open_descriptor(path: str | os.PathLike, most: int | None = None) -> tuple[i
             raise OSError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
-        if most is not None and status.st_size > most:
+        if max_bytes is not None and status.st_size > max_bytes:
             reason = f"has {status.st_size:,} bytes, more than such a file can need"
             raise OSError(errno.EFBIG, reason, os.fspath(path))
     except OSError:

@@ -70,18 +70,18 @@ def reason_of(error: BaseException) -> str:
     return str(error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1])
 
 
-def read_url(url: str, *, most: int) -> bytes:
-    """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``most``."""
+def read_url(url: str, *, max_bytes: int) -> bytes:
+    """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``max_bytes`` bytes."""
     name = without_login(url)
     try:
         with open_url(url) as response:
-            content = response.read(most + 1)
-            if response.length and len(content) <= most:
+            content = response.read(max_bytes + 1)
+            if response.length and len(content) <= max_bytes:
                 raise ConnectionError(f"cut off after {len(content)} bytes")
     except NETWORK_ERRORS as error:
         raise UserError(f"{name}: cannot be downloaded ({reason_of(error)})") from None
     except (ValueError, UnicodeError) as error:  # of an address that is none
         raise UserError(f"{name}: is not an address ({error})") from None
-    if len(content) > most:
-        raise UserError(f"{name}: is larger than {most:,} bytes")
+    if len(content) > max_bytes:
+        raise UserError(f"{name}: is larger than {max_bytes:,} bytes")
     return content

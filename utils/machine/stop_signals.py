@@ -59,7 +59,7 @@ class StopSignals:
         yield
         self._deferred = self.stop or self.interrupt
 
-    def take_arrivals(self) -> bool:
+    def drain(self) -> bool:
         """Takes the signals that have come since the last call, also while the main thread is blocked. Returns whether
         there were any. For one thread only."""
         with suppress(OSError):  # nothing to read, or closed

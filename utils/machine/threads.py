@@ -23,7 +23,7 @@ class _End(Enum):
     END = 0
 
 
-class Ahead:
+class ReadAheadLimit:
     """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if these would take more
     than `AHEAD_BYTES`; none before the first image."""
 

@@ -131,6 +131,6 @@ def have_equal_content(first: str, second: str) -> bool:
 def _content(path: str) -> bytes | None:
     """Returns the content of a file; None if it cannot be read."""
     try:
-        return read_regular(path, most=MAX_BYTES)
+        return read_regular(path, max_bytes=MAX_BYTES)
     except OSError:
         return None

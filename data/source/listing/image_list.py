@@ -63,7 +63,7 @@ def is_image(name: str, suffixes: frozenset[str]) -> bool:
 
 
 def _rows(file: Path) -> list[_Row]:
-    lines = read_text(file, most=MAX_LIST_BYTES).splitlines()
+    lines = read_text(file, max_bytes=MAX_LIST_BYTES).splitlines()
     rows = [_Row(number, line.strip()) for number, line in enumerate(lines, 1)]
     return [row for row in rows if row.text]
 

@@ -62,26 +62,27 @@ class OtherSplits:
         of this split that do not exist."""
         spec = self._spec
         this_source = spec.split(self._split)
-        splits_with_this_file = []
-        images_of_splits: dict[str, ImageFile] = {}
+        before: dict[str, ImageFile] = {}
+        after: dict[str, ImageFile] = {}
         missing_elsewhere: list[str] = []
+        order = list(spec.splits)
         for other, source in spec.splits.items():
             is_same = _real_paths(source.images) == _real_paths(this_source.images)  # it has no other images
             if source.annotations != this_source.annotations or is_same:
                 continue
-            splits_with_this_file.append(other)
+            images = before if order.index(other) < order.index(self._split) else after
             found = find_valid_images(spec, other, self._folders)
-            images_of_splits |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+            images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
             missing_elsewhere += found.missing
-        of_splits = [images_of_splits[name] for name in sorted(images_of_splits) if name not in self._images]
-        names_of_no_split = self._images_of_no_split(known={*self._images, *images_of_splits})
+        of_splits_before = [before[name] for name in sorted(before) if name not in self._images]
+        of_splits_after = [after[name] for name in sorted(after) if name not in self._images and name not in before]
+        names_of_no_split = self._images_of_no_split(known={*self._images, *before, *after})
         of_no_split = [ImageFile(name, "", None) for name in names_of_no_split]
-        order = list(spec.splits)
         return OtherImages(
-            images=[*of_splits, *of_no_split],
+            images=[*of_splits_before, *of_splits_after, *of_no_split],
             missing=missing,
             missing_elsewhere=missing_elsewhere,
-            is_first=not any(order.index(other) < order.index(self._split) for other in splits_with_this_file),
+            num_before=len(of_splits_before),
         )
 
     def _images_of_no_split(self, known: Collection[str]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data.augment import plan as plan_module
-from data.augment.mosaic import Mosaic
+from data.augment.mosaic import Mosaic, PartnerPool
 from data.augment.plan import draw_plans
 from data.augment.transforms import (
     MAX_ASPECT,
@@ -55,6 +55,23 @@ def test_a_plan_depends_on_the_key_and_not_on_global_generators():
     after = [flat(plan_of(hyp, p)) for p in reversed(range(20))][::-1]
     assert before == after
     assert len({repr(p) for p in before}) == 20
+
+
+def test_partners_without_a_block_come_as_often_as_in_an_epoch():
+    """As tiles whose labels are incomplete, which never come."""
+    hyp = Hyperparameters(**{**vars(PLAIN), "mosaic": 1.0, "mixup": 1.0})
+    repeats = np.array([0, 1, 0.5, 0, 1, 0])
+    keys = [SampleKey(1, 0, position, (320, 320)) for position in range(1000)]
+    options = {"source_hw": SOURCE_HW, "hyp": hyp, "seed": 7, "epochs": 100}
+    plans = draw_plans(keys, pool=PartnerPool(6, repeats), **options)
+    partners = [patch.index for plan in plans for patch in plan.layers[1].patches]
+    fractions = np.bincount(partners, minlength=6) / len(partners)
+    assert (fractions[repeats == 0] == 0).all()
+    np.testing.assert_allclose(fractions, repeats / repeats.sum(), atol=0.04)
+    assert [flat(plan) for plan in draw_plans(keys[:9], pool=PartnerPool(6), **options)] == [
+        flat(plan) for plan in draw_plans(keys[:9], **options)
+    ]
+    assert PartnerPool(6, repeats).draw([0.0, np.nextafter(1, 0)]) == [1, 4]
 
 
 def test_a_plan_does_not_depend_on_its_batch():

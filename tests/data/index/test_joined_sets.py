@@ -240,6 +240,23 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
         twice.extended(("x",), "old.pt")
 
 
+def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, caplog):
+    """Also of sets that are joined in one that is joined: as with --keep-old."""
+    (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, background]\n")
+    spec = spec_of(root)
+    for whole in (spec, spec.extended(("cat",), "old.pt")):
+        chosen = [load(whole).paths[0]]
+        caplog.clear()
+        with caplog.at_level("INFO", "lockstep"):
+            load(whole.hold_out(chosen))
+            num_of_training = len(caplog.messages)
+            load(whole.hold_out(chosen), "val")
+        assert any("does not label" in message for message in caplog.messages[:num_of_training])
+        assert any("'background' is one of the classes" in message for message in caplog.messages[:num_of_training])
+        (message,) = caplog.messages[num_of_training:]
+        assert message.startswith("val: 1 image")
+
+
 def test_images_of_two_sets_or_splits_are_named(root, caplog):
     """Of two sets: as if each of two YAMLs labeled some classes of the same images."""
     spec = spec_of(root)

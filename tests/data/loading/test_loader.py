@@ -154,6 +154,16 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
         same_batch(a, b)
 
 
+def test_workers_live_whatever_the_default_start_method_is(open_loader):
+    """Python 3.14 starts processes by a server, which would be the parent that workers watch."""
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        (batch, *_) = islice(open_loader(workers=1), 4)
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    same_batch(batch, next(iter(open_loader(workers=0))))
+
+
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
 def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, options):
     """Workers know of it: the last epochs have neither mosaic nor mixup."""

@@ -191,6 +191,18 @@ def test_repeated_images_come_as_often_as_their_factors_say():
     assert len({key.position for key in whole}) == len(order)
 
 
+def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
+    """A tile that must not come as background has no repeats, and few of many backgrounds come."""
+    repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
+    order = EpochOrder(60, seed=4, batch_size=16, imgsz=320, stride=32, repeats=repeats)
+    order.weights = np.array([3, 1, 2, 2, 2, 2] * 10)
+    assert len(order) == 35
+    drawn = np.concatenate([order.indices(epoch) for epoch in range(400)])
+    fractions = np.bincount(drawn % 6, minlength=6) / len(drawn)
+    assert fractions[4] == 0
+    np.testing.assert_allclose(fractions, np.array([3, 1, 0.5, 0.5, 0, 2]) / 7, atol=0.02)
+
+
 def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
     return KeyedDistributedSampler(order, rank=rank, world_size=world)
 

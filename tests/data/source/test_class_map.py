@@ -72,6 +72,18 @@ def test_a_map_and_chosen_classes(root):
     assert (mapped.names, mapped.classes.tolist()) == (("car", "person"), [0, 0, 0, 1] * 4)
 
 
+@pytest.mark.parametrize("chosen", [MAP, {"classes": {"car": "vehicle"}}, {"ignore": ["ignore"]}, {"ignore": ["van"]}])
+def test_the_content_of_a_data_set_is_read_as_the_same_classes(tmp_path, chosen):
+    """As a copy or a fold has it: also of a class that is called like the value that leaves one out."""
+    splits = {"train": "images/train", "val": "images/val"}
+    path = tmp_path / "mapped.yaml"
+    path.write_text(yaml.safe_dump({**splits, "names": [*NAMES, "ignore"], **chosen}))
+    spec = load_dataset_spec(path)
+    path.write_text(yaml.safe_dump({**splits, **spec.content()}))
+    assert load_dataset_spec(path) == spec
+    assert ("ignore" in spec.names) == (chosen != {"ignore": ["ignore"]})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -17,6 +17,7 @@ import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
@@ -202,6 +203,9 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
     with torch.no_grad():
         state.ema.module[0].weight.fill_(float("nan"))
     with refused("the averaged weights are not finite; not saved, .../last.pt holds the last good ones"):
+        save(tmp_path, state)
+    note_earlier_checkpoint(tmp_path, is_new=True)  # the folder is used again, and the new run has saved nothing
+    with refused("the averaged weights are not finite; not saved, and there are no good ones yet"):
         save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
@@ -147,8 +148,12 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 
 
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
+    """The last.pt in its folder is that of an earlier run."""
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
+    (tmp_path / "last.pt").write_bytes(b"")
+    note_earlier_checkpoint(tmp_path, is_new=True)
     trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
+    monkeypatch.setattr(trainer.checkpointer, "last", tmp_path / "last.pt")
 
     def read(**values) -> None:
         values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)

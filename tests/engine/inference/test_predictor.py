@@ -34,7 +34,7 @@ from tests.helpers.selection import select
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.logger import configure_logging, get_logger
-from utils.machine.threads import Ahead
+from utils.machine.threads import ReadAheadLimit
 
 
 @pytest.fixture(scope="module")
@@ -579,7 +579,9 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
 
 
 def stream_of(predictor, items):
-    return DetectionStream(items, predictor.image_detector, predictor.settings.resolve(predictor.model), ahead=Ahead(4))
+    return DetectionStream(
+        items, predictor.image_detector, predictor.settings.resolve(predictor.model), ahead=ReadAheadLimit(4)
+    )
 
 
 def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):

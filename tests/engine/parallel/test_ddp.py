@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
-from engine.parallel.ddp import DataParallel, bucket_mebibytes, freeze_unused, parallelize
+from engine.parallel.ddp import DataParallel, average_buffers, bucket_mebibytes, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
@@ -158,6 +158,22 @@ def test_a_static_graph_changes_no_bit():
     (static, dynamic), (of_the_other, _) = run_ranks(2, _train_static)
     assert torch.equal(static, dynamic)
     assert torch.equal(static, of_the_other)
+
+
+def _averaged(ctx) -> list[torch.Tensor]:
+    model = torch.nn.BatchNorm1d(64)
+    with torch.no_grad():
+        model.running_mean.copy_(torch.linspace(-1, 1, 64).exp())  # equal on all ranks
+        model.running_var.fill_(3.0 * ctx.rank)
+    average_buffers(model, ctx)
+    return [model.running_mean, model.running_var]
+
+
+def test_averaging_keeps_buffers_that_are_equal_on_all_ranks():
+    """The sum of three equal values, divided by three, is another one for every sixth."""
+    for mean, variance in run_ranks(3, _averaged):
+        assert torch.equal(mean, torch.linspace(-1, 1, 64).exp())
+        assert (variance == 3.0).all()
 
 
 def test_buckets_contain_a_quarter_of_the_gradients_within_bounds():

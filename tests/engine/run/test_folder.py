@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from data.source.dataset_spec import DataSource
+from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
 from engine.run.process import prepare_process
 from engine.run.run import RunPlan, RunSettings, TrainingRun
@@ -32,10 +33,10 @@ def _restored_kernels() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-def claim(stack: ExitStack, **settings) -> TrainingRun:
+def claim(stack: ExitStack, progress: Progress | None = None, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
     plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
-    return claim_folder(CPU, plan, stack)
+    return claim_folder(CPU, plan, stack, progress or Progress())
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:
@@ -59,6 +60,18 @@ def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkey
 def test_a_failed_run_that_has_saved_something_keeps_its_folder(tmp_path, kept):
     fail_after(lambda stack, **settings: (claim(stack, **settings).folder / kept).touch(), project=str(tmp_path))
     assert (tmp_path / "exp" / kept).exists()
+
+
+def test_a_failed_run_that_has_taken_a_step_keeps_its_log(tmp_path):
+    """After hours of its first epoch, the log is all that there is."""
+    progress = Progress()
+
+    def take_step(stack: ExitStack, **settings) -> None:
+        claim(stack, progress, **settings)
+        progress.count_step(micro_batches=1)
+
+    fail_after(take_step, project=str(tmp_path))
+    assert (tmp_path / "exp" / "train.log").is_file()
 
 
 def test_a_failed_run_does_not_remove_a_folder_that_was_there(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, note_earlier_checkpoint
 from engine.checkpoint.progress import Progress, RunStatus
-from engine.run.folder import note_earlier_checkpoint, note_launch, own_checkpoint, run_of_launch
+from engine.run.folder import find_run_of_launchers, note_launch
 from engine.run.plan import newest_checkpoint, plan_run
 from engine.run.restore import EpochData, keep_best_epoch, resumed_position
 from engine.run.resume import (
@@ -182,6 +183,17 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
     assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "command"), [("optimizer", "SGD", "auto"), ("optimizer", "Muon", "auto"), ("batch_size", 48, -1)]
+)
+def test_what_was_chosen_when_a_run_began_stays_if_the_command_leaves_it_open(name, stored, command):
+    """Another choice would not fit the stored state: with other --epochs, "auto" may mean another optimizer."""
+    run = TrainConfig(epochs=10, **{name: stored})
+    config, messages = resumed_config(run, TrainConfig(epochs=20, **{name: command}), {name, "epochs"})
+    assert config == dataclasses.replace(run, epochs=20)
+    assert messages == ["resume: epochs 10 -> 20"]
+
+
 def test_a_run_has_the_device_of_the_process_that_resumes_it():
     stored = TrainConfig(batch_size=8, device="cuda:1")
     assert resumed_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
@@ -297,35 +309,37 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     here = TrainConfig(project=str(tmp_path / "runs"))
     for name in ("exp", "exp2"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert run_of_launch(here, ["job node0 1"]) is None
+    assert find_run_of_launchers(here, ["job node0 1"]) is None
     note_launch(tmp_path / "runs" / "exp", ["job node0 1", "job node1 2"])
     note_launch(tmp_path / "runs" / "exp2", ["", ""])  # without torchrun nothing is stored
     exp = tmp_path / "runs" / "exp"
     for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
         config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
-        assert run_of_launch(config, ["job node1 2", "job node2 9"]) == exp
+        assert find_run_of_launchers(config, ["job node1 2", "job node2 9"]) == exp
     (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)
     note_launch(tmp_path / "runs" / "a" / "b2", ["job node3 1"])
-    assert run_of_launch(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
-    assert run_of_launch(here, ["job node0 7"]) is None
-    assert run_of_launch(here, [""]) is None
+    assert (
+        find_run_of_launchers(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
+    )
+    assert find_run_of_launchers(here, ["job node0 7"]) is None
+    assert find_run_of_launchers(here, [""]) is None
 
 
 def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     """Not the last.pt that an earlier run has left in a folder that is used again."""
     folder, last = tmp_path, tmp_path / "last.pt"
-    assert own_checkpoint(folder) is None
+    assert checkpoint_of_newest_run(folder) is None
     last.write_bytes(b"of an earlier run")
     note_earlier_checkpoint(folder, is_new=True)
-    assert own_checkpoint(folder) is None
+    assert checkpoint_of_newest_run(folder) is None
     note_earlier_checkpoint(folder, is_new=True)  # a restart that has not saved anything either
-    assert own_checkpoint(folder) is None
+    assert checkpoint_of_newest_run(folder) is None
     replacement = tmp_path / "new"
     replacement.write_bytes(b"of this run")
     replacement.replace(last)
-    assert own_checkpoint(folder) == last
+    assert checkpoint_of_newest_run(folder) == last
     note_earlier_checkpoint(folder, is_new=False)
-    assert own_checkpoint(folder) == last
+    assert checkpoint_of_newest_run(folder) == last
 
 
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):

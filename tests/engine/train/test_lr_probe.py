@@ -19,7 +19,7 @@ from data.samples.tiled_index import TiledIndex
 from data.samples.tiles import AugmentedTiles
 from data.source.dataset_yaml import load_dataset_spec
 from engine.train import lr_probe
-from engine.train.lr_probe import choose_lr_mult, lr_mult_by_score, score_on_objects
+from engine.train.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
@@ -174,7 +174,7 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
 
 def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
-    return choose_lr_mult(ALONE, config, dataset, model, steps)
+    return probe_lr_mult(ALONE, config, dataset, model, steps)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:

@@ -15,7 +15,7 @@ from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
 from engine.run.starting_model import freeze_layers
-from engine.train.step import FullBatch, build_step, check_step_settings
+from engine.train.step import FullBatch, build_step, check_step_settings, drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -107,6 +107,12 @@ def test_a_step_whose_gradients_are_all_zero_is_taken():
     assert (values.grad_norm, values.finite) == (0, True)
     trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
     assert torch.isin(trained, before).all()
+
+
+def test_parameters_without_gradients_have_none_to_drop():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    drop_zero_gradients([parameter])
+    assert parameter.grad is None
 
 
 def test_clipping_bounds_the_gradient():

@@ -68,7 +68,7 @@ def test_what_does_not_come_ends_the_wait_with_one_line(caplog):
     assert "where process 0 should be, does not answer (connection refused)" in line
     unknown = failure_of(launch_of(1, 2, 5, address="no-such-host.invalid"), 0)
     assert "no-such-host.invalid:5, where process 0 should be, does not answer" in unknown
-    assert "this machine does not know that name" in unknown
+    assert "the host name does not resolve here" in unknown
     assert "torchrun --local-addr" in unknown
     missing = failure_of(launch_of(0, 12, free_port()), 1)
     ranks = "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes"

@@ -68,7 +68,7 @@ def test_a_failed_write_leaves_the_old_content_and_names_the_file(tmp_path, erro
 
 def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\r\n")
-    assert read_text(tmp_path / "a.txt", most=10) == "caf\u00e9\r\n"
+    assert read_text(tmp_path / "a.txt", max_bytes=10) == "caf\u00e9\r\n"
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "large.txt").write_bytes(b"123456")
     for name, message in (
@@ -82,7 +82,7 @@ def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
         ("large.txt", "large.txt: cannot be read (has 6 bytes, more than such a file can need)"),
     ):
         with refused(message):
-            read_text(tmp_path / name, most=5)
+            read_text(tmp_path / name, max_bytes=5)
 
 
 def test_only_half_written_files_of_killed_processes_are_removed(tmp_path):

@@ -72,9 +72,9 @@ def test_a_login_is_not_sent_to_another_host():
 def test_an_answer_is_whole_and_not_too_large():
     with Server().running() as server:
         address = f"http://{server.host}/file"
-        assert read_url(address, most=10) == b"0123456789"
+        assert read_url(address, max_bytes=10) == b"0123456789"
         with refused(f"{address}: is larger than 9 bytes"):
-            read_url(address, most=9)
+            read_url(address, max_bytes=9)
         server.announced = 20
         with refused(f"{address}: cannot be downloaded (cut off after 10 bytes)"):
-            read_url(address, most=20)
+            read_url(address, max_bytes=20)

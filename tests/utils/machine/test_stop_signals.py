@@ -46,7 +46,7 @@ def test_handlers_are_restored_unless_others_were_set_meanwhile():
 
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as signals:
-        assert not signals.take_arrivals()
+        assert not signals.drain()
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.set_wakeup_fd(-1) == -1
@@ -61,8 +61,8 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
             send(signal.SIGTERM)
             send(signal.SIGTERM)
             assert (signals.stop, signals.interrupt, signals.code) == (True, False, 75)
-            assert signals.take_arrivals()
-            assert not signals.take_arrivals()
+            assert signals.drain()
+            assert not signals.drain()
             send(signal.SIGINT)
             assert signals.code == 130
         send(signal.SIGTERM)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.machine.threads import AHEAD_BYTES, Ahead, BackgroundWriter, iterate_ahead, map_ahead
+from utils.machine.threads import AHEAD_BYTES, BackgroundWriter, ReadAheadLimit, iterate_ahead, map_ahead
 
 A, B = Path("a"), Path("b")
 
@@ -127,7 +127,7 @@ def test_an_iterator_is_computed_in_another_thread():
 
 
 def test_large_images_are_not_read_ahead():
-    ahead = Ahead(16)
+    ahead = ReadAheadLimit(16)
     assert ahead() == 0  # their size is unknown
     for size, count in ((1000, 16), (AHEAD_BYTES // 10, 10), (1000, 10), (AHEAD_BYTES + 1, 0)):
         ahead.add(size)

@@ -1,0 +1,28 @@
+"""Whose last.pt is in a folder: with ``--exist-ok`` a new run finds that of an earlier one, until it saves its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from utils.files.safe_io import write_whole
+
+EARLIER_CHECKPOINT = ".earlier_checkpoint"  # in the run's folder: the time of the last.pt that an earlier run has left
+
+
+def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
+    """Records the last.pt that a new run finds in its folder (``--exist-ok``): a restart must not continue it."""
+    last = folder / "last.pt"
+    if is_new and last.is_file():
+        write_whole(folder / EARLIER_CHECKPOINT, str(last.stat().st_mtime_ns))
+    else:
+        (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
+
+
+def checkpoint_of_newest_run(folder: Path) -> Path | None:
+    """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
+    last = folder / "last.pt"
+    if not last.is_file():
+        return None
+    earlier = folder / EARLIER_CHECKPOINT
+    is_earlier = earlier.is_file() and earlier.read_text("utf-8") == str(last.stat().st_mtime_ns)
+    return None if is_earlier else last
