@@ -117,7 +117,9 @@ def test_a_missing_libgl_is_one_line(tmp_path):
         'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
     )
     program = "import detect; from utils.entrypoint import run_main; run_main(detect.main)"
-    given = ["--weights", "x.pt", "--source", "y", "--device", "cpu"]
+    for name in ("x.pt", "y.jpg"):
+        (tmp_path / name).touch()
+    given = ["--weights", str(tmp_path / "x.pt"), "--source", str(tmp_path / "y.jpg"), "--device", "cpu"]
     line = line_of(run(program, *given, PYTHONPATH=str(tmp_path)))
     assert "libGL.so.1 is missing: apt install libgl1" in line
     assert "pip install opencv-python-headless" in line
