@@ -167,7 +167,7 @@ def decode_image(
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     """Applies an EXIF orientation, 1 to 8."""
     if orientation in (5, 6, 7, 8):
-        image = cv2.transpose(image)
+        image = np.ascontiguousarray(image.swapaxes(0, 1))  # cv2.transpose refuses pixels of more than 32 bytes
     flip_code = _FLIP_CODES.get(orientation)
     return image if flip_code is None else cv2.flip(image, flip_code)
 

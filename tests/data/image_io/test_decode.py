@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from data.image_io import file_kinds, verify
-from data.image_io.decode import have_single_colors, read_image, read_reduced
+from data.image_io.decode import have_single_colors, orient, read_image, read_reduced
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
@@ -75,6 +75,12 @@ def test_exif_orientation_is_applied(tmp_path, kind):
         np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=6 if kind in "<>" else 0)
         assert check_image(path) == found.shape[:2]
         assert found.flags.c_contiguous
+
+
+def test_images_of_any_number_of_channels_are_turned():
+    image = np.arange(2 * 3 * 40, dtype=np.uint8).reshape(2, 3, 40)
+    np.testing.assert_array_equal(orient(image, 5), image.transpose(1, 0, 2))
+    np.testing.assert_array_equal(orient(image, 6), image.transpose(1, 0, 2)[:, ::-1])
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
