@@ -1,7 +1,7 @@
 """Augmentations, one class each, and the streams of their random numbers.
 
 A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
-parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them all.
+parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them. What joins images is in mosaic.py.
 
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.

@@ -1,9 +1,9 @@
 """Decodes image files to upright 8-bit RGB arrays, or to arrays of another `PixelFormat` (channels.py).
 
-The result does not depend on the OpenCV version: orientation is applied here, not by the decoder. Python reads the
-files, so every path that the system can open works.
+The result does not depend on the OpenCV version: orientation is applied here, not by the decoder, except for TIFF.
+Python reads the files, so every path that the system can open works.
 
-- EXIF orientation (JPEG, PNG, WebP) is applied; for TIFF, the decoder applies the tag.
+- EXIF orientation (JPEG, PNG, WebP) is applied, and the orientation tag of TIFF files.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
