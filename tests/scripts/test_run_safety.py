@@ -190,9 +190,9 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
     same_run(whole, tmp_path / "exp")
 
 
-def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
-    """Rank 1 refuses in the first epoch: rank 0, which created the folder, removes it with torchrun's file."""
-    with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
+def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
+    """Rank 1 refuses the first batch: rank 0, which created the folder, removes it with torchrun's file."""
+    with Processes(tmp_path / "log.txt", odd="refuse:1:1") as run:
         given = flags(world, tmp_path / "deep" / "runs")
         run.torchrun(["--standalone", "--nproc_per_node", "2"], *given, agent=python())
         assert run.codes() == [1], run.output()

@@ -109,7 +109,6 @@ def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
 def test_a_killed_loader_worker_is_one_line(world, tmp_path):
     line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
     assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_missing_libgl_is_one_line(tmp_path):
