@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.evaluation.evaluator import training_evaluator
+from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.metrics import Fitness
 from engine.hooks.callbacks import load_callbacks
 from engine.hooks.checkpointing import Checkpoints
@@ -18,8 +18,8 @@ from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.trackers import open_services
 from engine.hooks.validation import Validation
 from engine.hooks.writers import ResultsCsv, TensorBoard
+from engine.run.assembly import RunValidation
 from engine.run.run import RunPlan, TrainingRun
-from engine.train.run_data import Loaders
 from engine.train.step import TrainStep
 from utils.distributed.context import DistributedContext
 
@@ -29,7 +29,7 @@ def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
 
     Raises UserError for settings that rule each other out, and for packages that are not installed.
     """
-    config = plan.config
+    config = plan.settings.config
     hooks: list[Hook] = []
     if ctx.eval_ranks:
         hooks.append(RemoteValidation(ctx, config, plan.data_source))
@@ -46,25 +46,24 @@ def build_hooks(
     ctx: DistributedContext,
     run: TrainingRun,
     step: TrainStep,
-    loaders: Loaders,
+    train_loader: InfiniteDataLoader,
+    validation: RunValidation,
     *,
     fitness: Fitness,
     optional_hooks: Sequence[Hook],
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
-    validation = Validation(evaluator, loaders.val, config.val_every)
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
     if config.image_weights:
-        hooks.append(ClassWeights(loaders.train))
+        hooks.append(ClassWeights(train_loader))
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
         hooks += [ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)]
-        hooks.append(ClassScores(evaluator.ground_truth, step.ema.module.names))
+        hooks.append(ClassScores(validation.evaluator.ground_truth, step.ema.module.names))
     hooks += optional_hooks
-    hooks.append(validation)
+    hooks.append(Validation(validation.evaluator, validation.loader, config.val_every))
     if config.patience:
         hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
     hooks.append(Summary(fitness.name))
