@@ -8,11 +8,13 @@ from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import Fitness
 from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.end_log import ClassScores, Summary
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Hook
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.plots import Plots, check_plots
 from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.results import ClassScores, ClassWeights, EpochResults, Summary
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.trackers import open_services
 from engine.hooks.tracking import Service, Tracking

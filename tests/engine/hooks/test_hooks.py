@@ -14,9 +14,10 @@ from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
-from engine.hooks.results import ClassWeights, EpochResults
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext

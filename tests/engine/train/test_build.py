@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DataSource
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
-from engine.hooks.results import EpochResults
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunPlan, RunSettings
