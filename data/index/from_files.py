@@ -12,7 +12,7 @@ from data.index.missing_labels import no_label_file
 from data.index.scan import scan_split
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing, list_split
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 
 
 def from_files(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:

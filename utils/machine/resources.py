@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, and what its CPU can do."""
+"""The cores, the memory and the disk that this process may use, and whether its CPU multiplies bfloat16."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+USABLE_DISK_FRACTION = 0.98  # of the free space of a disk
 
 
 def available_cores(root: Path = Path("/")) -> int:
