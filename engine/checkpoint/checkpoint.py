@@ -19,7 +19,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, unwrap
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.schema import build
+from utils.schema import build
 
 if TYPE_CHECKING:
     from engine.optim.ema import ModelEma

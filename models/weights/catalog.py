@@ -12,8 +12,8 @@ from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.program_folders import CONFIGS
-from utils.files.schema import Bounds, Count, build, suggestion
 from utils.files.url import is_http
+from utils.schema import Bounds, Count, build, suggestion
 
 CATALOG = CONFIGS / "weights.yaml"
 UNKNOWN = "unknown"

@@ -21,7 +21,7 @@ from utils.config.flags import flag_actions
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.files.program_folders import CONFIGS
-from utils.files.schema import build
+from utils.schema import build
 
 _CONFIGS: dict[str, type] = {
     "train": TrainConfig,

@@ -19,9 +19,9 @@ from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS as PROGRAM
+from utils.schema import build
 
 ROOT = Path(__file__).parents[3]
 
