@@ -19,8 +19,8 @@ from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
 from data.source.walk import stamp_of
 from utils.errors import UserError
-from utils.files.schema import Count, check
 from utils.pixels import RGB8
+from utils.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 7  # increase it when the layout or the meaning of the arrays changes

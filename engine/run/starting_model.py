@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from models.weights.download import fetch_weights, origin_of_run
+from models.weights.download import fetch_weights
 from models.weights.load import model_of
+from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights
 from models.weights.transfer import fill_model
 from utils.config.parser import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import RANDOM
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -31,7 +31,7 @@ class StartingModel:
 
     model: Detector  # on its device
     pretrained: dict[str, tuple[int, ...]]  # parameters from weights, by name; of each the rows that are still random
-    origin: dict[str, str]  # of the weights: fields of `utils.files.folders.Origin`
+    origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
 
 
 def build_starting_model(

@@ -49,7 +49,7 @@ from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model, check_same_run
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import errors_of
-from utils.files.folders import describe_location
+from utils.files.data_location import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import explained, memory_advice
 from utils.strings import listed

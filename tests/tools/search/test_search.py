@@ -28,8 +28,8 @@ from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import CONFIGS
 from utils.files.locks import FileLock
+from utils.files.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]

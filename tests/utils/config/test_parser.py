@@ -27,9 +27,9 @@ from utils.config.settings import (
 )
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.schema import build
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS as PROGRAM
+from utils.schema import build
 
 ROOT = Path(__file__).parents[3]
 
