@@ -33,8 +33,8 @@ from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, increment_path
 from utils.files.previous_run import is_other_data, listing_written, previous_data, remove_written
+from utils.files.run_folders import check_run_dir, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.program import write_result

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
 from models.detector import IMAGES_IN_CACHE, Detector
+from models.modules import eval_mode, unwrap
 from models.postprocess.detections import (
     DETECTED,
     DETECTED_UNVOTED,
@@ -31,7 +32,7 @@ from models.postprocess.detections import (
 )
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
+from utils.distributed.context import DistributedContext, gather_arrays
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, LossOutput, to_float
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.files.folders import increment_path
 from utils.files.locks import FileLock
 from utils.files.previous_run import is_other_data, previous_data
+from utils.files.run_folders import increment_path
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.program import resume_flag, write_result

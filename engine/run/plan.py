@@ -25,7 +25,8 @@ from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, find_location
+from utils.files.data_location import find_location
+from utils.files.run_folders import check_run_dir
 from utils.strings import counted
 
 

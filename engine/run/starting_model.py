@@ -19,8 +19,9 @@ from engine.run.restore import check_classes
 from engine.run.run import RunPlan, RunSettings
 from models.autoanchor import check_anchors
 from models.detector import Detector, build_detector
-from models.weights.download import fetch_weights, origin_of_run
+from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
+from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
 from utils.config.parser import check_image_size
@@ -28,7 +29,6 @@ from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError, errors_of
-from utils.files.folders import RANDOM
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -41,7 +41,7 @@ class StartingModel:
 
     model: Detector  # on its device
     pretrained: dict[str, tuple[int, ...]]  # parameters from weights, by name; of each the rows that are still random
-    origin: dict[str, str]  # of the weights: fields of `utils.files.folders.Origin`
+    origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
 
 
 def build_run_model(ctx: DistributedContext, plan: RunPlan, spec: DatasetSpec) -> StartingModel:

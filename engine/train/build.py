@@ -23,10 +23,11 @@ from engine.run.unused_settings import warn_of_unused_settings
 from engine.train.choices import choose_batch_size, choose_lr_mult
 from engine.train.run_checks import check_model, check_settings, check_splits
 from engine.train.run_data import data_identity, describe_run, epoch_data, full_batch, open_run_data
-from engine.train.run_hooks import build_hooks, build_optional_hooks
+from engine.train.run_hooks import build_hooks, open_hook_parts
 from engine.train.start_log import log_start, log_steps, warn_of_short_run
 from engine.train.step import build_step
 from engine.train.trainer import Trainer
+from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.machine.limits import explained
@@ -52,7 +53,7 @@ def build_training(
     # Evaluated when an error is raised, so that it sees the batch size chosen by then.
     stack.enter_context(explained(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
-    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
+    hook_parts = open_hook_parts(ctx, settings.config)
     prepare_process(ctx, settings, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
@@ -96,7 +97,10 @@ def build_training(
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.checkpoint is not None:
         keep_best_epoch(ctx, run.checkpoint, checkpointer, progress)
-    hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, optional_hooks=optional_hooks)
+    validator = build_validator(
+        run, step, validation, description=description, data_source=plan.data_source, stack=stack
+    )
+    hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, parts=hook_parts)
     for hook in hooks:
         stack.callback(hook.close)
     log_start(settings.config)
@@ -108,5 +112,6 @@ def build_training(
         progress=progress,
         control=RunControl(ctx, watchdog),
         checkpointer=checkpointer,
+        validator=validator,
         hooks=hooks,
     )

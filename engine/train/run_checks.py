@@ -12,6 +12,7 @@ from engine.run.run import RunSettings
 from engine.train.batch_size import check_batch_search
 from engine.train.run_data import RunData
 from engine.train.step import check_step_settings
+from engine.train.validation import check_eval_ranks
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE
 from utils.distributed.context import DistributedContext
@@ -26,6 +27,7 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     if config.batch_size == FIND_BATCH_SIZE:
         check_batch_search(ctx, config)
     check_step_settings(ctx, config)
+    check_eval_ranks(ctx, config)
     check_loader_settings(ctx, config, settings.hyp)
 
 

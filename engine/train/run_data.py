@@ -20,7 +20,7 @@ from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from utils.distributed.context import DistributedContext, broadcast_object
-from utils.files.folders import describe_location
+from utils.files.data_location import describe_location
 
 
 @dataclass(frozen=True)
