@@ -27,7 +27,7 @@ from models.losses.base import class_weights
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -48,9 +48,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
+    command = parse_command(TrainConfig, argv, "")
+    ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
-        yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
+        yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
 
 
 def names(trainer: Trainer) -> list[str]:
