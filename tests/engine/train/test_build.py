@@ -49,7 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
+    config = parse_config(TrainConfig, argv, "")
+    ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
         yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
 
