@@ -50,7 +50,8 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
 
 
 def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
-    whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
+    whole = tmp_path / "whole.csv"
+    resumed = tmp_path / "resumed.csv"
     rows = [(e, {"loss": 1 / e, **({"ap": e / 7} if e % 2 else {})}) for e in range(1, 7)]
     add(ResultsCsv(whole), rows)
     add(ResultsCsv(resumed), rows[:5])

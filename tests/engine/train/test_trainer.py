@@ -89,7 +89,8 @@ class Watch(Hook):
     """Notes each call with the position, and answers as it is told: {point: (epoch, batch, action)}."""
 
     def __init__(self, **answers: tuple[int, int, Action]) -> None:
-        self.calls, self._answers = [], answers
+        self.calls = []
+        self._answers = answers
 
     def __getattribute__(self, name: str):
         if name not in POINTS:
