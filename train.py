@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import given_flags, parse_config
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import check_processes, evaluates, read_launch
+from utils.distributed.launch import evaluates, read_launch
 from utils.entrypoint import run_main
 from utils.errors import REQUEUE
+from utils.machine.resources import check_processes
 from utils.machine.stop_signals import StopSignals
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.hooks.tracking import Service, TrackedRun
 from utils.errors import UserError, first_line
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 

@@ -20,8 +20,8 @@ from engine.hooks.hook import Epoch, Hook, Training
 from utils.errors import first_line
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
-from utils.files.schema import Count, build
 from utils.logger import get_logger
+from utils.schema import Count, build
 from utils.strings import counted
 
 CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors

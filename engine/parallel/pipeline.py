@@ -40,8 +40,9 @@ from torch.autograd.function import once_differentiable
 from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as, gradient_vector, set_gradients
 from engine.parallel.strategy import Accumulate, Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
+from models.modules import eval_mode
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
-from utils.distributed.context import DistributedContext, eval_mode
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch

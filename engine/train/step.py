@@ -30,8 +30,9 @@ from engine.train.compile import Compilation, check_compilation, plan_compilatio
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
+from models.modules import unwrap
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object, unwrap
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
 from utils.errors import UserError
 from utils.logger import get_logger

@@ -20,6 +20,7 @@ from engine.eval_ranks.messages import Setup, Weights, common_facts
 from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
+from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
@@ -164,8 +165,7 @@ def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_validator(
     run: TrainingRun,
     step: TrainStep,
-    evaluator: Evaluator,
-    loader: ValidationLoader,
+    validation: RunValidation,
     *,
     description: RunDescription,
     data_source: DataSource,
@@ -176,6 +176,8 @@ def build_validator(
     ctx = step.ctx
     val_every = run.config.val_every
     pending = None if run.checkpoint is None else run.checkpoint.pending
+    evaluator = validation.evaluator
+    loader = validation.loader
     if not ctx.eval_ranks:
         return LocalValidator(evaluator, loader, val_every=val_every, pending=pending)
     setup = build_setup(run.settings, step, description, data_source, loader.index)

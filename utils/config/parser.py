@@ -16,8 +16,8 @@ from utils.config.flags import build_parser, command_of, flag_actions, flag_name
 from utils.config.settings import MAX_IMGSZ, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.files.folders import CONFIGS
-from utils.files.schema import DataclassT, build, suggestion
+from utils.files.program_folders import CONFIGS
+from utils.schema import DataclassT, build, suggestion
 
 
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +17,12 @@ from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
 from utils.interrupts import INTERRUPTED, exit_on_interrupt
+from utils.machine.ports import free_port
+from utils.machine.processes import end_with_parent, killed_by
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
 FAILED_S = 4.0  # and after one has failed
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
 _WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
 
@@ -145,16 +143,6 @@ def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
     raise PeerFailure(f"{name} failed")
 
 
-def killed_by(number: int) -> str:
-    """Describes how a signal has ended a process."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        name = f"signal {number}"
-    advice = "; is there enough memory?" if number == signal.SIGKILL else ""
-    return f"killed by {name}{advice}"
-
-
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
     exit_on_interrupt()
     end_with_parent()()
@@ -168,30 +156,3 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
 
     run_main(work)
     sys.exit(_RETURNED)
-
-
-def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:
-    """Returns a function that makes the kernel send a signal to the calling process when its parent is killed. It does
-    nothing where there is no prctl(2), which is Linux's.
-
-    The function of libc is looked up here and not there: between fork and exec, in a program with threads, that may
-    wait forever for a lock of the loader.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
-
-    def end() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, int(number))
-
-    return end
-
-
-def free_port() -> int:
-    """Finds a free TCP port, mostly below those that Linux gives to connections, which could take it first."""
-    generator = random.SystemRandom()  # not seeded: runs that start at the same time need different ports
-    candidates = [generator.randrange(20_000, 32_000) for _ in range(20)]
-    for port in [*candidates, 0]:  # 0: any
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return probe.getsockname()[1]
-    raise UserError("no TCP port of this machine is free")
