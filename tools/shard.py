@@ -35,7 +35,7 @@ from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.index.sharded import VERSION
+from data.index.read_shards import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from utils.config.flags import parser_of

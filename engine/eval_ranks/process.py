@@ -41,8 +41,7 @@ from engine.eval_ranks.messages import (
 from engine.evaluation.evaluator import training_evaluator
 from engine.run.process import choose_kernels
 from engine.run.starting_model import rebuild_model
-from utils.config.settings import TrainConfig
-from utils.distributed.agreement import MAY_DIFFER
+from utils.config.settings import TrainConfig, names_with
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
@@ -111,7 +110,8 @@ class Scorer:
         self, ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: Setup
     ) -> None:
         """``explicit_flags``: names of the settings on this process's command line."""
-        own_settings = {name: getattr(config, name) for name in MAY_DIFFER if name in explicit_flags}
+        machine_settings = names_with(TrainConfig, scope="machine")
+        own_settings = {name: getattr(config, name) for name in machine_settings if name in explicit_flags}
         config = replace(setup.settings.config, **own_settings)
         hyp = setup.settings.hyp
         self._has_plots = not config.noplots

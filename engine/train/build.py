@@ -17,6 +17,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Progress
+from engine.evaluation.evaluator import training_evaluator
 from engine.export.options import require_packages
 from engine.export.trial import try_formats
 from engine.optim.build import LoadedParameters
@@ -33,11 +34,12 @@ from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
 from engine.train.lr_probe import probe_lr_mult
 from engine.train.run_data import Loaders, RunData, build_loaders, data_identity, epoch_data, open_run_data
-from engine.train.run_hooks import build_hooks, build_optional_hooks
+from engine.train.run_hooks import build_hooks, open_hook_parts
 from engine.train.start_log import log_start, log_steps
 from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
 from engine.train.teacher import TeacherFile
 from engine.train.trainer import Trainer
+from engine.train.validation import build_validator, check_eval_ranks
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
@@ -73,7 +75,7 @@ def build_training(
     stack.enter_context(explained(lambda: advice_on_memory(ctx, plan.config)))
     check_same_plan(ctx, plan)
     check_settings(ctx, plan.settings)
-    optional_hooks = build_optional_hooks(ctx, plan)  # they may refuse settings, too
+    hook_parts = open_hook_parts(ctx, plan.config)
     prepare_process(ctx, plan.settings, plan.startup_messages)
 
     # Data, model and loaders, with the settings that follow from them.
@@ -107,7 +109,11 @@ def build_training(
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.checkpoint is not None:
         keep_best_epoch(ctx, run.checkpoint, checkpointer, progress)
-    hooks = build_hooks(ctx, run, step, loaders, fitness=data.fitness, optional_hooks=optional_hooks)
+    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
+    validator = build_validator(
+        run, step, evaluator, loaders.val, description=description, data_source=plan.data_source, stack=stack
+    )
+    hooks = build_hooks(ctx, run, step, loaders, evaluator=evaluator, fitness=data.fitness, parts=hook_parts)
     for hook in hooks:
         stack.callback(hook.close)
     log_start(settings.config)
@@ -119,6 +125,7 @@ def build_training(
         progress=progress,
         control=RunControl(ctx, watchdog),
         checkpointer=checkpointer,
+        validator=validator,
         hooks=hooks,
     )
 
@@ -143,6 +150,7 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     if config.batch_size == FIND_BATCH_SIZE:
         check_batch_search(ctx, config)
     check_step_settings(ctx, config)
+    check_eval_ranks(ctx, config)
     check_loader_settings(ctx, config, settings.hyp)
 
 

@@ -48,7 +48,8 @@ def fail_after(action: Callable[..., object], **settings) -> None:
 
 def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
     """Otherwise another start could use the folder and lose it."""
-    lock, remove = tmp_path / "new" / "exp" / LOCK_NAME, shutil.rmtree
+    lock = tmp_path / "new" / "exp" / LOCK_NAME
+    remove = shutil.rmtree
     holders = []
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (holders.append(FileLock(lock).acquire()), remove(*a, **k)))
     fail_after(claim, project=str(tmp_path / "new"))

@@ -213,7 +213,8 @@ def test_a_run_has_the_device_of_the_process_that_resumes_it():
     ],
 )
 def test_what_a_run_cannot_change_is_refused(name, old, new, message):
-    before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
+    before = TrainConfig(**{name: old})
+    now = TrainConfig(**{name: new})
     assert resumed_config(before, before, {name}) == (before, [])
     with refused(message):
         resumed_config(before, now, {name})
@@ -327,7 +328,8 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
 
 def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     """Not the last.pt that an earlier run has left in a folder that is used again."""
-    folder, last = tmp_path, tmp_path / "last.pt"
+    folder = tmp_path
+    last = tmp_path / "last.pt"
     assert checkpoint_of_newest_run(folder) is None
     last.write_bytes(b"of an earlier run")
     note_earlier_checkpoint(folder, is_new=True)

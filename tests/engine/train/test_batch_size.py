@@ -89,7 +89,9 @@ class Counted:
     """Stands in for `CudaMemory`: counts the bytes that are saved for the backward pass at the same time."""
 
     def __init__(self, limit: int = 0) -> None:
-        self._limit, self.kept, self.peaks = limit, 0, []
+        self._limit = limit
+        self.kept = 0
+        self.peaks = []
 
     def limit(self) -> int:
         return self._limit
@@ -140,7 +142,8 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     gradients = {name: p.grad for name, p in model.named_parameters()}
     values = [None if g is None else g.clone() for g in gradients.values()]
     modes = [module.training for module in model.modules()]
-    state, loss_state = state_of(model), state_of(criterion)
+    state = state_of(model)
+    loss_state = state_of(criterion)
     drawn = global_generators()
 
     take_step = prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=2)
@@ -275,7 +278,8 @@ def test_refused(ctx, settings, message):
 class Cuda:
     """The functions of torch.cuda that `CudaMemory` uses, for machines without a GPU."""
 
-    reserved, free = 3 * GIB, 40 * GIB
+    reserved = 3 * GIB
+    free = 40 * GIB
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DataSource
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
-from engine.hooks.results import EpochResults
-from engine.hooks.validation import Validation
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunPlan, RunSettings
@@ -50,7 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    config, ctx = parse_config(TrainConfig, argv, ""), DistributedContext.single("cpu")
+    config = parse_config(TrainConfig, argv, "")
+    ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
         yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
 
@@ -62,12 +62,11 @@ def names(trainer: Trainer) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
+        ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
         (["--image-weights", "--time", "2"],
-         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Validation", "Summary"]),
+         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
         (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Validation", "EarlyStopping",
-          "Summary"]),
+         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "EarlyStopping", "Summary"]),
     ],
 )  # fmt: skip
 def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
@@ -97,8 +96,7 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
         assert isinstance(trainer.loader.samples, AugmentedImages)
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
-        val = trainer.hooks.get(Validation)
-        assert sorted(i for batch in val.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
+        assert sorted(i for batch in trainer.validator.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
         assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
         assert trainer.progress.updates == trainer.progress.epoch == 0

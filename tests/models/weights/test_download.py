@@ -175,7 +175,8 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
 
 
 def test_urls_with_equal_file_names_do_not_collide(fetch, server):
-    one, two = fetch(server.url), fetch(server.url + "?v=2")
+    one = fetch(server.url)
+    two = fetch(server.url + "?v=2")
     assert one.name == two.name == "tiny.pt"
     assert one != two
 
@@ -215,7 +216,8 @@ def test_only_the_first_process_downloads(server, tmp_path):
 @pytest.fixture
 def public(tmp_path, monkeypatch):
     """A file that the catalog lists with its checksum as tiny, and another, plain, without one."""
-    file, url = tmp_path / "tiny.pt", "https://example.com/a.pt"
+    file = tmp_path / "tiny.pt"
+    url = "https://example.com/a.pt"
     file.write_bytes(BODY)
     catalog = tmp_path / "weights.yaml"
     known = {"url": url, "license": "MIT", "sha256": SHA}
@@ -232,7 +234,8 @@ def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
     for path in (public, shutil.copy(public, tmp_path / "mine.pt")):
         assert origin_of({"format": "foreign"}, path) == ("tiny, a public file", "MIT")
         assert origin_of_run(stored(path)) == ("tiny, a public file", "MIT")
-    plain, other = tmp_path / "plain.pt", tmp_path / "other.pt"
+    plain = tmp_path / "plain.pt"
+    other = tmp_path / "other.pt"
     for path in (plain, other):
         path.write_bytes(b"others")
     assert origin_of({}, plain) == ("plain.pt", "Apache-2.0, if it was the public file of this name")
@@ -244,7 +247,8 @@ def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
 def test_a_file_of_unknown_license_under_a_public_name_is_named_once(fetch, public, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     monkeypatch.setattr(downloads.get_logger(), "handlers", [])
-    mine, changed = shutil.copy(public, tmp_path / "mine.pt"), tmp_path / "other/tiny.pt"
+    mine = shutil.copy(public, tmp_path / "mine.pt")
+    changed = tmp_path / "other/tiny.pt"
     changed.parent.mkdir()
     changed.write_bytes(b"others")
     for path in (public, mine, changed, changed):

@@ -22,7 +22,9 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset
 from utils.entrypoint import run_main
 
-EPS, MOMENTUM = 1e-3, 0.03  # of the batch norms of both families; torch's defaults are 1e-5 and 0.1
+# The batch norms of both families; torch's defaults are 1e-5 and 0.1.
+EPS = 1e-3
+MOMENTUM = 0.03
 NAMES = ["light", "Dog"]
 DOG = 16  # among COCO's classes
 
@@ -32,7 +34,8 @@ def recorded(monkeypatch) -> tuple[list[dict[str, Tensor]], set[tuple[float, flo
     """The state of each model with which a training starts; momentum and eps of all batch norms in training mode."""
     states: list[dict[str, Tensor]] = []
     norms: set[tuple[float, float]] = set()
-    start, batch_norm = build.build_starting_model, nn.functional.batch_norm
+    start = build.build_starting_model
+    batch_norm = nn.functional.batch_norm
 
     def recording_start(*args, **settings):
         built = start(*args, **settings)

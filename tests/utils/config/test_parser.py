@@ -16,7 +16,15 @@ from utils.config.flags import build_parser
 from utils.config.other_programs import table_of
 from utils.config.parser import given_flags, hyperparameters_from, parse_config, read_recipe, unknown_hyperparameter
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import (
+    TOPICS,
+    DetectConfig,
+    ExportConfig,
+    Hyperparameters,
+    TrainConfig,
+    ValConfig,
+    names_with,
+)
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
@@ -243,6 +251,16 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     fields = [f for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
     required = {f.name: ["x"] if f.type.startswith("list") else "x" for f in fields}
     build(cls, dataclasses.asdict(cls(**required)), "defaults")
+
+
+def test_a_setting_of_several_commands_has_one_scope():
+    """Subclasses set other defaults, and must say the scope again."""
+    scopes: dict[str, set[str]] = {}
+    for cls in COMMANDS.values():
+        for field in dataclasses.fields(cls):
+            scopes.setdefault(field.name, set()).add(field.metadata["scope"])
+    assert {name for name, names in scopes.items() if len(names) > 1} == set()
+    assert names_with(TrainConfig, scope="machine") >= {"device", "workers"}
 
 
 @pytest.mark.parametrize("cls", [*COMMANDS.values()])

@@ -111,7 +111,8 @@ def test_followers_raise_when_their_leader_raises():
 def _outlive(ctx, folder):
     """The leader of node 1 dies; rank 0, which hosts the store, keeps running."""
     dist.barrier()  # until each rank has connected to all others
-    started, done = time.monotonic(), Path(folder, "done")
+    started = time.monotonic()
+    done = Path(folder, "done")
     if ctx.rank == 2:
         with torch_distributed_zero_first(ctx):
             os.kill(os.getpid(), 9)

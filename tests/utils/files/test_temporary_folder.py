@@ -60,7 +60,8 @@ def test_what_is_in_the_way(tmp_path: Path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "mine").touch()
-    link, folder = tmp_path / "link", tmp_path / "folder"
+    link = tmp_path / "link"
+    folder = tmp_path / "folder"
     link.symlink_to(kept)
     (folder / "old").mkdir(parents=True)
     for target in (link, folder):
