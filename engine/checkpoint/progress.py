@@ -1,4 +1,4 @@
-"""Where a run stands: its steps, the losses of its epoch, its best epoch, and an epoch that has no scores yet."""
+"""How far a run has come, and with what: its counters, its processes and data, and an epoch that has no scores yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from utils.strings import counted
 
 @dataclass
 class Progress:
-    """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
+    """Counts epochs, steps and losses, and knows the best epoch. Everything random is keyed by these numbers, so no RNG
+    is saved."""
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
@@ -117,21 +118,21 @@ class PendingEpoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStatus:
-    """How long a run has trained, and on what."""
+class RunConditions:
+    """The processes and the data of a run when it was saved, and how long it had trained."""
 
     world_size: int | None = None  # None: not known
     device: str | None = None  # its type; None: not known
-    seconds: float  # in all its processes
+    seconds: float  # over all its starts
     epoch_batches: Count  # micro-batches of an epoch on each rank
     images: int | None = None  # of the training split, or its tiles; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands, and what is known of its weights there."""
+class CheckpointHeader:
+    """What a checkpoint says of the moment at which it was saved, a step boundary."""
 
     progress: Progress
-    run: RunStatus
+    run: RunConditions
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
     pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet

@@ -28,11 +28,11 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
     if checkpoint.path.resolve() == last.resolve() or not last.is_file():
         return
     try:
-        newest = Checkpoint.read(last).progress
+        newest = Checkpoint.read(last).header.progress
     except UserError:  # damaged: an older checkpoint is what is left
         return
-    position = checkpoint.progress
-    if (newest.epoch, newest.batch) > (position.epoch, position.batch):
+    progress = checkpoint.header.progress
+    if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
         raise UserError(
             f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
             "overwrite it; to go back anyway, move last.pt elsewhere first"
@@ -42,27 +42,28 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
 def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> int:
     """Returns the number of epochs of a run that resumes with ``config``. ``--time`` for a run whose epochs are done
     gives it as many as fit."""
-    done = checkpoint.progress.epoch
+    done = checkpoint.header.progress.epoch
     gets_time = "time" in explicit_flags and config.time > 0
     if not gets_time or not done or done < config.epochs:
         return config.epochs
-    return epochs_in_time(done, checkpoint.run.seconds, config.time * 3600)
+    return epochs_in_time(done, checkpoint.header.run.seconds, config.time * 3600)
 
 
 def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
     """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
-    if checkpoint.progress.epoch >= config.epochs:
+    progress = checkpoint.header.progress
+    if progress.epoch >= config.epochs:
         raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")
-    if checkpoint.progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
+    if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
         raise UserError(f"{checkpoint.path}: {_reason_without_patience(checkpoint, config)}")
 
 
 def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> str:
     """Says why there is no epoch left, and how to add some."""
-    done = checkpoint.progress.epoch
+    done = checkpoint.header.progress.epoch
     more = "--epochs N"
     if config.time:
-        hours = checkpoint.run.seconds / 3600
+        hours = checkpoint.header.run.seconds / 3600
         ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
         more = "--time HOURS (of the whole run) or --epochs N"
     elif "epochs" in explicit_flags and config.epochs < done:
@@ -74,8 +75,9 @@ def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit
 
 def _reason_without_patience(checkpoint: Checkpoint, config: TrainConfig) -> str:
     """Says that the run has stopped early, and how to let it wait for longer."""
-    done = checkpoint.progress.epoch
-    waited = done - checkpoint.progress.best_epoch
+    progress = checkpoint.header.progress
+    done = progress.epoch
+    waited = done - progress.best_epoch
     return (
         f"stopped early after epoch {done}: no better {config.fitness} in {counted(waited, 'epoch')} (--patience "
         f"{config.patience}); to continue, wait for longer: {resume_flag(checkpoint.path)} --patience N, above "

@@ -95,8 +95,8 @@ def build_training(
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    if run.checkpoint is not None:
-        keep_best_epoch(ctx, run.checkpoint, checkpointer, progress)
+    if run.started_from is not None:
+        keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     validator = build_validator(
         run, step, validation, description=description, data_source=plan.data_source, stack=stack
     )

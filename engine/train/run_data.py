@@ -49,7 +49,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
-        spec = hold_out_validation(ctx, config, spec, checkpoint.val_images if checkpoint else [])
+        spec = hold_out_validation(ctx, config, spec, checkpoint.description.val_images if checkpoint else [])
     fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
     return RunData(spec, fitness, teacher)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
@@ -76,9 +76,9 @@ class Trainer:
         self._has_ended = False  # this process takes no more steps
         self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
         self._started = time.monotonic()
-        if run.checkpoint is not None:
-            self._newest.metrics = run.checkpoint.metrics
-            self._started -= run.checkpoint.run.seconds  # as if there had been no interruption
+        if run.started_from is not None:
+            self._newest.metrics = run.started_from.metrics
+            self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -107,7 +107,7 @@ class Trainer:
         self.call("start")
         self._follow(self.control.agree())
         if not self._has_ended:
-            self._follow(self.validator.collect(self))
+            self._follow(self.validator.collect(self))  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._has_ended and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
@@ -115,7 +115,7 @@ class Trainer:
                 self._end_epoch()
         self.call("after_steps")
         if not self.control.exit_code:
-            self._follow(self.validator.collect(self))
+            self._follow(self.validator.collect(self))  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()
@@ -198,24 +198,24 @@ class Trainer:
     def _follow(self, action: Action) -> Action:
         """Saves the run or ends it, as ``action`` says."""
         if action.saves:
-            self.save_position()
+            self.save_last()
         self._has_ended |= action.ends_run
         return action
 
-    def save_position(self) -> None:
-        """Saves where the run stands: last.pt."""
-        self.checkpointer.save_position(self.step, self._position())
+    def save_last(self) -> None:
+        """Saves the run in last.pt."""
+        self.checkpointer.save_last(self.step, self._header())
         self.hooks.after_save()
 
     def save_epoch(self, epoch: Epoch) -> None:
         """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
-        self.checkpointer.save_epoch(self.step, self._position(), is_best=epoch.is_best)
+        self.checkpointer.save_epoch(self.step, self._header(), is_best=epoch.is_best)
         self.hooks.after_save()
 
-    def _position(self) -> Position:
-        """Returns where the run stands. The scores of the newest epoch belong to it until a step is taken."""
+    def _header(self) -> CheckpointHeader:
+        """Returns what a checkpoint of now says. The scores of the newest epoch are its own until a step is taken."""
         progress = self.progress
-        status = RunStatus(
+        conditions = RunConditions(
             world_size=self.ctx.world_size,
             device=self.ctx.device.type,
             seconds=self.seconds(),
@@ -224,7 +224,7 @@ class Trainer:
         )
         is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
         metrics = self._newest.metrics if is_at_end_of_epoch else {}
-        return Position(progress=progress, run=status, metrics=metrics, pending=self.validator.pending)
+        return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""

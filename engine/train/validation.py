@@ -64,7 +64,7 @@ class LocalValidator:
             return Action.CONTINUE
         action = self._complete_pending(trainer, self.pending)
         if not action.breaks_off:
-            trainer.save_position()
+            trainer.save_last()
         return action
 
     def _validate(self, trainer: Trainer, model: nn.Module, epoch: Epoch) -> Action:
@@ -175,7 +175,7 @@ def build_validator(
     ends them."""
     ctx = step.ctx
     val_every = run.config.val_every
-    pending = None if run.checkpoint is None else run.checkpoint.pending
+    pending = None if run.started_from is None else run.started_from.pending
     evaluator = validation.evaluator
     loader = validation.loader
     if not ctx.eval_ranks:

@@ -90,11 +90,11 @@ class Process:
     ) -> None:
         self.results = ResultsCsv(folder / "results.csv")
         self.tracking = Tracking(service, self.results.table, **limits)
-        checkpoint = SimpleNamespace() if first > 1 else None
+        started_from = SimpleNamespace(description=None) if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
             settings=SimpleNamespace(by_name=lambda: settings),
-            checkpoint=checkpoint,
+            started_from=started_from,
             config=TrainConfig(),
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)

@@ -3,6 +3,8 @@ refused before anything is built."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
@@ -119,8 +122,15 @@ def state_of(trainer: Trainer) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 
 
-def test_a_resumed_run_stands_where_it_was_saved():
+def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
     """With weights, momenta and averages of then, between two batches of an epoch, and with the settings of then."""
+    checkpoints = []
+    read = Checkpoint.read
+
+    def noted(path: Path) -> Checkpoint:
+        checkpoint = read(path)
+        checkpoints.append(weakref.ref(checkpoint.state))
+        return checkpoint
 
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
@@ -133,10 +143,12 @@ def test_a_resumed_run_stands_where_it_was_saved():
         position = (trainer.progress.epoch, trainer.progress.batch, trainer.progress.updates)
         assert 0 < trainer.progress.batch < len(trainer.loader)
         state = state_of(trainer)
+    monkeypatch.setattr(Checkpoint, "read", noted)
     with built("--resume", "runs/exp/last.pt") as resumed:
+        gc.collect()
+        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
 
@@ -213,9 +225,10 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize(("checkpoint", "factor"), [(SimpleNamespace(new_lr_mult=1.5), 1.5), (None, 2.0)])
-def test_more_epochs_do_not_change_the_rate_of_new_layers(checkpoint, factor):
+@pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
+def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
     """A run of 40 steps has raised it."""
+    checkpoint = SimpleNamespace(description=SimpleNamespace(new_lr_mult=stored)) if stored else None
     settings = RunSettings(TrainConfig(epochs=10), Hyperparameters(lr_mult=0.5))
     steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
     loaded = loaded_parameters(StartingModel(None, {}, {}), settings, steps, checkpoint)

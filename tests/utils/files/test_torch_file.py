@@ -36,7 +36,8 @@ from utils.machine.limits import explanation
 
 def resume(path):
     checkpoint = Checkpoint.read(path)
-    check_shapes(path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
+    description = checkpoint.description
+    check_shapes(path, description.model_spec, description.names, shapes_of(checkpoint.state.model))
 
 def start(path):
     model_of(read_weights(path))
