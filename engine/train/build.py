@@ -31,11 +31,12 @@ from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.run.starting_model import StartingModel, build_starting_model, rebuild_model
 from engine.run.unused_settings import unused_settings
 from engine.train.batch_size import batch_that_fits, check_batch_search
+from engine.train.build_step import FullBatch, build_step, check_step_settings
 from engine.train.lr_probe import probe_lr_mult
 from engine.train.run_data import Loaders, RunData, build_loaders, data_identity, epoch_data, open_run_data
 from engine.train.run_hooks import build_hooks, build_optional_hooks
 from engine.train.start_log import log_start, log_steps
-from engine.train.step import FullBatch, TrainStep, build_step, check_step_settings
+from engine.train.step import TrainStep
 from engine.train.teacher import TeacherFile
 from engine.train.trainer import Trainer
 from models.autoanchor import check_anchors
