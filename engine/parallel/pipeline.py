@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as, gradient_vector, set_gradients
-from engine.parallel.strategy import Accumulate, Autocast, Strategy, all_reduce_sum
+from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from models.modules import eval_mode
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -102,21 +102,21 @@ class Stage(Strategy):
         self._statistics = _statistics([*self._first_norms, *self._last_norms])
         self._peer_statistics = _statistics(self._peer_norms())
 
-    def compute_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
-    ) -> tuple[Tensor, Tensor]:
-        """Like `Strategy.compute_gradients`, and leaves the mean over the copies of the model in the batch norms'
-        statistics. The peer has the same ``batches``."""
+    def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
+        """Yields ``batches``, which the peer has as well."""
         self._start_step([batch.images.shape for batch in batches])
-        sums, total = accumulate(batches)
+        yield batches
         self._finish_step()
+
+    def reduce(self) -> Tensor:
+        """As `Strategy.reduce`; also leaves the mean over the copies of the model in the batch norms' statistics."""
         for statistic in self._peer_statistics:
             statistic.zero_()
         statistics = flatten(self._statistics)
-        vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, sums, statistics))
-        sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
+        vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, self._sums, statistics))
+        sums, means = set_gradients(self._parameters, vector).split([len(self._sums), len(statistics)])
         copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
-        return sums, total
+        return sums
 
     def _peer_norms(self) -> list[nn.BatchNorm2d]:
         """Returns the trained batch norms that the other process of the pair computes."""
