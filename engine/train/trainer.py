@@ -95,16 +95,16 @@ class Trainer:
             except Exception as error:
                 if isinstance(error, UserError) or not self.control.has_signal:
                     raise
-                self.call("after_steps")
+                self.call_hooks("after_steps")
                 self.control.end_interrupted(error, self.checkpointer.last)
             finally:
                 self.checkpointer.wait()
-        self.call("finish")
+        self.call_hooks("finish")
 
     def _train(self) -> None:
         """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
         self.loader.start_at(self.progress.epoch, self.progress.batch)
-        self.call("start")
+        self.call_hooks("start")
         self._follow(self.control.agree())
         if not self._has_ended:
             self._follow(self.validator.collect(self))  # an epoch of an earlier start
@@ -113,11 +113,11 @@ class Trainer:
             self._train_epoch(batches)
             if not self._has_ended:
                 self._end_epoch()
-        self.call("after_steps")
+        self.call_hooks("after_steps")
         if not self.control.exit_code:
             self._follow(self.validator.collect(self))  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
-            self.call("after_training")
+            self.call_hooks("after_training")
         self.checkpointer.finish()
         self.control.finish(self.progress.describe(len(self.loader)), self.checkpointer.last)
 
@@ -125,7 +125,7 @@ class Trainer:
         """Runs the remaining steps of the epoch."""
         self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
-        self.call("before_epoch")
+        self.call_hooks("before_epoch")
         while self.progress.batch < len(self.loader) and not self._has_ended:
             self._train_step(batches)
 
@@ -162,18 +162,18 @@ class Trainer:
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
             self.progress.count_losses(values.losses, is_finite=values.finite)
-            self.call("after_read", values)
+            self.call_hooks("after_read", values)
         return flags
 
     def _end_epoch(self) -> None:
         """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
         epoch = Epoch(self.progress.epoch + 1)
-        if self.call("after_last_step", epoch).breaks_off:
+        if self.call_hooks("after_last_step", epoch).breaks_off:
             return
         if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
-        self.call("after_epoch", epoch)
+        self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
 
     def _average_over_ranks(self) -> None:
@@ -187,11 +187,11 @@ class Trainer:
 
     def record_epoch(self, epoch: Epoch) -> None:
         """Scores and records an epoch whose validation is done, or not due."""
-        self.call("score", epoch)
-        self.call("record", epoch)
+        self.call_hooks("score", epoch)
+        self.call_hooks("record", epoch)
         self._newest = epoch
 
-    def call(self, point: Point, *args: Any) -> Action:
+    def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
         return self._follow(self.hooks.call(point, self, *args))
 

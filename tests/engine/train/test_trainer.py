@@ -10,11 +10,12 @@ import torch
 
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
-from engine.eval_ranks.messages import Weights
+from engine.eval_ranks.messages import WeightsMessage
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
+from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
@@ -123,6 +124,10 @@ class Evaluates:
             assert should_stop()
 
 
+def evaluated_by(evaluator: Evaluates) -> RunValidation:
+    return RunValidation(loader=None, evaluator=evaluator)
+
+
 class Service:
     """The evaluating processes: they are free for the first epoch, and have no scores in time."""
 
@@ -132,7 +137,7 @@ class Service:
     def can_take_weights(self) -> bool:
         return not self.sent
 
-    def send(self, epoch: int, weights: Weights) -> None:
+    def send(self, epoch: int, weights: WeightsMessage) -> None:
         self.sent.append(epoch)
 
     def collect(self, should_stop: Callable[[], bool]) -> None: ...
@@ -171,7 +176,7 @@ def trainer_of(
         progress=progress,
         control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
         checkpointer=Saves(),
-        validator=validator or LocalValidator(Evaluates(), None, val_every=1),
+        validator=validator or LocalValidator(evaluated_by(Evaluates()), val_every=1),
         hooks=hooks,
     )
 
@@ -269,7 +274,7 @@ def test_a_save_is_not_lost_when_another_hook_ends_the_run():
 def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     watch = Watch()
     signals = StopSignals()
-    validator = LocalValidator(Evaluates(signals, stopped_run=2), None, val_every=1)
+    validator = LocalValidator(evaluated_by(Evaluates(signals, stopped_run=2)), val_every=1)
     trainer = build(watch, validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -284,7 +289,7 @@ class BestFirst(Hook):
 
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
     trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
     end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
@@ -301,7 +306,7 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = RemoteValidator(Evaluates(signals, stopped_run=1), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates(signals, stopped_run=1)), Service(), val_every=1)
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -314,7 +319,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once():
     """Also without ``--eval-ranks``."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
-    validator = LocalValidator(Evaluates(), None, val_every=1, pending=pending)
+    validator = LocalValidator(evaluated_by(Evaluates()), val_every=1, pending=pending)
     trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1))
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
@@ -325,7 +330,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once():
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
-    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
     watch = Watch(after_epoch=(1, 0, Action.END))
     trainer = build(BestFirst(), watch, validator=validator, epochs=3)
     trainer.fit()
