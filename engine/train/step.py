@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.optimizer_set import OptimizerSet
@@ -281,8 +281,8 @@ def build_step(
     batch: FullBatch,
     loaded: LoadedParameters = NOTHING_LOADED,
 ) -> TrainStep:
-    """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``loaded``: the parameters of the model that come from weights."""
+    """Builds the step of a run, with the model wrapped for its devices and compiled. `check_step_settings` accepts the
+    settings, and the optimizer has been chosen. ``loaded``: the parameters of the model that come from weights."""
     config = settings.config
     hyp = settings.hyp
     for module in model.modules():
@@ -295,7 +295,7 @@ def build_step(
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,
     )
-    optimizer = build_optimizer(model, choose_optimizer(config.optimizer, steps.total), optimizer_settings, loaded)
+    optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     step_settings = choose_step_settings(ctx, settings, steps, batch)
     autocast = partial(step_settings.autocast, ctx.device)

@@ -14,7 +14,7 @@ from engine.optim.build import (
     LoadedParameters,
     OptimizerSettings,
     build_optimizer,
-    choose_optimizer,
+    resolve_optimizer,
     split_parameters,
 )
 from engine.optim.muon import orthogonalize
@@ -220,9 +220,9 @@ def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(
 
 
 def test_auto_depends_on_the_length_of_the_run():
-    assert choose_optimizer("auto", 100) == "Muon"
-    assert choose_optimizer("auto", 10**6) == "SGD"
-    assert choose_optimizer("Adam", 100) == "Adam"
+    assert resolve_optimizer("auto", 100) == "Muon"
+    assert resolve_optimizer("auto", 10**6) == "SGD"
+    assert resolve_optimizer("Adam", 100) == "Adam"
 
 
 @pytest.mark.parametrize("name", RULES)
