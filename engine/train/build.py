@@ -20,12 +20,12 @@ from engine.run.process import advice_on_memory, prepare_process
 from engine.run.restore import keep_best_epoch, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
+from engine.train.build_step import build_step
 from engine.train.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
 from engine.train.run_checks import check_model, check_settings, check_splits
 from engine.train.run_data import data_identity, describe_run, epoch_data, full_batch, open_run_data
 from engine.train.run_hooks import build_hooks, open_hook_parts
 from engine.train.start_log import log_start, log_steps, warn_of_short_run
-from engine.train.step import build_step
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig

@@ -10,8 +10,8 @@ from engine.export.options import require_packages
 from engine.run.process import check_kernels
 from engine.run.run import RunSettings
 from engine.train.batch_size import check_batch_search
+from engine.train.build_step import check_step_settings
 from engine.train.run_data import RunData
-from engine.train.step import check_step_settings
 from engine.train.validation import check_eval_ranks
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE

@@ -15,7 +15,7 @@ from engine.optim.build import LoadedParameters
 from engine.run.restore import EpochData
 from engine.run.run import RunPlan, TrainingRun
 from engine.run.starting_model import StartingModel
-from engine.train.step import FullBatch
+from engine.train.build_step import FullBatch
 from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
 from models.losses.distillation import Teacher

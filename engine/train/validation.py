@@ -51,7 +51,7 @@ class LocalValidator:
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
         if self.is_due(epoch.number, trainer.epochs):
             action = self._validate(trainer, trainer.step.ema.module, epoch)
-            if action.interrupts:
+            if action.breaks_off:
                 return action
         trainer.progress.complete_epoch()
         trainer.record_epoch(epoch)
@@ -63,7 +63,7 @@ class LocalValidator:
         if self.pending is None:
             return Action.CONTINUE
         action = self._complete_pending(trainer, self.pending)
-        if not action.interrupts:
+        if not action.breaks_off:
             trainer.save_position()
         return action
 
@@ -78,7 +78,7 @@ class LocalValidator:
         that ends its validation leaves it pending."""
         epoch = Epoch(pending.progress.epoch, dict(pending.row))
         action = self._validate_pending(trainer, epoch, pending)
-        if action.interrupts:
+        if action.breaks_off:
             return action
         self.pending = None
         trainer.record_epoch(epoch)
@@ -119,7 +119,7 @@ class RemoteValidator(LocalValidator):
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
         if self.pending is not None:  # its scores decide whether this epoch may be the last
             action = self._complete_pending(trainer, self.pending)
-            if action.interrupts:
+            if action.breaks_off:
                 return action
         if not self._can_wait(trainer, epoch) or not self._service.can_take_weights():
             return super().submit(trainer, epoch)

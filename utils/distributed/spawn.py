@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -22,7 +22,7 @@ from utils.machine.processes import end_with_parent, killed_by
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
-FAILED_S = 4.0  # and after one has failed
+FAILED_S = 4.0  # how long it waits for them after one has failed
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
 _WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
 
@@ -47,70 +47,97 @@ def spawn(
     Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
     killed or exited by itself.
     """
-    port = free_port()
-    context = multiprocessing.get_context("spawn")
-    group: list[BaseProcess] = [
-        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
-        for rank in range(processes)
-    ]
-    signals: list[int] = []
+    with _Group(function, processes, args) as group:
+        group.start()
+        failed = group.wait(optional)
+        signals = list(group.signals)  # without those that come while the others are stopped
+    if failed is None:
+        return
+    codes = group.exit_codes()
+    if signals:
+        _report_stop(codes, signals, stop_code if signal.SIGINT not in signals else None)
+    _report_failure(failed, codes)
 
-    def forward(number: int, _: object) -> None:
-        signals.append(number)
-        for process in group:
+
+class _Group:
+    """The processes that `spawn` starts. While entered, stop signals are forwarded to them; at the end of the block,
+    those that still run are stopped."""
+
+    def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
+        port = free_port()
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = [
+            context.Process(target=_run_process, args=(rank, processes, port, function, tuple(args)))
+            for rank in range(processes)
+        ]
+        self._previous_handlers: dict[int, Any] = {}
+        self.signals: list[int] = []  # that were forwarded, in order
+
+    def __enter__(self) -> _Group:
+        for number in stop_signals():
+            self._previous_handlers[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop(STOP_S if self.signals else FAILED_S)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # it would start with the first process, and unblocks signals then
+        with _blocked(stop_signals()):  # a signal waits until all processes exist, and reaches each of them
+            for process in self._processes:
+                process.start()
+
+    def wait(self, optional: int) -> int | None:
+        """Waits until all processes have succeeded, and returns None, or until one has failed, and returns its rank.
+        ``optional``: see `spawn`."""
+        running = dict(enumerate(self._processes))
+        while running:
+            connection.wait([process.sentinel for process in running.values()], timeout=1)
+            for rank, process in list(running.items()):
+                if process.is_alive():
+                    continue
+                is_optional = rank >= len(self._processes) - optional
+                is_excused = is_optional and (process.exitcode or 0) <= 0
+                if process.exitcode != _RETURNED and not is_excused:
+                    return rank
+                del running[rank]
+        return None
+
+    def exit_codes(self) -> list[int]:
+        """Returns the exit status of each process, by rank, once all have been stopped."""
+        return [process.exitcode or 0 for process in self._processes]
+
+    def _forward(self, number: int, _: object) -> None:
+        self.signals.append(number)
+        for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    handlers = {number: signal.signal(number, forward) for number in stop_signals()}
-    resource_tracker.ensure_running()  # which unblocks signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())  # until all processes can get them
-    try:
-        for process in group:
-            process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        failed = _first_failure(group, optional)
-        signals_before = list(signals)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        _stop(group, STOP_S if signals else FAILED_S)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if failed is not None:
-        codes = [process.exitcode or 0 for process in group]
-        if signals_before:
-            _report_stop(codes, signals_before, stop_code if signal.SIGINT not in signals_before else None)
-        _report_failure(failed, codes)
-
-
-def _first_failure(group: Sequence[BaseProcess], optional: int) -> int | None:
-    """Waits until all processes have succeeded (None), or one has failed: its rank."""
-    running = dict(enumerate(group))
-    while running:
-        connection.wait([process.sentinel for process in running.values()], timeout=1)
-        for rank, process in list(running.items()):
+    def _stop(self, timeout_s: float) -> None:
+        """Stops the processes that run. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
+        started = [process for process in self._processes if process.pid is not None]
+        _join(started, timeout_s)
+        for process in started:
             if process.is_alive():
-                continue
-            is_optional = rank >= len(group) - optional
-            is_excused = is_optional and (process.exitcode or 0) <= 0
-            if process.exitcode != _RETURNED and not is_excused:
-                return rank
-            del running[rank]
-    return None
+                process.terminate()
+        _join(started, timeout_s)
+        for process in started:
+            if process.is_alive():
+                process.kill()
+            process.join()
 
 
-def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
-    """Stops the remaining processes. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
-    started = [process for process in group if process.pid is not None]
-    _join(started, timeout_s)
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    _join(started, timeout_s)
-    for process in started:
-        if process.is_alive():
-            process.kill()
-        process.join()
+@contextlib.contextmanager
+def _blocked(signals: Sequence[int]) -> Iterator[None]:
+    """Lets signals wait until the end of the block."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
@@ -143,7 +170,8 @@ def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
     raise PeerFailure(f"{name} failed")
 
 
-def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` as process ``index`` of the run. Ends with `_RETURNED`, or as `run_main` says."""
     exit_on_interrupt()
     end_with_parent()()
     os.environ |= torchrun_variables(index, processes, port)

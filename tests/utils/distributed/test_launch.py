@@ -132,7 +132,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     store = _Store([[0, gpus] for gpus in seen])
     launch = Launch(1, 2, 1, 2, 0, "h", 1)
     if expected is None:
-        with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
+        with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
             rendezvous._locate_on_node(store, launch, "")
     else:
         assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
@@ -154,7 +154,7 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
     for rank, position in enumerate(expected):
         launch = Launch(rank, processes, rank, processes, 0, "h", 1)
         if position is None:
-            with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
+            with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
                 rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
             local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
