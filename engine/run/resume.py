@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.progress import read_progress
 from engine.optim.schedule import epochs_in_time
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
@@ -25,11 +26,10 @@ _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 def check_is_newest(checkpoint: Checkpoint) -> None:
     """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
     last = checkpoint.path.parent / "last.pt"
-    if checkpoint.path.resolve() == last.resolve() or not last.is_file():
+    if checkpoint.path.resolve() == last.resolve():
         return
-    try:
-        newest = Checkpoint.read(last).progress
-    except UserError:  # damaged: an older checkpoint is what is left
+    newest = read_progress(last)
+    if newest is None:  # damaged: an older checkpoint is what is left
         return
     position = checkpoint.progress
     if (newest.epoch, newest.batch) > (position.epoch, position.batch):
