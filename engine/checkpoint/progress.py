@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
 from torch import Tensor
 
 from utils.config.settings import validates_after
-from utils.schema import Bounds, Count
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_part
+from utils.schema import Bounds, Count, build
 from utils.strings import counted
 
 
@@ -101,6 +104,16 @@ class Progress:
 
 # Fields of `Progress` that follow from a validation.
 _RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Reads where a run stood when it wrote the checkpoint ``path``, without its tensors; None if there is no such
+    file, or a damaged one."""
+    try:
+        stored = read_part(path, "progress")
+        return None if stored is None else build(Progress, stored, f"{path}: progress")
+    except UserError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.progress import read_progress
 from engine.optim.schedule import epochs_in_time
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
@@ -21,15 +22,24 @@ _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
+# Flags that leave a run as it is, although they may have another value than its stored settings: by name, a function of
+# these and of the settings of the command line.
+_KEEPS_STORED: dict[str, Callable[[TrainConfig, TrainConfig], bool]] = {
+    "data": lambda stored, current: normal_path(current.data) == normal_path(stored.data),
+    "batch_size": lambda _, current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
+    "optimizer": lambda _, current: current.optimizer == "auto",  # chosen when the run began
+    # --time has decided about the epochs since the first one; torchrun restarts with the flags of then.
+    "epochs": lambda stored, current: 0 < current.time == stored.time,
+}
+
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
     """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
     last = checkpoint.path.parent / "last.pt"
-    if checkpoint.path.resolve() == last.resolve() or not last.is_file():
+    if checkpoint.path.resolve() == last.resolve():
         return
-    try:
-        newest = Checkpoint.read(last).header.progress
-    except UserError:  # damaged: an older checkpoint is what is left
+    newest = read_progress(last)
+    if newest is None:  # damaged: an older checkpoint is what is left
         return
     progress = checkpoint.header.progress
     if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
@@ -94,14 +104,12 @@ def resumed_config(
     """
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
-    ignored = set(changes)
-    if _has_time_limit_already(stored, current, explicit_flags):
-        ignored.add("epochs")
     messages = []
-    for name in sorted(set(explicit_flags) - ignored):
+    for name in sorted(set(explicit_flags) - changes.keys()):
         old = getattr(stored, name)
         new = getattr(current, name)
-        if _means_the_same(name, old, new):
+        keeps_stored = name in _KEEPS_STORED and _KEEPS_STORED[name](stored, current)
+        if keeps_stored or new == old:
             continue
         if name in _FIXED_SETTINGS:
             raise UserError(
@@ -115,29 +123,12 @@ def resumed_config(
     return replace(stored, **changes), messages
 
 
-def _has_time_limit_already(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> bool:
-    """Whether the command line gives the ``--time`` that has decided about the number of epochs since the first one of
-    the run: torchrun restarts with the flags of then, and ``--epochs`` among them would undo that."""
-    return "time" in explicit_flags and current.time > 0 and current.time == stored.time
-
-
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
     """Returns all ``--set`` of the run: another recipe (``--hyp``) drops the stored ones."""
     kept = [] if "hyp" in explicit_flags else stored.override
     added = current.override
     is_repeated = kept[len(kept) - len(added) :] == added  # torchrun restarts with the same command
     return kept if is_repeated else [*kept, *added]
-
-
-def _means_the_same(name: str, old: Any, new: Any) -> bool:
-    """Returns whether a setting of the command line leaves that of the run as it is."""
-    if name == "data" and normal_path(old) == normal_path(new):
-        return True
-    if name == "batch_size" and new == FIND_BATCH_SIZE:  # found when the run began
-        return True
-    if name == "optimizer" and new == "auto":  # chosen when the run began
-        return True
-    return old == new
 
 
 def resumed_hyperparameters(

@@ -32,7 +32,8 @@ class RunPlan:
     A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
 
-    The settings may leave the batch size (-1) and ``lr_mult`` (None) open, which engine/train/choices.py chooses.
+    The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
+    engine/train/choices.py chooses, and name the data set by a relative path.
     """
 
     settings: RunSettings

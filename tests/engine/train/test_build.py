@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,25 @@ def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(
         assert torch.equal(trainer.step.criterion.anchors, trainer.step.model.head.anchors)
         sides = trainer.step.criterion.anchors * torch.tensor(trainer.step.model.strides).view(3, 1, 1)
         assert sides.max() <= 64  # fitted to the boxes
+
+
+def check_told_settings(trainer: Trainer, data: Path) -> None:
+    """Checks that settings.yaml, checkpoints, and what trackers and callbacks get name what the run has chosen."""
+    stored = yaml.safe_load((trainer.run.folder / "settings.yaml").read_text())
+    described = trainer.checkpointer.description
+    assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
+    assert stored["config"]["data"] == str(data)
+    assert stored == {"config": asdict(described.config), "hyp": asdict(described.hyp)}
+    assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
+
+
+def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
+    with built() as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
+        trainer.control.request(Action.STOP)
+        trainer.fit()
+    with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
 
 
 def state_of(trainer: Trainer) -> list[torch.Tensor]:
