@@ -1,4 +1,5 @@
-"""The training loop: epochs and steps. Whatever else happens is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator ends each epoch (engine/train/validation.py); whatever else happens
+is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
