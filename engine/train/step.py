@@ -23,7 +23,7 @@ from engine.train.compile import Compilation
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
-from utils.distributed.context import unwrap
+from models.modules import unwrap
 from utils.structures import Batch, LossOutput, Targets, to_float
 
 

@@ -258,7 +258,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     """See pytorch#109261."""
     options = {}
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
-    model, steps = build_detector(TINY_MODEL, 2), StepPlan(accumulate, per_epoch=4, epochs=1)
+    model = build_detector(TINY_MODEL, 2)
+    steps = StepPlan(accumulate, per_epoch=4, epochs=1)
     step_setup.build_strategy(CPU, TrainConfig(**flags), model=model, optimizer=None, steps=steps, autocast=nullcontext)
     assert options["static"] is static
 

@@ -137,7 +137,9 @@ class _Poison(Criterion):
 
     def __init__(self, criterion, at: int) -> None:
         super().__init__()
-        self.criterion, self.at, self.calls = criterion, at, 0
+        self.criterion = criterion
+        self.at = at
+        self.calls = 0
 
     def forward(self, raw, targets, teacher_maps):
         out = self.criterion(raw, targets, teacher_maps)
@@ -185,7 +187,8 @@ def test_the_step_has_no_host_sync(kind, optimizer):
 
 def test_norms_count_their_batches_in_one_kernel(monkeypatch):
     """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
-    counters, kernels = [], []
+    counters = []
+    kernels = []
     for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
         monkeypatch.setattr("models.layers.conv.BatchNorm2d", kind)
         step, model = make_step(DistributedContext.single(), "anchor_free")
@@ -229,7 +232,8 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
 
 def ranks(count: int) -> DistributedContext:
     """Rank 0 of ``count`` processes; there is no process group, and none is used. 0: one process with two GPUs."""
-    single, gpus = DistributedContext.single("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
+    single = DistributedContext.single("cpu")
+    gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
     changes = {0: {"devices": gpus}, 1: {}}.get(count, {"local_rank": 0, "world_size": count})
     return replace(single, **changes)
 
