@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.config import search_settings, settings
 from utils.config.flags import flag_name
-from utils.files.schema import type_of
+from utils.schema import type_of
 
 COMMANDS: dict[str, type] = {
     "train.py": settings.TrainConfig,

@@ -31,7 +31,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import describe_location
+from utils.files.data_location import describe_location
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import val
-from models.weights.download import CATALOG
+from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
 from tests.helpers.documents import ROOT
 from tests.helpers.scripts import error_of

@@ -27,7 +27,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.schema import build
+from utils.schema import build
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()

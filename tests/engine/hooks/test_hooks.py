@@ -14,11 +14,11 @@ from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
-from engine.hooks.results import ClassWeights, EpochResults
 from engine.hooks.stopping import EarlyStopping, TimeLimit
-from engine.hooks.validation import Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.pixels import RGB8
@@ -67,17 +67,6 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
 
 
-class Counts(Hook):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-
-def test_a_hook_that_a_run_lacks_is_named():
-    assert Hooks([Hook(), Counts(3)]).get(Counts).count == 3
-    with pytest.raises(LookupError, match="no hook Validation; it has Hook, Counts"):
-        Hooks([Hook(), Counts(3)]).get(Validation)
-
-
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     trainer = FakeTrainer()
     hook = Checkpoints(60)
@@ -110,12 +99,6 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
     assert due == [least_s is not None and seconds >= least_s for seconds in times]
     hook.after_save()
     assert hook.before_validation(FakeTrainer()) is None
-
-
-@pytest.mark.parametrize(("val_every", "wanted"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
-def test_the_last_epoch_is_always_validated(val_every, wanted):
-    hook = Validation(None, None, val_every)
-    assert [epoch for epoch in range(1, 6) if hook.is_due(epoch, 5)] == wanted
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():

@@ -11,8 +11,9 @@ import pytest
 
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
+from engine.hooks.end_log import ClassScores
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.results import ClassScores, EpochResults
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv

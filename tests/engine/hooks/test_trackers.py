@@ -36,8 +36,7 @@ SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
 class MemoryService:
     """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
 
-    flag = "note"
-    name = "Memory"
+    flag, name = "note", "Memory"
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -90,7 +89,7 @@ class Process:
         **limits: float,
     ) -> None:
         self.results = ResultsCsv(folder / "results.csv")
-        self.tracking = Tracking(service, **limits)
+        self.tracking = Tracking(service, self.results.table, **limits)
         checkpoint = SimpleNamespace() if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
@@ -98,8 +97,7 @@ class Process:
             checkpoint=checkpoint,
             config=TrainConfig(),
         )
-        hooks = Hooks([self.results, self.tracking])
-        progress = Progress(epoch=first - 1)
+        hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         description = SimpleNamespace(trains_like=lambda _: trains_like)
         checkpointer = SimpleNamespace(description=description)
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress, checkpointer=checkpointer)
@@ -271,8 +269,7 @@ def steps_of(files: list[Path]) -> list[int]:
 
     steps = []
     for data in (path.read_bytes() for path in files):
-        at = 7
-        parts = b""
+        at, parts = 7, b""
         while at + 7 <= len(data):
             if at % 32768 > 32768 - 7:  # the rest of a block holds no header
                 at += -at % 32768
@@ -291,8 +288,7 @@ def steps_of(files: list[Path]) -> list[int]:
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     write_dataset(tmp_path / "set", train=12, val=4)
-    model = write_model(tmp_path / "tiny.yaml")
-    project = tmp_path / "runs"
+    model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
     flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
     with Processes(tmp_path / "log") as processes:
         script = [python(), "train.py"]
@@ -316,8 +312,7 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
-    data = write_dataset(tmp_path / "set", train=8, val=4)
-    model = write_model(tmp_path / "tiny.yaml")
+    data, model = write_dataset(tmp_path / "set", train=8, val=4), write_model(tmp_path / "tiny.yaml")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     flags = ["--project", tmp_path / "runs", "--epochs", "2", "--tracker", "mlflow", *SMALL]

@@ -7,8 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
+from models.weights import catalog as catalog_module
 from models.weights import download as downloads
-from models.weights.download import CATALOG, fetch_weights, find_entry, origin_of, origin_of_run
+from models.weights.catalog import CATALOG, find_entry
+from models.weights.download import fetch_weights
+from models.weights.origin import origin_of, origin_of_run
 from models.weights.read import StoredWeights
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
@@ -81,7 +84,7 @@ def fetch(server, tmp_path, monkeypatch):
         catalog = tmp_path / "weights.yaml"
         entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
-        monkeypatch.setattr(downloads, "CATALOG", catalog)
+        monkeypatch.setattr(catalog_module, "CATALOG", catalog)
         ctx = ctx or DistributedContext.single()
         return fetch_weights(name, ctx=ctx, offline=offline, cache_dir=tmp_path / "cache")
 
@@ -199,7 +202,7 @@ def test_shipped_checksums_match_the_public_files(shared):
 
 
 def _fetch_on_a_rank(ctx, catalog, cache):
-    downloads.CATALOG = catalog  # of this process, which ends here
+    catalog_module.CATALOG = catalog  # of this process, which ends here
     return fetch_weights("tiny", ctx=ctx, offline=False, cache_dir=cache).read_bytes() == BODY
 
 
@@ -219,7 +222,7 @@ def public(tmp_path, monkeypatch):
     catalog = tmp_path / "weights.yaml"
     known = {"url": url, "license": "MIT", "sha256": SHA}
     catalog.write_text(yaml.safe_dump({"tiny": known, "plain": {"url": url, "license": "Apache-2.0"}}))
-    monkeypatch.setattr(downloads, "CATALOG", catalog)
+    monkeypatch.setattr(catalog_module, "CATALOG", catalog)
     return file
 
 

@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
-from torch import nn
 
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import (
-    DistributedContext,
-    broadcast_object,
-    gather_arrays,
-    is_parallel,
-    torch_distributed_zero_first,
-    unwrap,
-)
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.machine.devices import parse_devices
 
@@ -76,15 +68,6 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, cu
     assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert three_gpus == [ctx.device] * 2
-
-
-def test_parallel_wrappers_are_recognized_and_removed():
-    model = nn.Linear(2, 2)
-    wrapped = nn.DataParallel(model)
-    assert is_parallel(wrapped)
-    assert not is_parallel(model)
-    assert unwrap(wrapped) is model
-    assert unwrap(model) is model
 
 
 def _order(ctx, folder):

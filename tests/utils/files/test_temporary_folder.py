@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.folders import replace_path, temporary_folder
+from utils.files.temporary_folder import replace_path, temporary_folder
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
-from utils.files.folders import temporary_folder
+from utils.files.temporary_folder import temporary_folder
 with temporary_folder(sys.argv[1]) as folder:
     (folder / "half").write_text("half a file")
     print(folder, flush=True)
