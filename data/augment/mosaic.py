@@ -76,21 +76,16 @@ def choose_mixup(
 
 
 class PartnerPool:
-    """Draws partners from all images, each as often as it comes in an epoch.
+    """Draws partners from all samples, each as often as it comes in an epoch.
 
-    Args:
-        images: N.
-        repeats: float64 (N,), see `EpochOrder`; None for once.
+    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.augmented.AugmentedImages`.
     """
 
-    def __init__(self, images: int, repeats: np.ndarray | None = None) -> None:
-        self._images = images
-        self._ends = None if repeats is None else np.cumsum(repeats)
+    def __init__(self, weights: np.ndarray) -> None:
+        self._ends = np.cumsum(weights)
 
     def draw(self, uniforms: Sequence[float]) -> list[int]:
-        """Returns an image for each of ``uniforms``, in [0, 1)."""
-        if self._ends is None:
-            return [int(uniform * self._images) for uniform in uniforms]
+        """Returns a sample for each of ``uniforms``, in [0, 1)."""
         total = self._ends[-1]
         positions = np.minimum(np.multiply(uniforms, total), np.nextafter(total, 0))  # a product may be rounded up
         return np.searchsorted(self._ends, positions, side="right").tolist()

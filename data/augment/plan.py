@@ -91,7 +91,7 @@ def draw_plans(
     """
     if not keys:
         return []
-    pool = pool or PartnerPool(len(source_hw))
+    pool = pool or PartnerPool(np.ones(len(source_hw)))
     streams = RandomStreams(seed, keys)
     mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
     combine = np.array([key.epoch < mosaic_epochs for key in keys])

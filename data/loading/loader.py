@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
+from data.loading.class_balance import image_weights, inverse_frequency_weights
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
@@ -89,20 +90,24 @@ class _RequestLoader(DataLoader):
 
     def __init__(
         self,
-        dataset: LoadImagesAndLabels,
+        samples: LoadImagesAndLabels,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
         max_pixels: int,
         settings: WorkerSettings,
     ) -> None:
-        """``max_pixels``: height times width, summed over the images, of the largest batch."""
-        self.samples = dataset
+        """
+        Args:
+            samples: what batches consist of. What torch calls the data set is a `RequestDataset`, of whole batches.
+            max_pixels: height times width, summed over the images, of the largest batch.
+        """
+        self.samples = samples
         workers = settings.workers
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         uses_slots = workers > 0 and settings.make_batch is None
-        pixel_bytes = dataset.index.pixels.nbytes
+        pixel_bytes = self.index.pixels.nbytes
         self._slots = open_slots(slots, pixel_bytes * max_pixels) if uses_slots else None
         super().__init__(
-            RequestDataset(settings.make_batch or partial(render_batch, dataset, self._slots), self._slots),
+            RequestDataset(settings.make_batch or partial(render_batch, samples, self._slots), self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
@@ -116,7 +121,7 @@ class _RequestLoader(DataLoader):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Overrides torch's warning, as `data.loading.worker_count.loader_workers` warns already."""
+        """Overrides torch's warning, as `data.loading.worker_count.log_loader_workers` warns already."""
 
     def _get_iterator(self) -> Any:
         """Starts the workers. Raises UserError if /dev/shm has no room for what connects them with this process."""
@@ -135,8 +140,8 @@ class _RequestLoader(DataLoader):
 
     @property
     def index(self) -> DatasetIndex:
-        """Index of the split that the batches are taken from."""
-        return self.samples.split_index
+        """Index of the split's images, of which the samples may be tiles."""
+        return self.samples.reader.index
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
@@ -159,10 +164,10 @@ class ValidationLoader(_RequestLoader):
     """Yields each of this rank's batches once per ``iter()``."""
 
     def __init__(
-        self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
+        self, samples: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
     ) -> None:
         max_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
-        super().__init__(dataset, requests, max_pixels, settings)
+        super().__init__(samples, requests, max_pixels, settings)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -175,7 +180,7 @@ class InfiniteDataLoader(_RequestLoader):
 
     def __init__(
         self,
-        dataset: AugmentedImages,
+        samples: AugmentedImages,
         sampler: KeyedDistributedSampler,
         settings: WorkerSettings,
         *,
@@ -193,11 +198,9 @@ class InfiniteDataLoader(_RequestLoader):
         self._requests = sampler
         # float64 (C,), None if images are not drawn by weight. A checkpoint inside an epoch must save them.
         self.class_weights: np.ndarray | None = None
-        super().__init__(dataset, sampler, sampler.max_pixels, settings)
+        super().__init__(samples, sampler, sampler.max_pixels, settings)
         sampler.by_epoch = weighted or by_epoch
         if weighted:
-            from data.loading.class_balance import inverse_frequency_weights
-
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
@@ -235,9 +238,9 @@ class InfiniteDataLoader(_RequestLoader):
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and equal on every rank, for epochs that begin after this call.
 
-        Initially they are inverse to the classes' frequencies. Requires ``weighted``. See `image_weights`.
+        Initially they are inverse to the classes' frequencies. Requires ``weighted``. An image is drawn by the product
+        of its `image_weights` and of how often it comes in an epoch anyway.
         """
-        from data.loading.class_balance import image_weights
-
         self.class_weights = np.asarray(weights, np.float64)
-        self._requests.order.weights = image_weights(self.class_weights, self.samples.index)
+        by_class = image_weights(self.class_weights, self.samples.sample_index)
+        self._requests.order.draw_weights = by_class * self.samples.weights

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from data.index.index import DatasetIndex
-from data.loading.build import build_train_sampler
+from data.loading.build import build_train_sampler, open_train_samples
 from data.loading.check_settings import check_loader_settings
 from data.loading.loader import InfiniteDataLoader
-from data.loading.open_samples import TrainSamples, open_train_samples
+from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
@@ -183,7 +183,7 @@ def rebuild_run_model(
 
 
 def choose_batch_size(
-    ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: TrainSamples
+    ctx: DistributedContext, plan: RunPlan, data: RunData, model: Detector, samples: AugmentedImages
 ) -> RunPlan:
     """Returns the plan with the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
     if plan.config.batch_size != FIND_BATCH_SIZE:

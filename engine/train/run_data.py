@@ -9,8 +9,8 @@ from data.index.small_boxes import warn_of_small_boxes
 from data.loading.build import build_train_loader, build_val_loader
 from data.loading.check_settings import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.open_samples import TrainSamples
 from data.render.letterbox import CanvasRule
+from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import Fitness
@@ -57,7 +57,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
 
 
 def build_loaders(
-    ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector, samples: TrainSamples
+    ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector, samples: AugmentedImages
 ) -> Loaders:
     """Opens the validation split, and builds the loaders of both. Warns about data that would spoil the result."""
     config = settings.config
@@ -76,8 +76,8 @@ def build_loaders(
 def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
     """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
     depend on modification times, and machines with copies of their own have others."""
-    train = loaders.train.samples.index
-    val = loaders.val.samples.index
+    train = loaders.train.samples.sample_index
+    val = loaders.val.samples.sample_index
     fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
     return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
 
