@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
@@ -29,6 +30,7 @@ from utils.machine.limits import DISK_FULL
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
+PIN_THREAD_PATIENCE_S = 5.0  # longest wait for the end of torch's thread for page-locked memory
 RESERVED_BATCHES = 4  # slots for batches that are still in use by the parent
 # Errors of sem_open(3), by which the queues to workers have their semaphores, if /dev/shm cannot be used.
 _NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
@@ -61,28 +63,38 @@ class WorkerSettings:
 
 
 class _Workers(_MultiProcessingDataLoaderIter):
-    """Torch's iterator with its workers. If one cannot be started, the others are ended."""
+    """Torch's iterator with its workers, which end when one cannot be started, and when nobody closes the loader."""
 
     def __init__(self, loader: DataLoader) -> None:
+        self._owner = os.getpid()
         try:
             super().__init__(loader)
         except BaseException:
             self._shutdown = True  # torch's destructor would use what its constructor has not made yet
-            for worker in getattr(self, "_workers", ()):
-                worker.kill()
-                worker.join()
+            self._kill()
             raise
 
     def __del__(self) -> None:
         """Ends the workers of a loader that nobody has closed.
 
-        A garbage collection closes their queues first, so torch's request to end does not arrive, and torch waits five
-        seconds for each worker.
+        Torch's destructor would use their queues and sentinels, which the garbage collection of a reference cycle may
+        have finalized before: it would write to and close descriptors that belong to others by then.
         """
-        if not self._shutdown:
-            for worker in self._workers:
-                worker.terminate()
-        super().__del__()
+        if self._shutdown or os.getpid() != self._owner:  # a forked process inherits the iterator, not the workers
+            return
+        self._shutdown = True
+        _remove_worker_pids(id(self))  # torch would raise an error about workers that are killed
+        if hasattr(self, "_pin_memory_thread"):
+            self._pin_memory_thread_done_event.set()
+            self._worker_result_queue.put((None, None))  # wakes the thread, which keeps this queue alive
+            self._pin_memory_thread.join(PIN_THREAD_PATIENCE_S)
+        self._kill()
+
+    def _kill(self) -> None:
+        """Ends the workers that were started, without the help of any descriptor."""
+        for worker in getattr(self, "_workers", ()):
+            worker.kill()
+            worker.join()
 
 
 class _RequestLoader(DataLoader):

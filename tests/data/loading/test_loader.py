@@ -9,10 +9,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
@@ -275,6 +277,27 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
     gc.collect()
     assert not multiprocessing.active_children()
     assert time.monotonic() - begun < 50
+
+
+def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_loader, monkeypatch):
+    """By then, the number could be another file's. The third worker has had no request, so nothing kept its queue."""
+    closed = []
+    close = Connection._close
+    monkeypatch.setattr(Connection, "_close", lambda connection: closed.append(connection) or close(connection))
+    gc.collect()  # what earlier tests have left
+    closed.clear()
+    loader = open_loader(training=False, batch_size=22, squares=True, workers=3)
+    batches = iter(loader)
+    next(batches)
+    loader._iterator.owner = loader
+    del loader, batches
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join()
+    assert len(closed) == 8  # both ends of the queues of requests, and of that of batches
+    assert len(set(map(id, closed))) == 8
+    assert not multiprocessing.active_children()
 
 
 def test_quad_puts_four_samples_into_one_image():
