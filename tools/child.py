@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from utils.distributed.spawn import end_with_parent, killed_by
 from utils.entrypoint import USER_ERROR
+from utils.machine.processes import end_with_parent, killed_by
 from utils.program import RESULT_VARIABLE, read_result
 
 

@@ -11,34 +11,13 @@ from typing import Any
 
 import yaml
 
+from utils.config.flags import flag_name
 from utils.config.search_settings import KfoldConfig
-from utils.config.settings import TrainConfig, changed_settings, default_of
+from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
-
-# Settings that may change when a command is continued: they do not change what a trial or a fold computes. The content
-# of ``hyp`` is compared instead of its path.
-_MAY_CHANGE = frozenset(
-    (
-        "cache",
-        "cache_dir",
-        "device",
-        "hyp",
-        "name",
-        "noplots",
-        "offline",
-        "project",
-        "save_minutes",
-        "save_period",
-        "spawn",
-        "stage",
-        "trials",
-        "workers",
-    )
-)
-_PATHS = frozenset(("data", "model", "weights", "teacher", "groups"))  # settings that may be paths of files
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -91,15 +70,20 @@ def remove_if_untrained(folder: Path, names: Sequence[str]) -> None:
 
 def _check_unchanged(config: KfoldConfig, settings: dict[str, Any], path: Path) -> None:
     """Raises UserError if ``settings`` differ from those stored at ``path``. Either leaves out what has its default."""
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    setting_defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    recipe_defaults = {f"hyper-parameter {f.name}": default_of(f) for f in dataclasses.fields(Hyperparameters)}
+    defaults = setting_defaults | recipe_defaults
     stored = load_yaml(path) or {}
     if not isinstance(stored, dict):
         raise UserError(f"{path}: damaged; start again with another --name")
+    may_change = setting_defaults.keys() - names_with(type(config), scope="result")
     for name in dict.fromkeys([*stored, *settings]):
+        if name in may_change:  # stored by an earlier version
+            continue
         before = stored.get(name, defaults.get(name))
         now = settings.get(name, defaults.get(name))
         if before != now:
-            setting_name = _flag_of_setting(name) if name in defaults else name
+            setting_name = flag_name(name) if name in setting_defaults else name
             raise UserError(
                 f"{path.parent}: was begun with {setting_name} {_shown(before)}, not {_shown(now)}; continue with the "
                 "same settings, or start anew with another --name"
@@ -115,15 +99,12 @@ def _remove(path: Path) -> None:
 
 def _fixed_settings(config: KfoldConfig) -> dict[str, Any]:
     """Returns the settings that must not change when a command is continued, with absolute paths of existing files."""
-    fixed = {name: value for name, value in changed_settings(config).items() if name not in _MAY_CHANGE}
-    for name in _PATHS & fixed.keys():
+    fixed_names = names_with(type(config), scope="result")
+    fixed = {name: value for name, value in changed_settings(config).items() if name in fixed_names}
+    for name in names_with(type(config), is_path=True) & fixed.keys():
         if os.path.exists(fixed[name]):
             fixed[name] = str(normal_path(fixed[name]))
     return fixed
-
-
-def _flag_of_setting(name: str) -> str:
-    return "--set" if name == "override" else f"--{name.replace('_', '-')}"
 
 
 def _shown(value: Any) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.index.index import DatasetIndex
-from utils.files.folders import cache_folder, temporary_folder
 from utils.files.locks import FileLock
+from utils.files.program_folders import cache_folder
+from utils.files.temporary_folder import temporary_folder
 from utils.machine.resources import available_memory
 
 _LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.agreement import MAY_DIFFER
+from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
-# Settings that do not change how a run trains, or whose meaning is compared elsewhere: the fingerprint of the data, the
-# values of the recipe.
-_WITHOUT_RESULT = frozenset(
-    ("resume", "eval_ranks", "tracker", "noplots", "export", "save_minutes", "save_period", "patience")
-)
-_COMPARED_BY_CONTENT = frozenset(("data", "hyp", "override"))
+# The settings that decide what each step computes. The data is compared by its fingerprint, the recipe by its values.
+_STEP_SETTINGS = names_with(TrainConfig, scope="result") - {"data", "patience"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +21,14 @@ class RunDescription:
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
-    # Location (`utils.files.folders.describe_location`) and fingerprint of the data set, and the label digest of its
+    # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digest of its
     # validation images.
     data: dict[str, str]
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: not known
-    origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
+    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
     @property
@@ -43,11 +38,7 @@ class RunDescription:
 
     def trains_like(self, other: RunDescription) -> bool:
         """Whether a run with this description computes the same steps as the run of ``other``."""
-        ignored = MAY_DIFFER | _WITHOUT_RESULT | _COMPARED_BY_CONTENT
-        other_config = asdict(other.config)
-        same_config = all(
-            value == other_config[name] for name, value in asdict(self.config).items() if name not in ignored
-        )
+        same_config = all(getattr(self.config, name) == getattr(other.config, name) for name in _STEP_SETTINGS)
         return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
 
     def validates_like(self, other: RunDescription) -> bool:

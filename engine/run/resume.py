@@ -9,17 +9,17 @@ from typing import Any
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.optim.schedule import epochs_in_time
 from utils.config.parser import read_recipe, with_overrides
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.program import resume_flag
 from utils.strings import counted
 
 # Settings of the process that resumes, not of the run.
-_PROCESS_SETTINGS = ("resume", "spawn", "eval_ranks", "device")
+_PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
-_FIXED_SETTINGS = ("model", "weights", "keep_old", "val_fraction", "classes", "single_cls", "freeze", "fitness", "name")
+_FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
 
 def check_is_newest(checkpoint: Checkpoint) -> None:

@@ -19,8 +19,8 @@ from utils.config.parser import read_recipe
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
+from utils.files.run_folders import check_run_dir
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals

@@ -20,8 +20,6 @@ from utils.files.safe_io import atomic_write
 from utils.strings import aligned
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
-# Settings that the validation of a fold shares with its training.
-_SHARED_SETTINGS = ("imgsz", "single_cls", "max_bad", "cache_dir", "device", "workers", "offline")
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
 _TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
@@ -45,10 +43,9 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
     validation = _validation_of(config, weights, data)
     ctx = DistributedContext.from_environment(validation.device)
     model, spec = open_model_and_data(validation, ctx)
-    _, evaluator, _ = score(validation, model, spec, ctx)
-    assert evaluator.detections is not None, "the only process has all detections"
-    assert evaluator.shown is not None, "the only process has all detections"
-    fold = ScoredFold(evaluator.ground_truth, evaluator.detections, evaluator.shown)
+    scores = score(validation, model, spec, ctx)
+    assert scores is not None, "the only process has the scores"
+    fold = ScoredFold(scores.evaluator.ground_truth, scores.detections, scores.shown)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
     arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
@@ -61,11 +58,21 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
 def _validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
     """Returns the settings that validate a fold in this process, with batches as large as those of one process of its
     training (``--spawn``) in its validations."""
-    shared = {name: getattr(config, name) for name in _SHARED_SETTINGS}
-    shared["device"] = config.device.split(",")[0]
+    batch_size = ValConfig.batch_size
     if config.batch_size != FIND_BATCH_SIZE:
-        shared["batch_size"] = min(config.batch_size, MAX_VALIDATION_BATCH)
-    return ValConfig(weights=str(weights), data=str(data), **shared)
+        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
+    return ValConfig(
+        weights=str(weights),
+        data=str(data),
+        batch_size=batch_size,
+        imgsz=config.imgsz,
+        single_cls=config.single_cls,
+        max_bad=config.max_bad,
+        cache_dir=config.cache_dir,
+        device=config.device.split(",")[0],
+        workers=config.workers,
+        offline=config.offline,
+    )
 
 
 def read_fold(path: Path) -> ScoredFold:

@@ -15,18 +15,21 @@ class KfoldConfig(TrainConfig):
     groups: str = setting(
         "",
         help="keep images of a group together: CSV with columns image and group, or a regex that finds it in the path",
+        is_path=True,
     )
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
-    noplots: bool = setting(True, help="do not write plots for each training")
-    project: str = setting("runs/kfold", help="folder of runs", is_line=True)
+    noplots: bool = setting(True, help="do not write plots for each training", scope="run")
+    project: str = setting("runs/kfold", help="folder of runs", is_line=True, scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
-    hyp: str = setting("all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML")
-    trials: int = setting(50, low=1, help="number of trials, over all processes and restarts")
+    hyp: str = setting(
+        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="recipe"
+    )
+    trials: int = setting(50, low=1, help="number of trials, over all processes and restarts", scope="run")
     pruner: str = setting("median", choices=("median", "halving", "none"), help="what ends unpromising trials early")
     prune_after: int = setting(
         0, low=0, help="epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold"
@@ -34,7 +37,7 @@ class SearchConfig(KfoldConfig):
     folds: int = setting(
         0, low=2, also=0, aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
     )
-    project: str = setting("runs/search", help="folder of searches", is_line=True)
+    project: str = setting("runs/search", help="folder of searches", is_line=True, scope="run")
 
     @property
     def unit(self) -> str:

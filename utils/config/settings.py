@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
 
@@ -25,6 +25,16 @@ _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
+# What a setting decides about, and so where it may change:
+# "result": what a run computes.
+# "recipe": where the hyper-parameters come from; what is compared is their values.
+# "run": what else a run does, such as its files and when it saves. Its processes have the same, but a search or a
+#        cross-validation may continue with another.
+# "machine": how a process does its part; even the processes of a run may have different ones.
+Scope = Literal["result", "recipe", "run", "machine"]
+# Which value a run has that resumes: "stored": its own, unless the command line sets another; "fixed": its own, and
+# another is refused; "current": that of the command line.
+OnResume = Literal["stored", "fixed", "current"]
 _TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
@@ -59,6 +69,9 @@ def setting(
     aliases: tuple[str, ...] = (),
     bare: Any = None,
     is_line: bool = False,
+    scope: Scope = "result",
+    on_resume: OnResume = "stored",
+    is_path: bool = False,
 ) -> Any:
     """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
@@ -70,6 +83,8 @@ def setting(
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
         is_line: the text must be a single line, as it is printed in a line of the log.
+        scope, on_resume: see `Scope` and `OnResume`.
+        is_path: the text may be the path of a file.
     """
     metadata = {
         "help": help,
@@ -80,6 +95,9 @@ def setting(
         "aliases": aliases,
         "bare": bare,
         "is_line": is_line,
+        "scope": scope,
+        "on_resume": on_resume,
+        "is_path": is_path,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
@@ -87,6 +105,15 @@ def setting(
 def default_of(field: dataclasses.Field) -> Any:
     """Returns the default of a setting; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def names_with(config: type, **metadata: Any) -> frozenset[str]:
+    """Returns the names of the settings whose metadata have these values, such as ``scope="machine"``."""
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(config)
+        if all(field.metadata[key] == value for key, value in metadata.items())
+    )
 
 
 def changed_settings(config: Any) -> dict[str, Any]:
@@ -172,11 +199,11 @@ class Hyperparameters:
 class _RunConfig:
     """Flags of all commands but export.py."""
 
-    name: str = setting("exp", help="name of this run", is_line=True)
+    name: str = setting("exp", help="name of this run", is_line=True, scope="run", on_resume="fixed")
     exist_ok: bool = setting(
-        False, help="write into an existing run folder; detect and val remove what they wrote there before"
+        False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )
-    offline: bool = setting(False, help="never download weights")
+    offline: bool = setting(False, help="never download weights", scope="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,45 +231,84 @@ class _DataConfig(_RunConfig):
     classes: list[str] = setting(
         factory=list,
         help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
+        on_resume="fixed",
     )
-    single_cls: bool = setting(False, help="treat all classes as one")
+    single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
     max_bad: float = setting(
         0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
     )
-    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
-    device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
-    workers: int = setting(
-        -1, low=-1, high=1024, help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs"
+    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
+    device: str = setting(
+        "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="current"
     )
-    noplots: bool = setting(False, help="do not write plots")
+    workers: int = setting(
+        -1,
+        low=-1,
+        high=1024,
+        help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs",
+        scope="machine",
+    )
+    noplots: bool = setting(False, help="do not write plots", scope="run")
 
     stage: str = setting(
-        "", help="copy the data to this folder on each node's local disk first; may contain {node_rank}"
+        "",
+        help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
+        scope="machine",
     )
-    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
+    spawn: int = setting(
+        0,
+        low=0,
+        help="start this many processes on this machine without torchrun",
+        scope="machine",
+        on_resume="current",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
+    data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set", is_path=True)
     fraction: float = setting(
         1.0, low=1e-6, high=1, help="train on a random fraction of the training images, drawn with --seed"
     )
     val_fraction: float = setting(
-        0.0, low=0.05, high=0.5, also=0.0, help="without 'val': hold out this fraction of the training images; 0: none"
+        0.0,
+        low=0.05,
+        high=0.5,
+        also=0.0,
+        help="without 'val': hold out this fraction of the training images; 0: none",
+        on_resume="fixed",
     )
-    model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
-    weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
-    teacher: str = setting("", help="trained, usually larger model whose outputs are targets in addition to the labels")
+    model: str = setting(
+        "",
+        aliases=("--cfg",),
+        help="model name or YAML; empty: the model of --weights, or yolov8n",
+        on_resume="fixed",
+        is_path=True,
+    )
+    weights: str = setting(
+        "",
+        help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch",
+        on_resume="fixed",
+        is_path=True,
+    )
+    teacher: str = setting(
+        "", help="trained, usually larger model whose outputs are targets in addition to the labels", is_path=True
+    )
     keep_old: bool = setting(
-        False, help="learn new classes without losing those of --weights, which the data set does not label"
+        False,
+        help="learn new classes without losing those of --weights, which the data set does not label",
+        on_resume="fixed",
     )
     hyp: str = setting(
-        "auto", help="scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch"
+        "auto",
+        help="scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch",
+        scope="recipe",
     )
-    override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
+    override: list[str] = setting(
+        factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
+    )
     epochs: int = setting(100, low=1, help="number of epochs")
     time: float = setting(0.0, low=0, help="train for this many hours, for as many epochs as fit; 0: for --epochs")
     batch_size: int = setting(
@@ -250,9 +316,15 @@ class TrainConfig(_DataConfig):
     )
     imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
-    resume: str | None = setting(None, bare="", help="resume a checkpoint; without a value: the newest run")
+    resume: str | None = setting(
+        None, bare="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
+    )
     cache: str = setting(
-        "none", choices=_CACHES, bare="ram", help="keep decoded images, one copy per node; device: in GPU memory"
+        "none",
+        choices=_CACHES,
+        bare="ram",
+        help="keep decoded images, one copy per node; device: in GPU memory",
+        scope="run",
     )
     render_on: str = setting("host", choices=("host", "device"), help="where training images are augmented")
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
@@ -289,16 +361,24 @@ class TrainConfig(_DataConfig):
         0, low=0, high=_MAX_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
-    freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
+    freeze: list[int] = setting(
+        factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers", on_resume="fixed"
+    )
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(
-        "AP", help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"
+        "AP",
+        help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME",
+        on_resume="fixed",
     )
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
-    save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
-    save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
+    save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never", scope="run")
+    save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never", scope="run")
     eval_ranks: int = setting(
-        0, low=0, help="the last n processes only validate, while the others train; 0: all processes do both"
+        0,
+        low=0,
+        help="the last n processes only validate, while the others train; 0: all processes do both",
+        scope="run",
+        on_resume="current",
     )
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
@@ -306,14 +386,18 @@ class TrainConfig(_DataConfig):
         factory=list,
         choices=tuple(EXPORT_FORMATS),
         help="export best.pt to these formats at the end; tested before the first epoch",
+        scope="run",
     )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     callbacks: str = setting("", help="MODULE:OBJECT with your own hooks: on_start, on_step, on_epoch, on_end")
     tracker: list[str] = setting(
-        factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
+        factory=list,
+        choices=("mlflow", "wandb"),
+        help="services that also receive settings, results and reports",
+        scope="run",
     )
-    project: str = setting("runs/train", help="folder of runs", is_line=True)
+    project: str = setting("runs/train", help="folder of runs", is_line=True, scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +424,7 @@ class ValConfig(_DetectionsConfig, _DataConfig):
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
     save_json: bool = setting(True, help="write predictions.json in COCO format")
-    project: str = setting("runs/val", help="folder of runs", is_line=True)
+    project: str = setting("runs/val", help="folder of runs", is_line=True, scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +448,7 @@ class DetectConfig(_DetectionsConfig):
         bare="bytetrack",
         help="give objects of videos and ordered images ids; by default bytetrack",
     )
-    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
+    device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")
     save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
@@ -377,7 +461,7 @@ class DetectConfig(_DetectionsConfig):
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
     max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", help="folder of runs", is_line=True)
+    project: str = setting("runs/detect", help="folder of runs", is_line=True, scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,5 +494,5 @@ class ExportConfig:
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, low=1, help="number of validation images to compare on")
     calibration_images: int = setting(300, low=1, help="number of training images for --int8")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
-    offline: bool = setting(False, help="never download weights")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    offline: bool = setting(False, help="never download weights", scope="machine")

@@ -13,19 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
-from utils.files.folders import PROJECT
+from utils.files.program_folders import PROJECT
 from utils.strings import rank_list
 
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _MAX_LISTED_FACTS = 4
 _MAX_SHOWN_CHARACTERS = 60
-# Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
-MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn"))
-# Of hyper-parameters: their values are compared, not where they come from.
-_SOURCES = frozenset(("hyp", "override"))
 
 
 class _Model(Protocol):
@@ -105,7 +101,11 @@ def _shown(value: object) -> str:
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if name not in MAY_DIFFER | _SOURCES}
+    """Returns the settings that all processes must share. The values of hyper-parameters are compared, not the recipe
+    that they come from."""
+    config_type = type(config)
+    ignored = names_with(config_type, scope="machine") | names_with(config_type, scope="recipe")
+    return {name: value for name, value in asdict(config).items() if name not in ignored}
 
 
 def _checksum(tensor: Tensor) -> int:
