@@ -63,13 +63,16 @@ class TiledIndex:
         self.windows = np.array([window for grid in grids for window in grid], np.float32).reshape(-1, 4)
         self._grid = self.windows[:, :2].astype(np.int64)
         self._reach = 0 if seed is None else round(side * overlap / 2)
-        of_tiles = image_index.take(self.image)
-        low = of_tiles.boxes_xywh_px[:, :2] - self._grid[of_tiles.image_of_box]
-        high = low + of_tiles.boxes_xywh_px[:, 2:]
-        # Of each tile, the whole boxes that it may show in some epoch, in pixels of its image.
-        self._reachable = of_tiles.with_boxes(((low < side + self._reach) & (high > -self._reach)).all(1))
+        self._reachable = self._reachable_boxes()
         name = f"{image_index.fingerprint}-tile{side}-{self._visibility:g}"
         self.tile_index = replace(self._clipped(self._reachable, self._grid), fingerprint=name)
+
+    def _reachable_boxes(self) -> DatasetIndex:
+        """Returns the whole boxes that each tile may show in some epoch, in pixels of its image."""
+        of_image = self.image_index.take(self.image)
+        low = of_image.boxes_xywh_px[:, :2] - self._grid[of_image.image_of_box]
+        high = low + of_image.boxes_xywh_px[:, 2:]
+        return of_image.with_boxes(((low < self.side + self._reach) & (high > -self._reach)).all(1))
 
     def corners(self, tiles: np.ndarray, epoch: int) -> np.ndarray:
         """Returns the corners int64 (n, 2) of ``tiles`` int64 (n,) in an epoch."""
