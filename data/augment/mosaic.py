@@ -76,21 +76,16 @@ def choose_mixup(
 
 
 class PartnerPool:
-    """Draws partners from all images, each as often as it comes in an epoch.
+    """Draws partners from all samples, each as often as it comes in an epoch.
 
-    Args:
-        images: N.
-        repeats: float64 (N,), see `EpochOrder`; None for once.
+    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.augmented.AugmentedImages`.
     """
 
-    def __init__(self, images: int, repeats: np.ndarray | None = None) -> None:
-        self._images = images
-        self._ends = None if repeats is None else np.cumsum(repeats)
+    def __init__(self, weights: np.ndarray) -> None:
+        self._ends = np.cumsum(weights)
 
     def draw(self, uniforms: Sequence[float]) -> list[int]:
-        """Returns an image for each of ``uniforms``, in [0, 1)."""
-        if self._ends is None:
-            return [int(uniform * self._images) for uniform in uniforms]
+        """Returns a sample for each of ``uniforms``, in [0, 1)."""
         total = self._ends[-1]
         positions = np.minimum(np.multiply(uniforms, total), np.nextafter(total, 0))  # a product may be rounded up
         return np.searchsorted(self._ends, positions, side="right").tolist()
@@ -157,14 +152,21 @@ def place_patches(
     aligned = are_axis_aligned(matrix)
     if aligned.all():
         return _snapped(region, matrix, canvas_wh)
+    tilted = _unchanged(region, matrix, canvas_wh)
+    # Tilted patches cannot be snapped: any other matrix stands for theirs, and the result is not used.
+    snapped = _snapped(region, np.where(aligned[:, None, None], matrix, np.eye(3)), canvas_wh)
+    return Placement(
+        region=np.where(aligned[:, None], snapped.region, tilted.region),
+        matrix=np.where(aligned[:, None, None], snapped.matrix, tilted.matrix),
+        is_seen=np.where(aligned, snapped.is_seen, tilted.is_seen),
+    )
+
+
+def _unchanged(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
+    """Leaves patches where they are."""
     x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
     touches_canvas = (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
-    tilted = Placement(region.astype(np.int64), matrix, touches_canvas)
-    if not aligned.any():
-        return tilted
-    for array, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
-        array[aligned] = snapped
-    return tilted
+    return Placement(region.astype(np.int64), matrix, touches_canvas)
 
 
 def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:

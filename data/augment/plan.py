@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
 MIXUP_BETA = 32.0
-# In the order of application. A new augmentation is a class and an entry here.
+# In the order of application. A new augmentation of single images is a class and an entry here.
 GEOMETRIC: tuple[type[GeometricTransform], ...] = (RandomPerspective, RandomFlip)
 PIXEL: tuple[type[PixelOperation], ...] = (ColorJitter,)
 
@@ -91,16 +92,18 @@ def draw_plans(
     """
     if not keys:
         return []
-    pool = pool or PartnerPool(len(source_hw))
+    pool = pool or PartnerPool(np.ones(len(source_hw)))
     streams = RandomStreams(seed, keys)
     mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
     combine = np.array([key.epoch < mosaic_epochs for key in keys])
     mixed, partners = choose_mixup(streams.mixing_uniforms, keys, combine, hyp.mixup, pool)
     streams.mixed = mixed
-    layer_keys = [*keys, *(keys[n] for n in mixed)]
-    indices = [*(key.index for key in keys), *partners]
-    layer_combine = combine[[*range(len(keys)), *mixed]]
-    layers = _draw_layers(streams, layer_keys, indices, layer_combine, source_hw, hyp, epochs, pool)
+    drawn = _LayerKeys(
+        keys=[*keys, *(keys[n] for n in mixed)],
+        images=[*(key.index for key in keys), *partners],
+        may_join=combine[[*range(len(keys)), *mixed]],
+    )
+    layers = _draw_layers(streams, drawn, source_hw, hyp, epochs, pool)
     plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
     for n, second in zip(mixed, layers[len(keys) :]):
         rng = keyed_generator(seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
@@ -108,22 +111,28 @@ def draw_plans(
     return plans
 
 
+class _LayerKeys(NamedTuple):
+    """What layers are drawn for: L of them, the first ones of all samples, then the second ones."""
+
+    keys: list[SampleKey]
+    images: list[int]  # main image of each layer
+    may_join: np.ndarray  # bool (L,), whether a layer may be a mosaic
+
+
 def _draw_layers(
     streams: RandomStreams,
-    keys: Sequence[SampleKey],
-    indices: Sequence[int],
-    combine: np.ndarray,
+    drawn: _LayerKeys,
     source_hw: np.ndarray,
     hyp: Hyperparameters,
     epochs: int,
     pool: PartnerPool,
 ) -> list[Layer]:
-    """Draws a layer for each key, with the main image in ``indices``; ``combine``: whether it may be a mosaic."""
+    """Draws the layers: their images, where these are on the canvas, and the parameters of pixel operations."""
     mosaic = Mosaic(hyp)
-    members = mosaic.members(streams.layer_uniforms(mosaic), keys, indices, combine, pool)
-    canvas_hw = np.array([key.canvas_hw for key in keys])
+    members = mosaic.members(streams.layer_uniforms(mosaic), drawn.keys, drawn.images, drawn.may_join, pool)
+    canvas_hw = np.array([key.canvas_hw for key in drawn.keys])
     closing = closing_epochs(hyp.close_scale, epochs)
-    jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in keys])
+    jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in drawn.keys])
     placed = _place(streams, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for operation in (kind(hyp) for kind in PIXEL) if operation.is_active]
     parameters = [operation.parameters(streams.layer_uniforms(operation), canvas_hw) for operation in operations]
@@ -148,28 +157,13 @@ def _place(
     source_hw: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> Placement:
-    """Places all patches of the layers, whose images are ``members``, in their order.
-
-    ``jitter``: float64 (L,), fraction of the scale's range to draw from. It shrinks before the run ends, because gray
-    borders, which only shrunk images have, tell the model the scale: boxes would be too small on letterboxed images and
-    too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
-    """
+    """Places all patches of the layers, whose images are ``members``, in their order. ``jitter``: see
+    `GeometricTransform.closing`."""
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-    outer = np.tile(np.eye(3), (len(members), 1, 1))
-    from_wh = frame_wh
-    for kind in GEOMETRIC:
-        transform = kind(mosaic.hyp)
-        uniforms = streams.layer_uniforms(transform)
-        if kind is RandomPerspective:
-            column = uniforms[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, keeps the scale
-            uniforms[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
-        # Not `@`, whose rounding may depend on the number of layers.
-        after = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None]
-        before = outer[:, None, :, :]
-        outer = after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
-        from_wh = canvas_wh
+    transforms = [kind(mosaic.hyp) for kind in GEOMETRIC]
+    outer = _compose(transforms, streams, jitter, frame_wh, canvas_wh)
     layer = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]
@@ -177,6 +171,26 @@ def _place(
     uniforms = streams.layer_uniforms(mosaic)[layer]
     corners = mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
     return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
+
+
+def _compose(
+    transforms: Sequence[GeometricTransform],
+    streams: RandomStreams,
+    jitter: np.ndarray,
+    frame_wh: np.ndarray,
+    canvas_wh: np.ndarray,
+) -> np.ndarray:
+    """Returns the product of the transforms' matrices for each layer, (L, 3, 3), from its frame to its canvas."""
+    product = np.tile(np.eye(3), (len(frame_wh), 1, 1))
+    from_wh = frame_wh
+    for transform in transforms:
+        uniforms = transform.closing(streams.layer_uniforms(transform), jitter)
+        # Not `@`, whose rounding may depend on the number of layers.
+        after = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None]
+        before = product[:, None, :, :]
+        product = after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
+        from_wh = canvas_wh
+    return product
 
 
 def plan_labels(

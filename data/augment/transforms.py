@@ -1,7 +1,9 @@
 """Augmentations, one class each, and the streams of their random numbers.
 
 A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
-parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them. What joins images is in mosaic.py.
+parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. In no
+list are Mosaic and MixUp, which choose and join images before them (mosaic.py), and the user's albumentations, which
+change rendered pixels after them (`data.render.user_transforms`).
 
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
@@ -72,6 +74,14 @@ class GeometricTransform(Augmentation, ABC):
         The sizes differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1).
         """
 
+    def closing(self, uniforms: np.ndarray, jitter: np.ndarray) -> np.ndarray:
+        """Returns the numbers to use instead of ``uniforms`` when ``close_scale`` ends the scale jitter.
+
+        ``jitter``: float64 (L,), fraction of the scale's range to draw from, 1 until the last epochs of the run. Only
+        transforms that scale depend on it.
+        """
+        return uniforms
+
 
 class PixelOperation(Augmentation, ABC):
     """Base class of augmentations that change pixel values."""
@@ -138,8 +148,19 @@ class RandomPerspective(GeometricTransform):
 
     name = "perspective"
     num_uniforms = 8  # angle, scale, two shears, two translations, two perspective coefficients
-    SCALE = 1  # column of the scale's number
+    _SCALE = 1  # column of the scale's number
     columns = slice(6, 14)
+
+    def closing(self, uniforms: np.ndarray, jitter: np.ndarray) -> np.ndarray:
+        """Narrows the range of the scale before the run ends.
+
+        Gray borders, which only shrunk images have, tell the model the scale: boxes would be too small on letterboxed
+        images and too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+        """
+        narrowed = uniforms.copy()
+        scale = uniforms[:, self._SCALE]  # 0.5, the middle of its range, keeps the size
+        narrowed[:, self._SCALE] = np.where(jitter < 1, 0.5 + (scale - 0.5) * jitter, scale)
+        return narrowed
 
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         hyp = self.hyp
@@ -147,13 +168,14 @@ class RandomPerspective(GeometricTransform):
         center_x, center_y = (from_wh / 2).T
         tilt_x, tilt_y = (jitter[:, 6:8] * hyp.perspective).T
         nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
-        tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
+        tilt_x = tilt_x / nearest
+        tilt_y = tilt_y / nearest
         angle = np.radians(jitter[:, 0] * hyp.degrees).tolist()
         slope = np.radians(jitter[:, 2:4] * hyp.shear).tolist()
         cosine = np.array([math.cos(a) for a in angle])
         sine = np.array([math.sin(a) for a in angle])
         shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
-        scale = np.maximum(1 + jitter[:, self.SCALE] * hyp.scale, MIN_SCALE)
+        scale = np.maximum(1 + jitter[:, self._SCALE] * hyp.scale, MIN_SCALE)
         matrix = np.empty((len(jitter), 3, 3))
         matrix[:, 2, 0] = tilt_x
         matrix[:, 2, 1] = tilt_y
@@ -237,13 +259,15 @@ def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
 def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Projects boxes, each with a (3, 3) matrix and two corners (x, y); returns their axis-aligned hulls (n, 4)."""
     if are_axis_aligned(matrices).all():
-        scale, shift = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
+        scale = matrices[:, (0, 1), (0, 1)]
+        shift = matrices[:, :2, 2]
         ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
         return np.concatenate([ends.min(0), ends.max(0)], 1)
-    x, y = (np.stack([low[:, axis], high[:, axis]]) for axis in (0, 1))  # (2, n)
-    x, y = x[[0, 1, 1, 0]], y[[0, 0, 1, 1]]
-    mapped = [matrices[:, row, 0] * x + matrices[:, row, 1] * y + matrices[:, row, 2] for row in range(3)]
-    x, y = mapped[0] / mapped[2], mapped[1] / mapped[2]
+    corner_x = np.stack([low[:, 0], high[:, 0], high[:, 0], low[:, 0]])  # (4, n)
+    corner_y = np.stack([low[:, 1], low[:, 1], high[:, 1], high[:, 1]])
+    mapped = [matrices[:, row, 0] * corner_x + matrices[:, row, 1] * corner_y + matrices[:, row, 2] for row in range(3)]
+    x = mapped[0] / mapped[2]
+    y = mapped[1] / mapped[2]
     return np.stack([x.min(0), y.min(0), x.max(0), y.max(0)], 1)
 
 

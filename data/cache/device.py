@@ -23,7 +23,7 @@ BROADCAST_BYTES = 2**28
 
 
 def open_device_cache(
-    index: DatasetIndex, layout: PyramidLayout, ctx: DistributedContext, decoding: Decoding
+    ctx: DistributedContext, index: DatasetIndex, layout: PyramidLayout, decoding: Decoding
 ) -> Tensor:
     """Returns the source images of ``index`` as (P, C) on ``ctx.device``, arranged by ``layout``.
 

@@ -82,11 +82,12 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
 
 
 def open_disk_cache(
+    ctx: DistributedContext | None,
     index: DatasetIndex,
-    cache_dir: str,
     imgsz: int,
     decoding: Decoding,
-    ctx: DistributedContext | None = None,
+    *,
+    cache_dir: str,
     leaders: Subgroup | None = None,
 ) -> DiskCache:
     """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it.
@@ -94,8 +95,8 @@ def open_disk_cache(
     Call it under `torch_distributed_zero_first`.
 
     Args:
-        imgsz: longer side of the source images, pixels.
         ctx: None if this process is alone. Required with ``leaders``.
+        imgsz: longer side of the source images, pixels.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the caches
             of all nodes; None if each node decodes all images.
 

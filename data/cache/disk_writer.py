@@ -13,7 +13,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,6 +53,10 @@ class _NodeState(NamedTuple):
     is_usable: bool  # complete, or locked by this run
     stored: np.ndarray  # uint8, packed bits: which images are in it
 
+    def stored_images(self, count: int) -> np.ndarray:
+        """Returns which of ``count`` images are in the file, bool (count,)."""
+        return np.unpackbits(self.stored, count=count).astype(bool)
+
 
 @dataclass
 class DiskCacheWriter:
@@ -88,26 +92,39 @@ class DiskCacheWriter:
         names = [f"node {n}" for n in range(leaders.group_size)]
         title = f"disk_cache/{leaders.handle.group_name}"
         with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier, self.lock:
-            is_usable = _is_complete(self.path) or not self.lock.acquire()
-            local = _stored_images(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
+            local = self._local_state()
             barrier.wait_all()
-            states = _gather_states(_NodeState(self.path.name, is_usable, np.packbits(local)), leaders)
+            states = _gather_states(local, leaders)
             have_same_data = len({state.name for state in states}) == 1
             if not have_same_data or not all(state.is_usable for state in states):
                 return False
-            stored = np.stack([np.unpackbits(state.stored, count=len(local)).astype(bool) for state in states])
-            images = exchange_items(
-                self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
-            )
-            missing = (image for image in images if not local[image[0]])
-            if local.all():
-                for _ in missing:  # iterating sends the images that other nodes lack
-                    pass
-            else:
-                self._store(missing, int((~local).sum()))
+            self._exchange(states, local, barrier, leaders)
             self._mark_complete()
             barrier.wait_all()
         return True
+
+    def _local_state(self) -> _NodeState:
+        """Locks the file, unless it is complete, and returns its state."""
+        is_usable = _is_complete(self.path) or not self.lock.acquire()
+        stored = _stored_images(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
+        return _NodeState(self.path.name, is_usable, np.packbits(stored))
+
+    def _exchange(
+        self, states: Sequence[_NodeState], local: _NodeState, barrier: StoreBarrier, leaders: Subgroup
+    ) -> None:
+        """Stores the images that this node lacks, decoded by the nodes in shares, and sends the others theirs."""
+        count = len(self.index)
+        stored = np.stack([state.stored_images(count) for state in states])
+        is_stored = local.stored_images(count)
+        images = exchange_items(
+            self.sizes, stored, self._decode, barrier=barrier, group=leaders, threads=self.decoding.threads
+        )
+        missing = ((i, pixels) for i, pixels in images if not is_stored[i])
+        if is_stored.all():  # nothing to write: the file may be in a read-only folder
+            for _ in missing:  # iterating sends the images that other nodes lack
+                pass
+        else:
+            self._store(missing, int((~is_stored).sum()))
 
     def _decode(self, i: int) -> memoryview:
         image = self.decoding.read(self.index, i, self.source_hw)

@@ -1,9 +1,9 @@
 """Decodes image files to upright 8-bit RGB arrays, or to arrays of another `PixelFormat` (channels.py).
 
-The result does not depend on the OpenCV version: orientation is applied here, not by the decoder, except for TIFF.
 Python reads the files, so every path that the system can open works.
 
-- EXIF orientation (JPEG, PNG, WebP) is applied, and the orientation tag of TIFF files.
+- EXIF orientation (JPEG, PNG, WebP) is applied here, so that it does not depend on the version of OpenCV. The tag of a
+  TIFF file is applied by OpenCV, or here if channels.py reads the file.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
@@ -45,7 +45,7 @@ OnWarning = Callable[[str, str], None]  # called with the path and the decoder's
 @functools.cache  # logs each image once per process
 def log_damage(path: str, warning: str) -> None:
     """An `OnWarning` that logs the damage of an image that is used as far as its decoder could recover it."""
-    get_logger().warning("%s: is damaged (%s); it is used as decoded", path, warning)
+    get_logger().warning("%s: is damaged (%s); using the part that could be decoded", path, warning)
 
 
 def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8) -> np.ndarray:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from data.index.index import DatasetIndex
+from data.render.user_transforms import UserTransforms
 from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -40,8 +41,6 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
-        from data.render.user_transforms import UserTransforms
-
         UserTransforms(hyp.albumentations, config.seed)  # raises UserError if they are wrong
 
 

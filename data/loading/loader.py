@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
+from data.loading.class_balance import image_weights, inverse_frequency_weights
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
@@ -28,6 +30,7 @@ from utils.machine.limits import DISK_FULL
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
+PIN_THREAD_PATIENCE_S = 5.0  # longest wait for the end of torch's thread for page-locked memory
 RESERVED_BATCHES = 4  # slots for batches that are still in use by the parent
 # Errors of sem_open(3), by which the queues to workers have their semaphores, if /dev/shm cannot be used.
 _NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
@@ -60,28 +63,38 @@ class WorkerSettings:
 
 
 class _Workers(_MultiProcessingDataLoaderIter):
-    """Torch's iterator with its workers. If one cannot be started, the others are ended."""
+    """Torch's iterator with its workers, which end when one cannot be started, and when nobody closes the loader."""
 
     def __init__(self, loader: DataLoader) -> None:
+        self._owner = os.getpid()
         try:
             super().__init__(loader)
         except BaseException:
             self._shutdown = True  # torch's destructor would use what its constructor has not made yet
-            for worker in getattr(self, "_workers", ()):
-                worker.kill()
-                worker.join()
+            self._kill()
             raise
 
     def __del__(self) -> None:
         """Ends the workers of a loader that nobody has closed.
 
-        A garbage collection closes their queues first, so torch's request to end does not arrive, and torch waits five
-        seconds for each worker.
+        Torch's destructor would use their queues and sentinels, which the garbage collection of a reference cycle may
+        have finalized before: it would write to and close descriptors that belong to others by then.
         """
-        if not self._shutdown:
-            for worker in self._workers:
-                worker.terminate()
-        super().__del__()
+        if self._shutdown or os.getpid() != self._owner:  # a forked process inherits the iterator, not the workers
+            return
+        self._shutdown = True
+        _remove_worker_pids(id(self))  # torch would raise an error about workers that are killed
+        if hasattr(self, "_pin_memory_thread"):
+            self._pin_memory_thread_done_event.set()
+            self._worker_result_queue.put((None, None))  # wakes the thread, which keeps this queue alive
+            self._pin_memory_thread.join(PIN_THREAD_PATIENCE_S)
+        self._kill()
+
+    def _kill(self) -> None:
+        """Ends the workers that were started, without the help of any descriptor."""
+        for worker in getattr(self, "_workers", ()):
+            worker.kill()
+            worker.join()
 
 
 class _RequestLoader(DataLoader):
@@ -89,20 +102,24 @@ class _RequestLoader(DataLoader):
 
     def __init__(
         self,
-        dataset: LoadImagesAndLabels,
+        samples: LoadImagesAndLabels,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
         max_pixels: int,
         settings: WorkerSettings,
     ) -> None:
-        """``max_pixels``: height times width, summed over the images, of the largest batch."""
-        self.samples = dataset
+        """
+        Args:
+            samples: what batches consist of. What torch calls the data set is a `RequestDataset`, of whole batches.
+            max_pixels: height times width, summed over the images, of the largest batch.
+        """
+        self.samples = samples
         workers = settings.workers
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         uses_slots = workers > 0 and settings.make_batch is None
-        pixel_bytes = dataset.index.pixels.nbytes
+        pixel_bytes = self.index.pixels.nbytes
         self._slots = open_slots(slots, pixel_bytes * max_pixels) if uses_slots else None
         super().__init__(
-            RequestDataset(settings.make_batch or partial(render_batch, dataset, self._slots), self._slots),
+            RequestDataset(settings.make_batch or partial(render_batch, samples, self._slots), self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
@@ -116,7 +133,7 @@ class _RequestLoader(DataLoader):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Overrides torch's warning, as `data.loading.worker_count.loader_workers` warns already."""
+        """Overrides torch's warning, as `data.loading.worker_count.log_loader_workers` warns already."""
 
     def _get_iterator(self) -> Any:
         """Starts the workers. Raises UserError if /dev/shm has no room for what connects them with this process."""
@@ -135,8 +152,8 @@ class _RequestLoader(DataLoader):
 
     @property
     def index(self) -> DatasetIndex:
-        """Index of the split that the batches are taken from."""
-        return self.samples.split_index
+        """Index of the split's images, of which the samples may be tiles."""
+        return self.samples.reader.index
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
@@ -159,10 +176,10 @@ class ValidationLoader(_RequestLoader):
     """Yields each of this rank's batches once per ``iter()``."""
 
     def __init__(
-        self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
+        self, samples: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
     ) -> None:
         max_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
-        super().__init__(dataset, requests, max_pixels, settings)
+        super().__init__(samples, requests, max_pixels, settings)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -175,7 +192,7 @@ class InfiniteDataLoader(_RequestLoader):
 
     def __init__(
         self,
-        dataset: AugmentedImages,
+        samples: AugmentedImages,
         sampler: KeyedDistributedSampler,
         settings: WorkerSettings,
         *,
@@ -193,11 +210,9 @@ class InfiniteDataLoader(_RequestLoader):
         self._requests = sampler
         # float64 (C,), None if images are not drawn by weight. A checkpoint inside an epoch must save them.
         self.class_weights: np.ndarray | None = None
-        super().__init__(dataset, sampler, sampler.max_pixels, settings)
+        super().__init__(samples, sampler, sampler.max_pixels, settings)
         sampler.by_epoch = weighted or by_epoch
         if weighted:
-            from data.loading.class_balance import inverse_frequency_weights
-
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
@@ -235,9 +250,9 @@ class InfiniteDataLoader(_RequestLoader):
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and equal on every rank, for epochs that begin after this call.
 
-        Initially they are inverse to the classes' frequencies. Requires ``weighted``. See `image_weights`.
+        Initially they are inverse to the classes' frequencies. Requires ``weighted``. An image is drawn by the product
+        of its `image_weights` and of how often it comes in an epoch anyway.
         """
-        from data.loading.class_balance import image_weights
-
         self.class_weights = np.asarray(weights, np.float64)
-        self._requests.order.weights = image_weights(self.class_weights, self.samples.index)
+        by_class = image_weights(self.class_weights, self.samples.sample_index)
+        self._requests.order.draw_weights = by_class * self.samples.weights

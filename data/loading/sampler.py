@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
-from typing import cast
 
 import numpy as np
-from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from data.samples.batch_request import BatchRequest
@@ -22,11 +20,11 @@ from utils.structures import SampleKey
 
 
 class EpochOrder:
-    """The order of the images in each epoch: a permutation, draws by weight, or a permutation with repetitions."""
+    """The order of the samples in each epoch: a permutation, possibly with repetitions, or random draws."""
 
     def __init__(
         self,
-        count: int,
+        weights: np.ndarray,
         *,
         seed: int,
         batch_size: int,
@@ -34,48 +32,49 @@ class EpochOrder:
         stride: int,
         image_hw: np.ndarray | None = None,
         block: int = 0,
-        repeats: np.ndarray | None = None,
     ) -> None:
         """
         Args:
-            count: N, the number of images.
+            weights: float64 (N,), how often each sample comes in an epoch: rounded up in some epochs and down in
+                others; 0 for never.
             batch_size: B, the size of the global batch.
             imgsz: side of square canvases, or longer side of images on rectangular ones, pixels.
             stride: divisor of the canvas sides.
             image_hw: int (N, 2), for rectangular batches only.
-            block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all images.
-            repeats: float64 (N,), how often each image comes in an epoch, rounded up in some epochs and down in others;
-                None for once. Weighted draws follow it on average.
+            block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all samples.
         """
         self.seed = seed
         self.batch_size = batch_size
         self.imgsz = imgsz
         self.stride = stride
         self.block = block
-        self.weights: np.ndarray | None = None  # float64 (N,), times `repeats`, set for weighted draws
-        self._images = count
-        self._repeats = repeats
-        self._count = count if repeats is None else round(repeats.sum())
+        self.draw_weights: np.ndarray | None = None  # float64 (N,), set for an order of random draws
+        self._weights = weights
+        self._count = round(weights.sum())
         self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
 
     def __len__(self) -> int:
         return self._count
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Returns the image at each position of the epoch, int64."""
+        """Returns the sample at each position of the epoch, int64."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
-        if self.weights is not None:
-            draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
-            weights = self.weights if self._repeats is None else self.weights * self._repeats
-            order = draw.choice(self._images, self._count, p=weights / weights.sum())
-        elif self._repeats is not None:
-            start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
-            ends = np.cumsum(self._repeats) * (self._count / self._repeats.sum())
-            repeated = np.searchsorted(ends, start + np.arange(self._count), side="right")
-            order = rng.permutation(repeated.clip(max=self._images - 1))
+        if self.draw_weights is None:
+            order = rng.permutation(self._members(epoch))
         else:
-            order = rng.permutation(self._count)
+            draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
+            probabilities = self.draw_weights / self.draw_weights.sum()
+            order = draw.choice(len(probabilities), self._count, p=probabilities)
         return order if self._aspects is None else self._group_by_aspect(order, self._aspects, rng)
+
+    def _members(self, epoch: int) -> np.ndarray:
+        """Returns the samples of an epoch, ascending, each as often as its weight says: int64."""
+        if (self._weights == 1).all():  # exactly once, whatever is rounded below
+            return np.arange(self._count)
+        start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
+        ends = np.cumsum(self._weights) * (self._count / self._weights.sum())
+        members = np.searchsorted(ends, start + np.arange(self._count), side="right")
+        return members.clip(max=len(self._weights) - 1)
 
     def _group_by_aspect(self, order: np.ndarray, aspects: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Reorders the images so that the aspects in each batch are similar.
@@ -133,8 +132,8 @@ class KeyedDistributedSampler(DistributedSampler):
             quad: whether four samples make one image of twice the size.
             multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
-        dataset = cast("Dataset", order)  # only its length is used
-        super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
+        # Of the data set, torch uses only the length.
+        super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)  # type: ignore[arg-type]
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale

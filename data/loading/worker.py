@@ -1,4 +1,4 @@
-"""Code of a loader's worker processes: initialization, rendering of requested batches, collating."""
+"""Code of a loader's worker processes: initialization, rendering or planning of requested batches, collating."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
+from data.loading.packed_pixels import PackedPixels
 from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
-from data.samples.batch_request import BatchRequest
+from data.render.device import PlannedBatch, RenderGroup
+from data.render.pyramid import PyramidLayout
+from data.render.table import build_table
+from data.samples.augmented import AugmentedImages
+from data.samples.batch_request import BatchRequest, epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
 from utils.machine.limits import explanation
@@ -83,18 +88,40 @@ class RequestDataset(Dataset[Any]):
             return UserError(message)
 
 
-def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
+def render_batch(samples: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
     """Renders a batch on the host, in a slot if the request names one."""
     count = len(request.images)
-    pixel_format = dataset.index.pixels
+    pixel_format = samples.sample_index.pixels
     if slots is None or request.slot is None:
         pixels = new_pixels(count, request.canvas_hw, pixel_format)
     else:
         shape = (count, *request.canvas_hw, pixel_format.channels)
         pixels = torch.from_numpy(slots.pixels(request.slot, shape, pixel_format.dtype))
-    if count < len(request.keys):
-        return collate_quad(dataset.samples(request.keys, epochs=request.epochs), request, pixels)
-    return collate(dataset.samples(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
+    if count < len(request.keys):  # some images consist of four samples
+        return collate_quad(samples.render(request.keys, epochs=request.epochs), request, pixels)
+    return collate(samples.render(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
+
+
+def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
+    """Plans a training batch for `DeviceRenderer`.
+
+    ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
+    """
+    plans = samples.plans(request.keys, epochs=request.epochs)
+    images = request.images
+    pixel_format = samples.sample_index.pixels
+    read_image = samples.source_images(epoch_of(request.keys))
+    no_pixels = new_pixels(len(images), (0, 0), pixel_format)
+    rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
+    groups = []
+    for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
+        selected = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
+        sources = PackedPixels(read_image, pixel_format) if layout is None else layout
+        selected_plans = [plans[i] for n in selected for i in images[n]]
+        table = build_table(selected_plans, canvas_hw, samples.reader.source_hw, sources)
+        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
+        groups.append(RenderGroup(table, pixels, torch.tensor(selected, dtype=torch.int64)))
+    return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
 
 def init_worker(parent: int, worker: int) -> None:

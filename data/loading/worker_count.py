@@ -13,24 +13,30 @@ MAX_WORKERS = 8
 MAX_WORKERS_CUDA = 16
 
 
-def loader_workers(requested: int, ctx: DistributedContext, split: str) -> int:
-    """Returns the number of workers for the loader of ``split``: ``requested``, or for -1 an equal share of the cores.
+def loader_workers(requested: int, ctx: DistributedContext) -> int:
+    """Returns the number of workers of a loader: ``requested``, or for -1 an equal share of the cores.
 
     The share is at most `MAX_WORKERS`. With GPUs two cores stay free for the processes themselves, and the limit is
     `MAX_WORKERS_CUDA`.
     """
+    if requested >= 0:
+        return requested
     cores = available_cores()
     processes = ctx.local_world_size
-    if requested >= 0:
-        if ctx.is_main and requested * processes > cores:
-            workers = counted(requested * processes, "worker")
-            message = "--workers %d (%s): %s on %s; about one per core is fastest"
-            get_logger().warning(message, requested, split, workers, counted(cores, "core"))
-        return requested
     if ctx.device.type == "cuda":
-        share = min(max((cores - 2) // processes, 1), MAX_WORKERS_CUDA)
-    else:
-        share = min(max(cores // processes, 1), MAX_WORKERS)
-    node = f"{counted(cores, 'core')}, {counted(processes, 'process')} on this node"
-    get_logger().info("--workers (%s): %d per process (%s)", split, share, node)
-    return share
+        return min(max((cores - 2) // processes, 1), MAX_WORKERS_CUDA)
+    return min(max(cores // processes, 1), MAX_WORKERS)
+
+
+def log_loader_workers(requested: int, ctx: DistributedContext, split: str) -> None:
+    """Logs the number of workers that is chosen for the loader of ``split``; warns if more are requested than there
+    are cores."""
+    cores = available_cores()
+    processes = ctx.local_world_size
+    if requested < 0:
+        node = f"{counted(cores, 'core')}, {counted(processes, 'process')} on this node"
+        get_logger().info("--workers (%s): %d per process (%s)", split, loader_workers(requested, ctx), node)
+    elif ctx.is_main and requested * processes > cores:
+        workers = counted(requested * processes, "worker")
+        message = "--workers %d (%s): %s on %s; about one per core is fastest"
+        get_logger().warning(message, requested, split, workers, counted(cores, "core"))

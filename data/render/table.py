@@ -113,24 +113,32 @@ def _measure_patches(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: 
     """Computes where the patches of layers are on the canvas, and which pixels of their images they read."""
     patches = [patch for layer in layers for patch in layer.patches]
     index = np.array([patch.index for patch in patches])
-    regions = np.array([patch.region for patch in patches], np.float64)
+    full_regions = np.array([patch.region for patch in patches], np.float64)
     matrices = np.stack([patch.matrix for patch in patches])
-    levels = levels_for(matrices, regions)
+    levels = levels_for(matrices, full_regions)
+    # From here on in pixels of each patch's level.
     full_wh = source_hw[index][:, ::-1].astype(np.float64)
     level_wh = level_sizes(source_hw[index], levels)[:, ::-1].astype(np.float64)
     gain_xy = level_wh / full_wh
     canvas_to_level = _canvas_to_level(matrices, gain_xy)
-    corners = regions * np.tile(gain_xy, 2)
-    first = np.minimum(corners[:, :2], level_wh - 1)
-    last = np.clip(corners[:, 2:] - 1, first, level_wh - 1)
-    box = np.concatenate([np.floor(first), np.ceil(last) + 1], 1)
-    box = _clip_to_visible(box, canvas_to_level, canvas_hw)
+    regions = full_regions * np.tile(gain_xy, 2)
+    read = _pixel_centers(regions, level_wh)
+    whole_pixels = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)
+    box = _clip_to_visible(whole_pixels, canvas_to_level, canvas_hw)
     return _MeasuredPatches(
         canvas_to_level=canvas_to_level,
-        inside=corners + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
-        read=np.concatenate([first, last], 1),
+        inside=regions + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
+        read=read,
         pixels=Patches(index, levels, box.astype(np.int64)),
     )
+
+
+def _pixel_centers(regions: np.ndarray, level_wh: np.ndarray) -> np.ndarray:
+    """Returns the first and the last pixel center in regions (M, 4), as coordinates in which integers are centers:
+    float64 (M, 4). At least one center is in each image of the sizes ``level_wh`` (M, 2)."""
+    first = np.minimum(regions[:, :2], level_wh - 1)
+    last = np.clip(regions[:, 2:] - 1, first, level_wh - 1)
+    return np.concatenate([first, last], 1)
 
 
 def _canvas_to_level(matrices: np.ndarray, gain_xy: np.ndarray) -> np.ndarray:

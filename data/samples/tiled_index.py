@@ -13,6 +13,7 @@ Legend: N tiles of all images of a split, n of them requested. A corner is x, y 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -31,8 +32,8 @@ class TiledIndex:
     """The tiles of a split's images.
 
     Attributes:
-        images: index of the split.
-        index: index of the tiles as if they were images, with their labels on the grid.
+        image_index: index of the split's images.
+        tile_index: index of the tiles as if they were images, with their labels on the grid.
         side: side of a tile, pixels. A smaller image is padded on the right and at the bottom.
         image: int64 (N,), the image of each tile, ascending.
         windows: float32 (N, 4), x1, y1, x2, y2 of each tile on the grid, pixels of its image.
@@ -40,7 +41,7 @@ class TiledIndex:
 
     def __init__(
         self,
-        images: DatasetIndex,
+        image_index: DatasetIndex,
         side: int,
         *,
         hyp: Hyperparameters,
@@ -52,22 +53,26 @@ class TiledIndex:
             seed: determines how the tiles move; None if they stay on the grid.
             overlap: overlap of neighbors, as a fraction of a tile.
         """
-        self.images = images
+        self.image_index = image_index
         self.side = side
         self.seed = seed
         self._visibility = hyp.tile_visibility
-        sizes = np.maximum(images.image_hw, side).tolist()
+        sizes = np.maximum(image_index.image_hw, side).tolist()
         grids = [tile_windows((height, width), side, overlap) for height, width in sizes]
-        self.image = np.repeat(np.arange(len(images)), [len(grid) for grid in grids])
+        self.image = np.repeat(np.arange(len(image_index)), [len(grid) for grid in grids])
         self.windows = np.array([window for grid in grids for window in grid], np.float32).reshape(-1, 4)
         self._grid = self.windows[:, :2].astype(np.int64)
         self._reach = 0 if seed is None else round(side * overlap / 2)
-        near = images.take(self.image)
-        low = near.boxes_xywh_px[:, :2] - self._grid[near.image_of_box]
-        high = low + near.boxes_xywh_px[:, 2:]
-        self._near = near.with_boxes(((low < side + self._reach) & (high > -self._reach)).all(1))
-        name = f"{images.fingerprint}-tile{side}-{self._visibility:g}"
-        self.index = replace(self._clipped(self._near, self._grid), fingerprint=name)
+        self._reachable = self._reachable_boxes()
+        name = f"{image_index.fingerprint}-tile{side}-{self._visibility:g}"
+        self.tile_index = replace(self._clipped(self._reachable, self._grid), fingerprint=name)
+
+    def _reachable_boxes(self) -> DatasetIndex:
+        """Returns the whole boxes that each tile may show in some epoch, in pixels of its image."""
+        of_image = self.image_index.take(self.image)
+        low = of_image.boxes_xywh_px[:, :2] - self._grid[of_image.image_of_box]
+        high = low + of_image.boxes_xywh_px[:, 2:]
+        return of_image.with_boxes(((low < self.side + self._reach) & (high > -self._reach)).all(1))
 
     def corners(self, tiles: np.ndarray, epoch: int) -> np.ndarray:
         """Returns the corners int64 (n, 2) of ``tiles`` int64 (n,) in an epoch."""
@@ -75,13 +80,19 @@ class TiledIndex:
         if self.seed is None:
             return corners
         u = keyed_uniforms(self.seed, named_stream("tiles"), [(epoch, tile) for tile in tiles.tolist()], 2)
-        last_corners = np.maximum(self.images.image_hw[self.image[tiles], ::-1] - self.side, 0)
+        last_corners = np.maximum(self.image_index.image_hw[self.image[tiles], ::-1] - self.side, 0)
         shifts = np.rint((2 * u - 1) * self._reach).astype(np.int64)
         return (corners + shifts).clip(0, last_corners)
 
     def labels_of(self, tiles: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the labels of ``tiles`` at their positions in an epoch; see `DatasetIndex.labels_of`."""
-        return self._clipped(self._near.take(tiles), self.corners(tiles, epoch)).labels_of(np.arange(len(tiles)))
+        return self._clipped(self._reachable.take(tiles), self.corners(tiles, epoch)).labels_of(np.arange(len(tiles)))
+
+    def at_rest(self) -> TiledIndex:
+        """Returns the same tiles, which stay on the grid."""
+        grid = copy(self)
+        grid.seed = None
+        return grid
 
     def pixels(self, image: np.ndarray, tile: int, epoch: int) -> np.ndarray:
         """Cuts a tile, as it is in an epoch, from ``image`` (H, W, C): (side, side, C), possibly a view."""
@@ -94,42 +105,46 @@ class TiledIndex:
         padded[:height, :width] = crop
         return padded
 
-    def repeats(self, backgrounds: float) -> np.ndarray:
-        """Returns how often each tile comes in an epoch, float64 (N,).
+    def weights(self, backgrounds: float) -> np.ndarray:
+        """Returns how often each tile comes in an epoch, on average: float64 (N,).
 
         A tile with an object comes once. Tiles without one come, all together, at most ``backgrounds`` times as often
         as those with one, and not at all if the labels of their image are incomplete. Raises UserError if no tile has
         an object; warns if some objects are too large for any tile.
         """
-        objects_wh = self.images.boxes_xywh_px[~self.images.crowd, 2:]
-        largest_shown = np.minimum(objects_wh, self.side).prod(1)
-        hidden = int((largest_shown < self._visibility * objects_wh.prod(1)).sum())
-        has_object = np.bincount(self.index.image_of_box[~self.index.crowd], minlength=len(self.index)) > 0
+        is_object = ~self.tile_index.crowd
+        has_object = np.bincount(self.tile_index.image_of_box[is_object], minlength=len(self.tile_index)) > 0
         with_object = int(has_object.sum())
         if not with_object:
             raise UserError(f"tile {self.side}: no tile shows {self._visibility:.0%} of an object; use larger tiles")
-        if hidden:
-            objects = counted(len(objects_wh), "object")
-            get_logger().warning(
-                "tile %d: %d of %s are so large that no tile shows %.0f %% of them; they are not learned: use larger "
-                "tiles",
-                self.side,
-                hidden,
-                objects,
-                100 * self._visibility,
-            )
-        is_background = ~has_object & ~self.index.incomplete  # others may show an object that could not be read
+        self._warn_about_large_objects()
+        is_background = ~has_object & ~self.tile_index.incomplete  # others may show an object that could not be read
         without_object = int(is_background.sum())
         times = min(backgrounds * with_object / max(without_object, 1), 1.0)
         get_logger().info(
             "tile %d: %s of %s, %d with objects; an epoch has %d without objects",
             self.side,
-            counted(len(self.index), "tile"),
-            counted(len(self.images), "image"),
+            counted(len(self.tile_index), "tile"),
+            counted(len(self.image_index), "image"),
             with_object,
             round(times * without_object),
         )
         return np.where(has_object, 1.0, np.where(is_background, times, 0.0))
+
+    def _warn_about_large_objects(self) -> None:
+        """Warns if some objects are too large for any tile."""
+        objects_wh = self.image_index.boxes_xywh_px[~self.image_index.crowd, 2:]
+        largest_shown = np.minimum(objects_wh, self.side).prod(1)
+        hidden = int((largest_shown < self._visibility * objects_wh.prod(1)).sum())
+        if hidden:
+            get_logger().warning(
+                "tile %d: %d of %s are so large that no tile shows %.0f %% of them; they are not learned: use larger "
+                "tiles",
+                self.side,
+                hidden,
+                counted(len(objects_wh), "object"),
+                100 * self._visibility,
+            )
 
     def _clipped(self, index: DatasetIndex, corners: np.ndarray) -> DatasetIndex:
         """Clips the boxes of ``index``, n tiles with boxes in image pixels, to the tiles at ``corners`` (n, 2)."""

@@ -23,6 +23,7 @@ from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
+from data.samples.readers import ImageReader
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import nanmean, score_detections
@@ -141,12 +142,12 @@ def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: in
     A dynamic model gets rectangles of several sizes, even if its images are padded to squares elsewhere, since its file
     must take any canvas.
     """
-    samples = LoadImagesAndLabels(index, imgsz=max(config.imgsz), reduces=False)
+    samples = LoadImagesAndLabels(ImageReader(index, imgsz=max(config.imgsz), reduces=False))
     height, width = config.imgsz
     canvases = CanvasRule(max(config.imgsz), stride, fixed_hw=None if config.dynamic else (height, width))
     for request in samples.requests(size, canvases):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
-        yield collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
+        yield collate(samples.render(request.keys, list(pixels.numpy())), pixels)
 
 
 class Reference:

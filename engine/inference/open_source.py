@@ -127,6 +127,8 @@ def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
     """Makes a callback that appends warnings of the decoder to ``problems``."""
 
     def on_warning(name: str, warning: str) -> None:
-        problems.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", is_skipped=False))
+        problems.append(
+            FileProblem(name, f"{name}: is damaged ({warning}); using the part that could be decoded", is_skipped=False)
+        )
 
     return on_warning

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 
-from data.loading.build import build_train_loader
-from data.loading.open_samples import open_train_samples
+from data.loading.build import build_train_loader, open_train_samples
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.export.trial import try_export
@@ -63,7 +62,7 @@ def build_training(
     model = starting_model.model
     check_model(ctx, settings, model, data)
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
-    train_index = samples.dataset.split_index
+    train_index = samples.reader.index
     fit_anchors(ctx, plan, model, train_index)
     class_weights = choose_class_weights(settings.config, model, train_index)
     teacher = data.build_teacher(model)
@@ -78,7 +77,7 @@ def build_training(
     validation = build_validation(ctx, settings, data.spec, model, criterion)
     check_splits(ctx, data, train_index, validation.loader.index, imgsz=settings.config.imgsz, stride=model.stride)
     steps = step_plan(settings.config, len(train_loader))
-    settings = choose_lr_mult(ctx, settings, samples.dataset, model, steps)
+    settings = choose_lr_mult(ctx, settings, samples, model, steps)
     settings = choose_optimizer(settings, steps)
     try_export(ctx, settings.config, model)
     warn_of_short_run(ctx, settings.config, steps)
@@ -87,7 +86,7 @@ def build_training(
     loaded = loaded_parameters(starting_model, settings, steps, plan.checkpoint)
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(train_loader), loaded=loaded)
     log_steps(plan, settings, step, steps)
-    identity = data_identity(ctx, train_loader.samples.index, validation.loader.samples.index)
+    identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
         data_now = epoch_data(train_loader, identity)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.loading.build import build_train_sampler
-from data.loading.open_samples import TrainSamples
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec
 from engine.optim.build import resolve_optimizer
@@ -33,7 +32,7 @@ def name_data(settings: RunSettings, spec: DatasetSpec) -> RunSettings:
 
 
 def choose_batch_size(
-    ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, samples: TrainSamples
+    ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, samples: AugmentedImages
 ) -> RunSettings:
     """Chooses the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
     if settings.config.batch_size != FIND_BATCH_SIZE:
@@ -43,7 +42,7 @@ def choose_batch_size(
         sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
         return step_plan(config, epoch_batches=len(sampler))
 
-    pixels = samples.dataset.split_index.pixels
+    pixels = samples.sample_index.pixels
     batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=pixels)
     chosen = replace(settings, config=replace(settings.config, batch_size=batch_size))
     check_settings(ctx, chosen)

@@ -48,7 +48,7 @@ def probe_lr_mult(
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
     weights on its share of the images. ``total_steps``: unknown, and not used, if ``--time`` decides."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    with_objects = len(_images_with_objects(dataset.index))
+    with_objects = len(_images_with_objects(dataset.sample_index))
     max_images = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
@@ -121,11 +121,11 @@ def score_on_objects(
         detector: in eval mode, with any classes.
         max_images: largest number of letterboxed images, which are taken from those with objects at equal distances.
     """
-    side = dataset.imgsz
+    side = dataset.reader.imgsz
     if side is None:
         raise ValueError("images of different sizes make no batch: the samples need an imgsz")
     plain = dataset.without_augmentation()
-    with_objects = _images_with_objects(plain.index)
+    with_objects = _images_with_objects(plain.sample_index)
     places = np.linspace(0, len(with_objects) - 1, min(max_images, len(with_objects))).round().astype(np.int64)
     batches = [with_objects[places[first : first + BATCH_IMAGES]] for first in range(0, len(places), BATCH_IMAGES)]
     best = {}

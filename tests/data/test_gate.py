@@ -800,11 +800,11 @@ def test_tiles_of_an_image_with_lost_rows_are_no_backgrounds(tmp_path):
     with open(root / "labels/train/0.txt", "a") as file:
         file.write("7 0.8 0.8 0.1 0.1\n")
     tiles = TiledIndex(load(path, max_bad=0.5), 64, hyp=Hyperparameters())
-    repeats = tiles.repeats(backgrounds=1.0)
-    has_object = np.bincount(tiles.index.image_of_box, minlength=len(tiles.index)) > 0
-    assert repeats[has_object].tolist() == [1.0, 1.0]
-    assert (repeats[~has_object & (tiles.image == 0)] == 0).all()
-    assert (repeats[~has_object & (tiles.image == 1)] > 0).all()
+    weights = tiles.weights(backgrounds=1.0)
+    has_object = np.bincount(tiles.tile_index.image_of_box, minlength=len(tiles.tile_index)) > 0
+    assert weights[has_object].tolist() == [1.0, 1.0]
+    assert (weights[~has_object & (tiles.image == 0)] == 0).all()
+    assert (weights[~has_object & (tiles.image == 1)] > 0).all()
 
 
 def flags(path: Path, tmp_path: Path) -> list[object]:

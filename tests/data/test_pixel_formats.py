@@ -16,7 +16,7 @@ from data.index.load import load_index
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.letterbox import CanvasRule
 from data.samples.augmented import AugmentedImages
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
@@ -55,8 +55,8 @@ def made(rgb, tmp_path_factory):
 
 def rendered(index, keys, **options):
     hyp = options.pop("hyp", None) or Hyperparameters(degrees=5, mixup=0.5, **NO_COLOR)
-    dataset = AugmentedImages(index, imgsz=96, hyp=hyp, seed=2, epochs=50, **options)
-    return dataset.samples(keys)
+    reader = ImageReader(index, imgsz=96, image_cache=options.pop("image_cache", None))
+    return AugmentedImages(reader, hyp=hyp, seed=2, epochs=50, **options).render(keys)
 
 
 def keys(count=10, canvas=(96, 96)):
@@ -130,7 +130,7 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.open_samples.load_index", lambda *args, **kwargs: index)
+        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")
@@ -202,7 +202,7 @@ def test_shards_keep_the_format(tmp_path):
     write_shards(spec, tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"))
     index = load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert index.pixels == PixelFormat(5, 16)
-    np.testing.assert_array_equal(LoadImagesAndLabels(index, imgsz=40).source_image(1), image)
+    np.testing.assert_array_equal(ImageReader(index, imgsz=40).read(1, 0), image)
     (checked,) = scan_dataset(load_dataset_spec(tmp_path / "out"), ("val",), workers=1)
     assert checked.index.pixels == PixelFormat(5, 16)
 

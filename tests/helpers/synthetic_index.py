@@ -13,7 +13,8 @@ import numpy as np
 from data.augment.plan import SamplePlan, draw_plans
 from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
-from data.cache.ram import RamCache, open_ram_cache
+from data.cache.mapped import MappedImages
+from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
 from utils.strings import FlatStrings
@@ -103,8 +104,8 @@ def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
     return draw_plans([key], **settings)[0]
 
 
-def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> RamCache | DiskCache:
+def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> MappedImages | DiskCache:
     """``kind``: ram, or disk, in ``folder``."""
     if kind == "ram":
-        return open_ram_cache(index, imgsz, Decoding(), None)
-    return open_disk_cache(index, str(folder), imgsz, Decoding())
+        return open_ram_cache(None, index, imgsz, Decoding())
+    return open_disk_cache(None, index, imgsz, Decoding(), cache_dir=str(folder))

@@ -18,6 +18,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
+from data.samples.readers import ImageReader
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
@@ -109,10 +110,10 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
 
     samples = []
     for path in (source, written(source, tmp_path / "out")):
-        dataset = AugmentedImages(index_of(path), imgsz=64, epochs=2)
-        order = EpochOrder(len(dataset), seed=0, batch_size=4, imgsz=64, stride=32, image_hw=None, block=4)
+        dataset = AugmentedImages(ImageReader(index_of(path), imgsz=64), epochs=2)
+        order = EpochOrder(dataset.weights, seed=0, batch_size=4, imgsz=64, stride=32, image_hw=None, block=4)
         request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
-        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.samples(request.keys)])
+        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.render(request.keys)])
     assert samples[0] == samples[1]
 
 

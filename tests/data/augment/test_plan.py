@@ -60,18 +60,18 @@ def test_a_plan_depends_on_the_key_and_not_on_global_generators():
 def test_partners_without_a_block_come_as_often_as_in_an_epoch():
     """As tiles whose labels are incomplete, which never come."""
     hyp = Hyperparameters(**{**vars(PLAIN), "mosaic": 1.0, "mixup": 1.0})
-    repeats = np.array([0, 1, 0.5, 0, 1, 0])
+    weights = np.array([0, 1, 0.5, 0, 1, 0])
     keys = [SampleKey(1, 0, position, (320, 320)) for position in range(1000)]
     options = {"source_hw": SOURCE_HW, "hyp": hyp, "seed": 7, "epochs": 100}
-    plans = draw_plans(keys, pool=PartnerPool(6, repeats), **options)
+    plans = draw_plans(keys, pool=PartnerPool(weights), **options)
     partners = [patch.index for plan in plans for patch in plan.layers[1].patches]
     fractions = np.bincount(partners, minlength=6) / len(partners)
-    assert (fractions[repeats == 0] == 0).all()
-    np.testing.assert_allclose(fractions, repeats / repeats.sum(), atol=0.04)
-    assert [flat(plan) for plan in draw_plans(keys[:9], pool=PartnerPool(6), **options)] == [
+    assert (fractions[weights == 0] == 0).all()
+    np.testing.assert_allclose(fractions, weights / weights.sum(), atol=0.04)
+    assert [flat(plan) for plan in draw_plans(keys[:9], pool=PartnerPool(np.ones(6)), **options)] == [
         flat(plan) for plan in draw_plans(keys[:9], **options)
     ]
-    assert PartnerPool(6, repeats).draw([0.0, np.nextafter(1, 0)]) == [1, 4]
+    assert PartnerPool(weights).draw([0.0, np.nextafter(1, 0)]) == [1, 4]
 
 
 def test_a_plan_does_not_depend_on_its_batch():

@@ -19,7 +19,9 @@ import pytest
 from data.cache import decoding
 from data.cache import disk as disk_cache
 from data.cache.disk_writer import DiskCacheWriter
-from data.cache.ram import RamCache, open_full_cache, open_ram_cache
+from data.cache.full_size import open_full_size_cache
+from data.cache.mapped import MappedImages
+from data.cache.ram import open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from tests.helpers.hostile_files import TAKEN, take_name
@@ -45,11 +47,13 @@ def index(tmp_path):
 def cached(tmp_path):
     """Opens a cache, with ``anew`` as if it had not been mapped; files are in ``disk`` of the temporary folder."""
 
-    def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> RamCache | disk_cache.DiskCache:
+    def opened(
+        kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True
+    ) -> MappedImages | disk_cache.DiskCache:
         if anew:
             disk_cache._environment.cache_clear()
         if kind == "full":
-            return open_full_cache(index, str(tmp_path / "disk"), decoding.Decoding())
+            return open_full_size_cache(index, decoding.Decoding(), cache_dir=str(tmp_path / "disk"))
         return open_cache(kind, index, imgsz, tmp_path / "disk")
 
     return opened
@@ -71,7 +75,7 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "disk").glob("*"))
 
 
-def same_as_the_files(cache: RamCache | disk_cache.DiskCache, index: DatasetIndex) -> bool:
+def same_as_the_files(cache: MappedImages | disk_cache.DiskCache, index: DatasetIndex) -> bool:
     read = (read_source(index.path(i), index.image_hw[i], cache.source_hw[i]) for i in range(len(index)))
     return all(np.array_equal(cache[i], image) and not cache[i].flags.writeable for i, image in enumerate(read))
 
@@ -107,7 +111,7 @@ def test_memory_is_freed_with_its_cache(index, cached):
 
 def _open_in_memory(ctx, index):
     with torch_distributed_zero_first(ctx):
-        cache = open_ram_cache(index, 64, decoding.Decoding(), ctx)
+        cache = open_ram_cache(ctx, index, 64, decoding.Decoding())
     return str(cache.path), same_as_the_files(cache, index)
 
 
@@ -208,7 +212,7 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
         "        time.sleep(1); os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes, **options)\n"
         "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
-        "disk.open_disk_cache(index, sys.argv[2], 64, decoding.Decoding(1))\n"
+        "disk.open_disk_cache(None, index, 64, decoding.Decoding(1), cache_dir=sys.argv[2])\n"
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
     command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
@@ -259,7 +263,7 @@ def _fill_together(ctx, index, folder):
     for start in range(2):
         leaders = one_per_node_group(ctx)
         with torch_distributed_zero_first(ctx):
-            cache = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders)
+            cache = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders)
         gathered = gather_arrays(ctx, {"decoded": np.array(decoded, str)})
         if start == 0:
             first = gathered
@@ -285,14 +289,14 @@ def _fill_beside_others(ctx, index, folder):
     """Node 1 has a complete file whose lock cannot be taken. Then another run is filling the file of node 0."""
     leaders = one_per_node_group(ctx)
     place = f"{folder}/{ctx.node_rank}"
-    path = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders).path
+    path = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders).path
     lock = path.with_suffix(".lock")
     if ctx.rank == 1:
         lock.unlink()
         lock.mkdir()
     else:
         path.unlink()
-    cache = disk_cache.open_disk_cache(index, place, 64, decoding.Decoding(), ctx, leaders)
+    cache = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders)
     is_same = same_as_the_files(cache, index)
     if ctx.rank == 0:
         path.write_bytes(b"the pages that another run is writing")
@@ -318,7 +322,9 @@ def _fill_apart(ctx, index, folder):
     index = replace(index, fingerprint=f"of node {ctx.node_rank}")
     leaders = one_per_node_group(ctx)
     own = f"{folder}/{ctx.rank}"
-    return same_as_the_files(disk_cache.open_disk_cache(index, own, 64, decoding.Decoding(), ctx, leaders), index)
+    return same_as_the_files(
+        disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=own, leaders=leaders), index
+    )
 
 
 def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path):

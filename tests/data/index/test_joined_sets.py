@@ -16,12 +16,12 @@ from data.loading.class_balance import inverse_frequency_weights
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
+from data.samples.readers import ImageReader
 from data.source.dataset_spec import IGNORED
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.logger import get_logger
 
@@ -283,9 +283,9 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     counts = index.boxes_per_class(3)
     assert counts.tolist() == [((index.classes == c) & ~index.crowd).sum() for c in range(3)]
     loader = InfiniteDataLoader(
-        AugmentedImages(index, imgsz=64, hyp=Hyperparameters()),
+        AugmentedImages(ImageReader(index, imgsz=64)),
         KeyedDistributedSampler(
-            EpochOrder(len(index), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
+            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
         ),
         WorkerSettings(),
         weighted=True,

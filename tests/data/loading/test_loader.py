@@ -9,10 +9,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
@@ -21,10 +23,14 @@ import pytest
 import torch
 
 from data.loading.build import build_val_loader
+from data.loading.loader import InfiniteDataLoader, WorkerSettings
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate, collate_quad
 from data.render.letterbox import CanvasRule
+from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
+from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.loading.conftest import SINGLE
 from tests.helpers import tiny
@@ -32,7 +38,7 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 from tests.helpers.same_content import same_batch
-from utils.config.settings import TrainConfig, ValConfig
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.structures import Sample, SampleKey
 
@@ -274,6 +280,27 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
     assert time.monotonic() - begun < 50
 
 
+def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_loader, monkeypatch):
+    """By then, the number could be another file's. The third worker has had no request, so nothing kept its queue."""
+    closed = []
+    close = Connection._close
+    monkeypatch.setattr(Connection, "_close", lambda connection: closed.append(connection) or close(connection))
+    gc.collect()  # what earlier tests have left
+    closed.clear()
+    loader = open_loader(training=False, batch_size=22, squares=True, workers=3)
+    batches = iter(loader)
+    next(batches)
+    loader._iterator.owner = loader
+    del loader, batches
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join()
+    assert len(closed) == 8  # both ends of the queues of requests, and of that of batches
+    assert len(set(map(id, closed))) == 8
+    assert not multiprocessing.active_children()
+
+
 def test_quad_puts_four_samples_into_one_image():
     box = [[1, 0.5, 0.5, 1, 0.5]]
     small = (4, 6)
@@ -313,19 +340,35 @@ def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
     assert [len(batch.images) for batch in loader] == sizes
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted):
+    weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
+    hyp = Hyperparameters(mosaic=1.0, mixup=1.0, mosaic_block=0)
+    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, epochs=20, weights=weights)
+    order = EpochOrder(samples.weights, seed=0, batch_size=8, imgsz=64, stride=32)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
+    loader = InfiniteDataLoader(samples, sampler, WorkerSettings(), weighted=weighted)
+    assert loader.global_images(0) == 8
+    plans = [plan for request in sampler.requests(0) for plan in samples.plans(request.keys)]
+    assert len(plans) == len(order) == 16
+    drawn = {patch.index for plan in plans for layer in plan.layers for patch in layer.patches}
+    assert drawn == set(range(1, len(index), 2))
+
+
 _INTERRUPTED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from data.samples.augmented import AugmentedImages
+from data.samples.readers import ImageReader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
-    dataset = AugmentedImages(index, imgsz=64, hyp=HYP, epochs=20)
-    order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
+    dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, epochs=20)
+    order = EpochOrder(dataset.weights, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
     try:

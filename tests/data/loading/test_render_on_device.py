@@ -120,7 +120,7 @@ def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
     for index in indices:
         layout = PyramidLayout.of(reduced_sizes(index.image_hw, 64))
         try:
-            caches.append(open_device_cache(index, layout, ctx, Decoding()).numpy())
+            caches.append(open_device_cache(ctx, index, layout, Decoding()).numpy())
         except UserError as error:
             caches.append(str(error))
     return caches
@@ -150,7 +150,7 @@ def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypat
     said: list[str] = []
     monkeypatch.setattr(get_logger(), "info", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(
-        "data.loading.on_device.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
+        "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
     for a, b in zip(expected, batches_of()):
         same_batch(a, b)

@@ -16,6 +16,7 @@ from data.loading.class_balance import image_weights, inverse_frequency_weights,
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
+from data.samples.readers import ImageReader
 from utils.distributed.context import shard_bounds
 from utils.structures import LabelArrays
 
@@ -31,7 +32,8 @@ class SimpleLabels(LabelArrays):
 
 def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
     hw = IMAGE_HW[:count] if rect else None
-    return EpochOrder(count, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
+    weights = np.ones(count)
+    return EpochOrder(weights, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
 
 
 def sampler_of(rank=0, world=1, **options):
@@ -144,7 +146,7 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
         shares = []
         for rank in range(world):
             sampler = sampler_of(rank, world, count=2000, batch_size=64)
-            sampler.order.weights = weights
+            sampler.order.draw_weights = weights
             shares.append([[k.index for k in r.keys] for e in range(5) for r in sampler.requests(e)])
         return [functools.reduce(operator.iadd, batch, []) for batch in zip(*shares)]
 
@@ -178,7 +180,7 @@ def test_repeat_factors_are_those_of_the_paper():
 
 def test_repeated_images_come_as_often_as_their_factors_say():
     repeats = np.random.default_rng(1).uniform(1, 4, 53)
-    order = EpochOrder(53, seed=4, batch_size=16, imgsz=320, stride=32, repeats=repeats)
+    order = EpochOrder(repeats, seed=4, batch_size=16, imgsz=320, stride=32)
     assert len(order) == round(repeats.sum())
     counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
     scaled = repeats * len(order) / repeats.sum()
@@ -195,8 +197,8 @@ def test_repeated_images_come_as_often_as_their_factors_say():
 def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
     """A tile that must not come as background has no repeats, and few of many backgrounds come."""
     repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
-    order = EpochOrder(60, seed=4, batch_size=16, imgsz=320, stride=32, repeats=repeats)
-    order.weights = np.array([3, 1, 2, 2, 2, 2] * 10)
+    order = EpochOrder(repeats, seed=4, batch_size=16, imgsz=320, stride=32)
+    order.draw_weights = np.array([3, 1, 2, 2, 2, 2] * 10) * repeats
     assert len(order) == 35
     drawn = np.concatenate([order.indices(epoch) for epoch in range(400)])
     fractions = np.bincount(drawn % 6, minlength=6) / len(drawn)
@@ -233,7 +235,7 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
 @pytest.mark.parametrize("rule", [{}, {"is_square": True}, {"fixed_hw": (192, 320)}])
 def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(rule, world):
     canvases = CanvasRule(320, 32, **rule)
-    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320)
+    samples = LoadImagesAndLabels(ImageReader(SimpleNamespace(image_hw=IMAGE_HW), imgsz=320))
     requests = [r for rank in range(world) for r in samples.requests(8, canvases, rank=rank, world_size=world)]
     assert sorted(k.index for r in requests for k in r.keys) == list(range(53))
     for request in requests:
@@ -245,13 +247,13 @@ def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(
         (k.index, k.canvas_hw) for r in requests for k in r.keys
     }
     nothing = SimpleNamespace(image_hw=np.zeros((0, 2), int))
-    assert LoadImagesAndLabels(nothing, imgsz=320).requests(8, canvases) == []
+    assert LoadImagesAndLabels(ImageReader(nothing, imgsz=320)).requests(8, canvases) == []
 
 
 def test_the_most_frequent_canvas_of_a_validation_comes_first():
     """Its first batch is pictured."""
     image_hw = np.array([(100, 200), (100, 100), (200, 100), (101, 101), (300, 300)])
-    samples = LoadImagesAndLabels(SimpleNamespace(image_hw=image_hw), imgsz=320)
+    samples = LoadImagesAndLabels(ImageReader(SimpleNamespace(image_hw=image_hw), imgsz=320))
     requests = samples.requests(2, CanvasRule(320, 32))
     assert [[k.index for k in r.keys] for r in requests] == [[1, 3], [4], [0], [2]]
 

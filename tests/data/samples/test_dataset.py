@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from data.render.user_transforms import UserTransforms
-from data.samples import dataset
+from data.samples import readers
 from data.samples.augmented import AugmentedImages
 from data.samples.dataset import LoadImagesAndLabels
+from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
 from tests.helpers.synthetic_index import OBJECT, open_cache, write_dataset
@@ -35,11 +36,12 @@ def index(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
 
 
-def dataset_of(index, *, augment=True, imgsz=96, hyp=None, **more):
+def dataset_of(index, *, augment=True, imgsz=96, hyp=None, image_cache=None, **more):
+    reader = ImageReader(index, imgsz=imgsz, image_cache=image_cache)
     if not augment:
-        return LoadImagesAndLabels(index, imgsz=imgsz, **more)
+        return LoadImagesAndLabels(reader)
     hyp = hyp or Hyperparameters(degrees=5, mixup=0.3)
-    return AugmentedImages(index, imgsz=imgsz, hyp=hyp, seed=2, epochs=50, **more)
+    return AugmentedImages(reader, hyp=hyp, seed=2, epochs=50, **more)
 
 
 def keys(count=12, canvas=(96, 96), epoch=0):
@@ -83,8 +85,8 @@ def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
 def test_each_image_of_a_block_is_decoded_once(index, monkeypatch):
     """Images of a block share decoded images, and equal those of a newly opened data set."""
     decoded = []
-    plain = dataset.read_source
-    monkeypatch.setattr(dataset, "read_source", lambda path, *sizes: decoded.append(path) or plain(path, *sizes))
+    plain = readers.read_source
+    monkeypatch.setattr(readers, "read_source", lambda path, *sizes: decoded.append(path) or plain(path, *sizes))
     hyp = Hyperparameters(mosaic_block=6, mixup=0.5)
     block = tuple(range(len(SIZES)))
     of_block = [key._replace(block=block) for key in keys(6)]

@@ -51,7 +51,7 @@ def tiled(seed: int | None = 0, visibility: float = 0.3) -> TiledIndex:
 @pytest.mark.parametrize("seed", [None, 0])
 def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
     tiles = tiled(seed)
-    everything = np.arange(len(tiles.index))
+    everything = np.arange(len(tiles.tile_index))
     reach = 0 if seed is None else round(0.1 * SIDE)
     seen = set()
     for epoch in range(4):
@@ -76,7 +76,7 @@ def test_labels_are_what_a_tile_shows(visibility):
     tiles = tiled(visibility=visibility)
     images = boxed_index()
     for epoch in (0, 3):
-        numbers = np.array([5, 0, len(tiles.index) - 1, 5, 7])
+        numbers = np.array([5, 0, len(tiles.tile_index) - 1, 5, 7])
         labels, position = tiles.labels_of(numbers, epoch)
         for at, (tile, (left, top)) in enumerate(zip(numbers, tiles.corners(numbers, epoch))):
             rows = []
@@ -96,15 +96,15 @@ def test_labels_are_what_a_tile_shows(visibility):
 
 def test_the_grid_has_the_labels_of_tiles_that_stay():
     tiles = tiled(seed=None)
-    numbers = np.arange(len(tiles.index))
-    for got, want in zip(tiles.labels_of(numbers, 9), tiles.index.labels_of(numbers)):
+    numbers = np.arange(len(tiles.tile_index))
+    for got, want in zip(tiles.labels_of(numbers, 9), tiles.tile_index.labels_of(numbers)):
         np.testing.assert_array_equal(got, want)
 
 
 def test_pixels_are_parts_of_the_image():
     tiles = tiled()
     rng = np.random.default_rng(0)
-    for tile in (0, 3, len(tiles.index) - 1):
+    for tile in (0, 3, len(tiles.tile_index) - 1):
         height, width = SIZES[int(tiles.image[tile])]
         image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)
         ((left, top),) = tiles.corners(np.array([tile]), 2)
@@ -116,19 +116,21 @@ def test_pixels_are_parts_of_the_image():
 
 def test_tiles_without_objects_are_repeated_less_often():
     tiles = tiled(visibility=1.0)
-    has_object = np.bincount(tiles.index.image_of_box[~tiles.index.crowd], minlength=len(tiles.index)) > 0
+    has_object = (
+        np.bincount(tiles.tile_index.image_of_box[~tiles.tile_index.crowd], minlength=len(tiles.tile_index)) > 0
+    )
     assert 0 < has_object.sum() < len(has_object)
-    repeats = tiles.repeats(0.1)
-    assert (repeats[has_object] == 1).all()
-    assert repeats[~has_object].sum() == pytest.approx(0.1 * has_object.sum())
-    assert (tiles.repeats(100.0) == 1).all()
+    weights = tiles.weights(0.1)
+    assert (weights[has_object] == 1).all()
+    assert weights[~has_object].sum() == pytest.approx(0.1 * has_object.sum())
+    assert (tiles.weights(100.0) == 1).all()
 
 
 def test_tiles_that_show_no_object_are_refused(caplog):
     index = replace(boxed_index(), crowd=np.ones(160, bool))
     with refused("tile 128: no tile shows 30% of an object; use larger tiles"):
-        TiledIndex(index, SIDE, hyp=Hyperparameters()).repeats(1.0)
-    tiled(visibility=0.9).repeats(1.0)
+        TiledIndex(index, SIDE, hyp=Hyperparameters()).weights(1.0)
+    tiled(visibility=0.9).weights(1.0)
     assert "of 1" in caplog.text
     assert "objects are so large that no tile shows 90 % of them" in caplog.text
 
@@ -208,7 +210,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
         requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:
             assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
-            for sample in loader.samples.samples(request.keys):
+            for sample in loader.samples.render(request.keys):
                 seen.append(sample.index)
                 image = int(tiles.image[sample.index])
                 assert image % 2 == rank
@@ -218,7 +220,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
                 boxes = loader.index.boxes_xywh_px[slice(*loader.index.offsets[image : image + 2])]
                 low, high = boxes[:, :2], boxes[:, :2] + boxes[:, 2:]
                 assert (((centers[:, None] > low) & (centers[:, None] < high)).all(2).any(1)).all()
-    assert sorted(seen) == list(range(len(tiles.index)))
+    assert sorted(seen) == list(range(len(tiles.tile_index)))
     assert loader.index.ground_truth().max_det == 100 * np.bincount(tiles.image).max()
 
 
@@ -232,7 +234,7 @@ def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
         loader = train_loader(data)
         loader.render(0, 0)
         assert len(decoded) == 5
-        path = loader.samples.image_cache.path
+        path = loader.samples.reader.image_cache.path
         assert path.parent == Path(os.environ["XDG_CACHE_HOME"], "lockstep")
         del loader
     assert path.exists()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.augmented import AugmentedImages
+from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
-from data.samples.tiles import AugmentedTiles
 from data.source.dataset_yaml import load_dataset_spec
 from engine.train import lr_probe
 from engine.train.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
@@ -62,7 +62,7 @@ def planned(boxes: int = 40) -> Planned:
 
 def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
     index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(cache), progress=False))
-    return AugmentedImages(index, imgsz=SIDE, **options)
+    return AugmentedImages(ImageReader(index, imgsz=SIDE), **options)
 
 
 @pytest.fixture
@@ -130,8 +130,9 @@ def test_processes_share_the_images_and_get_the_same_score(tmp_path):
 
 
 def test_without_objects_there_is_no_score(dataset, tmp_path):
-    dataset.index = dataset.index.with_boxes(np.zeros_like(dataset.index.crowd))
-    score, objects = score_on_objects(planned(), dataset, 5, ALONE)
+    index = dataset.sample_index.with_boxes(np.zeros_like(dataset.sample_index.crowd))
+    without = AugmentedImages(ImageReader(index, imgsz=SIDE))
+    score, objects = score_on_objects(planned(), without, 5, ALONE)
     assert math.isnan(score)
     assert objects == 0
 
@@ -142,12 +143,12 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     hyp = Hyperparameters()
     grid = TiledIndex(index, SIDE, hyp=hyp)
     lines = []
-    for i in range(len(grid.index)):
-        labels = grid.index.labels(i)
+    for i in range(len(grid.tile_index)):
+        labels = grid.tile_index.labels(i)
         lines += [" ".join(map(repr, row)) + "\n" for row in labels[labels[:, 0] >= 0].astype(np.float64).tolist()]
     images = [cv2.imread(index.path(i))[..., ::-1] for i in range(len(index))]
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
-    moving = AugmentedTiles(tiles, imgsz=SIDE, seed=3, image_cache=images)
+    moving = AugmentedImages(TileReader(tiles, imgsz=SIDE, image_cache=images), seed=3)
     detector = planned(200)
     score, objects = score_on_objects(detector, moving, 100, ALONE)
     assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))

@@ -1,0 +1,57 @@
+"""Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+import numpy as np
+
+from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
+from data.cache.mapped import MappedImages, decode_into, pixel_offsets
+from data.index.index import DatasetIndex
+from utils.files.locks import FileLock
+from utils.files.program_folders import cache_folder
+from utils.files.temporary_folder import temporary_folder
+from utils.machine.resources import available_memory
+
+_LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
+
+
+def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: str) -> MappedImages:
+    """Fills the node's file in the folder ``cache_dir`` if necessary, and maps it.
+
+    The file gets its name once it is complete, and stays for later runs until the data set changes. Call this under
+    `torch_distributed_zero_first`. Raises UserError: there is not enough disk space, or an image cannot be decoded.
+    """
+    folder = cache_folder(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = cache_path(folder, index, 0, f"v{_LAYOUT}.pixels")
+    source_hw = index.image_hw.astype(np.int32)
+    remove_older(folder, index)
+    with contextlib.suppress(OSError):  # without taking the lock, which a read-only folder cannot have
+        return MappedImages(path, source_hw, index.pixels)
+    with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
+        try:
+            return MappedImages(path, source_hw, index.pixels)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            discard("tile", error, path)
+        size = int(pixel_offsets(source_hw, index.pixels)[-1])
+        check_space(size, folder, shutil.disk_usage(folder).free, "tile", "choose another --cache-dir")
+        decoding = _with_memory_for(decoding, index, source_hw)
+        with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
+            decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")
+            os.fsync(file.fileno())
+            os.replace(temporary / "pixels", path)
+    return MappedImages(path, source_hw, index.pixels)
+
+
+def _with_memory_for(decoding: Decoding, index: DatasetIndex, source_hw: np.ndarray) -> Decoding:
+    """Returns ``decoding`` with at most as many threads as a quarter of the memory has room for."""
+    # A decoder holds up to three images: the file, its pixels, and their conversion.
+    decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
+    max_threads = int(available_memory() / 4 / decoder_bytes)
+    return decoding._replace(threads=max(min(decoding.threads, max_threads), 1))

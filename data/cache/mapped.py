@@ -1,0 +1,70 @@
+"""Files of raw decoded pixels, mapped by all processes that read them: in memory (ram.py) or on the disk
+(full_size.py). They have no header, as the position of each image follows from the sizes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from data.cache.decoding import Decoding
+from data.index.index import DatasetIndex
+from utils.files.safe_io import open_descriptor
+from utils.logger import get_logger
+from utils.pixels import PixelFormat
+from utils.strings import counted, format_bytes
+
+
+class MappedImages:
+    """Source images by number, as read-only views of a mapped file. Unpickling maps the file again."""
+
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another.
+
+        Raises OSError, also if the file has another size.
+        """
+        self.path = path
+        self.source_hw = source_hw
+        self.pixels = pixels
+        self._offsets = pixel_offsets(source_hw, pixels)
+        handle, status = open_descriptor(path)
+        try:
+            if status.st_size != self._offsets[-1]:
+                raise OSError(errno.EINVAL, "not written by this program", str(path))
+            self._pixels = np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), np.uint8)
+        finally:
+            os.close(handle)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Returns an image, (h, w, C), read-only."""
+        stored = self._pixels[self._offsets[index] : self._offsets[index + 1]]
+        return stored.view(self.pixels.dtype).reshape(*self.source_hw[index], self.pixels.channels)
+
+    def __reduce__(self) -> tuple:
+        return MappedImages, (self.path, self.source_hw, self.pixels)
+
+
+def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
+    """Returns the byte at which each image begins, and the total size: int64 (N + 1,)."""
+    return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
+
+
+def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
+    """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log."""
+    offsets = pixel_offsets(source_hw, index.pixels)
+    size = int(offsets[-1])
+    get_logger().info("%s: %s, %s", title, counted(len(index), "image"), format_bytes(size))
+    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would kill the process with SIGBUS
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.truncate(handle, size)
+    pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
+
+    def decode(i: int) -> None:
+        pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)
+
+    for _ in decoding.map(decode, range(len(index)), "caching images"):
+        pass

@@ -1,0 +1,190 @@
+"""Readers: the source images of samples, their labels, and the images that they are taken from.
+
+A sample shows a whole image of a split (`ImageReader`) or a tile of one (`TileReader`); how it is rendered from there
+does not depend on which.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import numpy as np
+
+from data.cache.disk import DiskCache
+from data.cache.mapped import MappedImages
+from data.image_io.decode import read_source, reduced_sizes
+from data.index.index import DatasetIndex
+from data.render.letterbox import CanvasRule
+from data.samples.batch_request import BatchRequest
+from data.samples.tiled_index import TiledIndex
+from utils.structures import SampleKey
+
+
+class SampleReader(ABC):
+    """Reads what samples show.
+
+    Attributes:
+        index: index of the split's images.
+        sample_index: index of the N samples. It describes each tile as if it were an image.
+        imgsz: longer side of a letterboxed sample, pixels; None to keep the size of each.
+        source_hw: int (N, 2), sizes of the source images, which `read` returns.
+        image_cache: cache of the split's images; None to decode files.
+        tiles: the tiles that serve as samples; None if whole images do.
+    """
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        sample_index: DatasetIndex,
+        *,
+        imgsz: int | None,
+        source_hw: np.ndarray,
+        image_cache: MappedImages | DiskCache | None,
+        tiles: TiledIndex | None,
+    ) -> None:
+        self.index = index
+        self.sample_index = sample_index
+        self.imgsz = imgsz
+        self.source_hw = source_hw
+        self.image_cache = image_cache
+        self.tiles = tiles
+
+    @abstractmethod
+    def read(self, i: int, epoch: int) -> np.ndarray:
+        """Reads the source image of sample i as it is in ``epoch``: (h, w, C), possibly read-only.
+
+        Raises UserError if the file is unreadable.
+        """
+
+    @abstractmethod
+    def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the labels of source images as they are in ``epoch``; see `DatasetIndex.labels_of`."""
+
+    @abstractmethod
+    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width of the image that sample i is taken from, and left and top of the sample in it."""
+
+    @abstractmethod
+    def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
+        """Returns batches in which each sample comes once. Those of one list must be read by the same process."""
+
+    @abstractmethod
+    def at_rest(self) -> SampleReader:
+        """Returns a reader whose samples do not change from epoch to epoch."""
+
+
+class ImageReader(SampleReader):
+    """Reads whole images, from a cache or from their files."""
+
+    image_cache: MappedImages | DiskCache | None
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        *,
+        imgsz: int | None,
+        image_cache: MappedImages | DiskCache | None = None,
+        reduces: bool = True,
+    ) -> None:
+        """
+        Args:
+            imgsz: longer side of source images and of letterboxed images, pixels; None for that of each image file.
+            image_cache: made for the same index and imgsz.
+            reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
+                letterboxing resizes whole images, as detection does. A cache has reduced images.
+        """
+        if imgsz is None or (image_cache is None and not reduces):
+            source_hw = index.image_hw
+        else:
+            source_hw = reduced_sizes(index.image_hw, imgsz)
+        super().__init__(index, index, imgsz=imgsz, source_hw=source_hw, image_cache=image_cache, tiles=None)
+
+    def read(self, i: int, epoch: int) -> np.ndarray:
+        if self.image_cache is not None:
+            return self.image_cache[i]
+        return read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.index.pixels)
+
+    def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.index.labels_of(samples)
+
+    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        height, width = self.index.image_hw[i].tolist()
+        return (height, width), (0, 0)
+
+    def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
+        """See `SampleReader`. The images of a batch share a canvas, and the most frequent canvas comes first. Without
+        ``imgsz`` each batch is one image at full size."""
+        if self.imgsz is None:
+            batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
+        else:
+            batches = self._batches_by_canvas(batch_size, canvases)
+        return [
+            [BatchRequest(tuple(SampleKey(i, 0, i, canvas_hw) for i in images), canvas_hw)]
+            for images, canvas_hw in batches
+        ]
+
+    def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
+        """Groups images, in the order of the data set, into batches that share a canvas, with the canvas of each."""
+        sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
+        canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
+        canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
+        distinct, number, counts = np.unique(canvas_of_image, axis=0, return_inverse=True, return_counts=True)
+        batches = []
+        for canvas in np.argsort(-counts, kind="stable"):  # by descending frequency
+            images = np.flatnonzero(number.reshape(-1) == canvas).tolist()
+            height, width = distinct[canvas].tolist()
+            for start in range(0, len(images), batch_size):
+                batches.append((images[start : start + batch_size], (height, width)))
+        return batches
+
+    def at_rest(self) -> ImageReader:
+        return self
+
+
+class TileReader(SampleReader):
+    """Cuts tiles from the cached images of a split."""
+
+    image_cache: MappedImages
+    tiles: TiledIndex
+
+    def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: MappedImages) -> None:
+        """
+        Args:
+            imgsz: side of letterboxed tiles, pixels; None to keep the side of the tile.
+            image_cache: ``tiles.image_index`` at full size.
+        """
+        super().__init__(
+            tiles.image_index,
+            tiles.tile_index,
+            imgsz=imgsz,
+            source_hw=tiles.tile_index.image_hw,
+            image_cache=image_cache,
+            tiles=tiles,
+        )
+
+    def read(self, i: int, epoch: int) -> np.ndarray:
+        return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
+
+    def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.tiles.labels_of(samples, epoch)
+
+    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        height, width = self.index.image_hw[self.tiles.image[i]].tolist()
+        left, top = self.tiles.windows[i, :2].tolist()
+        return (height, width), (left, top)
+
+    def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
+        """See `SampleReader`. One process reads all tiles of an image, and no batch has tiles of two images."""
+        canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
+        bounds = np.searchsorted(self.tiles.image, np.arange(len(self.index) + 1)).tolist()
+        batches_of_images = []
+        for first, end in itertools.pairwise(bounds):
+            keys = tuple(SampleKey(i, 0, i, canvas_hw) for i in range(first, end))
+            starts = range(0, len(keys), batch_size)
+            batches_of_images.append([BatchRequest(keys[start : start + batch_size], canvas_hw) for start in starts])
+        return batches_of_images
+
+    def at_rest(self) -> TileReader:
+        return TileReader(self.tiles.at_rest(), imgsz=self.imgsz, image_cache=self.image_cache)
