@@ -161,7 +161,7 @@ def check(
         is_default = value is None or value is False or value in ("", [])
         if not is_default:
             flags += words_of_flag(name, value)
-    return run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags])
+    return dict(run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags]))
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:

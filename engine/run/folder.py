@@ -58,7 +58,7 @@ def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack, progr
         continue_in_file(folder / "train.log")
         stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
-        write_result(folder=str(folder))
+    write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint)
 
