@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.save_conf and config.track:
         raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
     from engine.inference.source_files import check_source
-    from models.weights.download import check_weights
+    from models.weights.catalog import check_weights
 
     with all_mistakes() as mistakes:
         with mistakes.noted():

@@ -33,7 +33,7 @@ def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.A
 
 def _names() -> list[str]:
     """Lists the names of the public weights."""
-    from models.weights.download import CATALOG
+    from models.weights.catalog import CATALOG
     from utils.config.yaml_files import load_yaml
 
     return list(load_yaml(CATALOG))

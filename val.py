@@ -17,10 +17,11 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import check_processes, read_launch
+from utils.distributed.launch import read_launch
 from utils.entrypoint import run_main
 from utils.logger import configure_logging
 from utils.machine.limits import explained, memory_advice
+from utils.machine.resources import check_processes
 
 
 def main(argv: Sequence[str] | None = None) -> None:

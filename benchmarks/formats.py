@@ -20,10 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.export.exporter import file_path
+from engine.export.exporter import file_bytes, file_path
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig
-from utils.files.folders import file_bytes
 
 ROOT = Path(__file__).parents[1]
 

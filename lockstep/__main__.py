@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _dispatch(arguments: Sequence[str] | None) -> None:
     from utils.errors import UserError
-    from utils.files.schema import suggestion
     from utils.program import COMMANDS, VERSION
+    from utils.schema import suggestion
 
     name, *flags = arguments or ("--help",)
     if name in ("-h", "--help"):

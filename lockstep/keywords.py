@@ -12,7 +12,7 @@ from utils.config.foreign_arguments import flags_of_argument
 from utils.config.other_programs import HYPERPARAMETERS, actions_of, python_hint, reason
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.files.schema import suggestion
+from utils.schema import suggestion
 
 # Settings that are no keywords: parameters of the functions themselves, ``resume``, which is a function, and
 # ``override``, since hyper-parameters are keywords.

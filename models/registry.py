@@ -20,7 +20,7 @@ from torch import nn
 from models.heads.base import DetectionHead
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.errors import UserError, first_line
-from utils.files.schema import Bounds, check, hints_of, suggestion
+from utils.schema import Bounds, check, hints_of, suggestion
 
 MAX_REPEATS = 1000  # repeats of a row; more would take hours to build
 MAX_MODULES = 2000  # rows, repeats included

@@ -18,10 +18,10 @@ from utils.config.other_programs import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.folders import CONFIGS
-from utils.files.schema import Bounds, build, check, suggestion
+from utils.files.program_folders import CONFIGS
 from utils.logger import get_logger, log_when_configured
 from utils.pixels import PixelFormat
+from utils.schema import Bounds, build, check, suggestion
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep

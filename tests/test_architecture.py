@@ -115,7 +115,8 @@ def test_packages_form_a_stack(layer: str):
     for name in names:
         for imported, line in imports()[name]:
             if imported.startswith(f"{layer}."):
-                importing, other = name.split(".")[1], imported.split(".")[1]
+                importing = name.split(".")[1]
+                other = imported.split(".")[1]
                 if importing != other and level[other] >= level[importing]:
                     wrong.append(f"{name}:{line}: {importing} may not import {other}")
     assert not wrong

@@ -77,7 +77,8 @@ class Watched:
 
 def watch(argv: Sequence[object], folder: Path, **variables: str) -> Watched:
     """Runs ``python ARGV`` in ``folder``. Skips the test where nothing can watch it."""
-    home, noted = folder / "home", folder / "noted"
+    home = folder / "home"
+    noted = folder / "noted"
     folder.mkdir(exist_ok=True)
     home.mkdir()
     command = [sys.executable, *map(str, argv)]

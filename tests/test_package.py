@@ -130,7 +130,8 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
     assert len(modules) > 200
     for name, text in modules.items():
         path = name if (ROOT / name).is_file() else name.removeprefix("lockstep/").removeprefix("scripts/")
-        original, tree = (ROOT / path).read_text(encoding="utf-8"), ast.parse(text)
+        original = (ROOT / path).read_text(encoding="utf-8")
+        tree = ast.parse(text)
         of_repository = {top.partition(".")[0] for top in module_names(tree)} & {*FOLDERS, *COMMANDS}
         assert not of_repository, f"{path} names modules of {of_repository}"
         assert text.count("\n") == original.count("\n"), path
@@ -188,7 +189,8 @@ class Installed:
     """Runs the installed package in a folder of a user whose own modules have the names of our folders."""
 
     def __init__(self, site: Path, folder: Path) -> None:
-        self.site, self.folder = site, folder
+        self.site = site
+        self.folder = folder
         for name in ("utils.py", "data/__init__.py", "models/__init__.py", "engine/__init__.py", "train.py"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text("OWN = True\n")
@@ -212,7 +214,8 @@ def installed(site, tmp_path) -> Installed:
 
 
 def flags_in(folder: Path) -> list[str]:
-    data, model = write_dataset(folder / "set", train=6, val=3), write_model(folder / "tiny.yaml")
+    data = write_dataset(folder / "set", train=6, val=3)
+    model = write_model(folder / "tiny.yaml")
     return ["--data", str(data), "--model", str(model), "--epochs", "1", *SMALL]
 
 
@@ -253,7 +256,8 @@ def test_messages_name_the_command_that_is_installed(installed):
 
 @pytest.mark.slow
 def test_all_ways_to_start_work_installed(installed, tmp_path):
-    flags, lockstep = [*flags_in(tmp_path), "--epochs", "2"], ("-m", "lockstep")
+    flags = [*flags_in(tmp_path), "--epochs", "2"]
+    lockstep = ("-m", "lockstep")
     installed.run(*lockstep, "train", *flags, "--spawn", "2", "--name", "spawned")
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
     installed.run(*torchrun, *lockstep, "train", *flags, "--name", "launched")

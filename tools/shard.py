@@ -35,16 +35,17 @@ from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.index.sharded import VERSION
+from data.index.read_shards import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import write_arrays
-from utils.files.folders import USABLE_FRACTION, temporary_folder
 from utils.files.safe_io import write_whole
+from utils.files.temporary_folder import temporary_folder
 from utils.logger import configure_logging, get_logger, progress
+from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.machine.threads import map_ahead
 from utils.program import COMMANDS
 from utils.strings import FlatStrings, counted, format_bytes
@@ -156,7 +157,7 @@ class _TarFiles:
 
     def _open_next(self, needed_bytes: int) -> tarfile.TarFile:
         self.close()
-        if needed_bytes > USABLE_FRACTION * shutil.disk_usage(self._folder).free:
+        if needed_bytes > USABLE_DISK_FRACTION * shutil.disk_usage(self._folder).free:
             raise UserError(f"{self._folder.parent}: the disk is full")
         name = f"{self._split}-{len(self.names):05d}.tar"
         self._tar = tarfile.open(self._folder / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115

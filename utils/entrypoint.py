@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 from utils.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
 from utils.machine import decoder_warnings
 from utils.machine.limits import DISK_FULL, explanation, is_disk_full

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from utils.files.schema import Bounds, build
+from utils.schema import Bounds, build
 from utils.strings import counted
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.schema import Bounds, build, check
+from utils.schema import Bounds, build, check
 
 _OWN_FOLDERS = ("data", "trees")  # those that this program makes next to the variants'
 

@@ -14,9 +14,9 @@ import numpy as np
 from data.image_io.decode import read_source
 from data.index.index import DatasetIndex
 from utils.errors import UserError
-from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
+from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.machine.threads import map_ahead
 from utils.strings import format_bytes
 
@@ -43,7 +43,7 @@ class Decoding(NamedTuple):
 
 def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str) -> None:
     """Raises UserError unless ``size`` bytes fit into ``free`` bytes, of which a part stays in reserve."""
-    if size > USABLE_FRACTION * free:
+    if size > USABLE_DISK_FRACTION * free:
         shortage = f"needs {format_bytes(size)} in {place}, but only {format_bytes(free)} is free"
         raise UserError(f"{flag}: {shortage}; {remedy}")
 

@@ -27,7 +27,7 @@ from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.errors import UserError
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 from utils.pixels import PixelFormat
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import cache_folder, temporary_folder
 from utils.files.locks import FileLock
+from utils.files.program_folders import cache_folder
 from utils.files.safe_io import open_descriptor
+from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger
 from utils.machine.resources import available_memory
 from utils.pixels import PixelFormat

@@ -20,7 +20,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
-from utils.files.schema import Bounds, check
+from utils.schema import Bounds, check
 from utils.strings import FlatStrings
 
 SUFFIX = ".shards"  # file name suffix of an index

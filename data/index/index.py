@@ -17,7 +17,7 @@ from data.labels.label_format import LabelSource
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
-from utils.files.paths import path_of
+from utils.files.paths import normal_path, path_of
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
@@ -252,3 +252,9 @@ class Scan:
 def digest_of(*values: Any) -> str:
     """Returns a digest of JSON values, 32 hex digits."""
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
+    """Returns a value for `DatasetIndex.source`. ``settings``: JSON values that decide which images and labels are
+    used."""
+    return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

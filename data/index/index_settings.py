@@ -17,3 +17,4 @@ class IndexSettings:
     seed: int = 0
     repeats: bool = True  # keep boxes that equal an earlier one of their image: pycocotools scores them
     progress: bool = True
+    is_check: bool = False  # decode all images, use no cache, and warn where a run would be refused

@@ -1,26 +1,20 @@
-"""Opens the index of a split, by `from_files`, `from_shards` or `joined`: reads it, judges it, and selects its part."""
+"""Opens the index of a split: reads all of it, checks it, and selects what a run uses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from data.index.from_files import from_files
-from data.index.index import DatasetIndex, Scan
+from data.index.check_split import check_backgrounds, check_losses, check_objects, problems_as_warnings
+from data.index.full_split import LoadedSplit
+from data.index.index import DatasetIndex, Scan, source_name
 from data.index.index_settings import IndexSettings
-from data.index.joined import joined
-from data.index.judge import (
-    refusal_for_losses,
-    refusal_without_backgrounds,
-    refusal_without_objects,
-    warn_of_background_class,
-    warn_of_losses,
-)
-from data.index.loaded import LoadedSplit, raise_or_warn, source_name
+from data.index.join_parts import join_parts
+from data.index.log_split import log_split
+from data.index.read_files import read_files
+from data.index.read_shards import read_shards
 from data.index.selection import select_used
-from data.index.sharded import from_shards
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import shards_of
-from utils.logger import get_logger
 
 
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
@@ -29,7 +23,7 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
     Raises UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
     the labels, or more than the fraction ``settings.max_bad`` of the labels or images is lost.
     """
-    return _load(spec, split, settings or IndexSettings(), is_check=False).index
+    return _load(spec, split, settings or IndexSettings()).used
 
 
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, tuple[Scan, ...]]:
@@ -38,87 +32,45 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tu
     Returns its index, and what has been scanned, in the order of the images. Problems of the split as a whole are
     warnings, except those that allow no index (UserError): missing data, no image, names that do not match the labels.
     """
-    loaded = _load(spec, split, settings, is_check=True)
-    return loaded.index, loaded.scans
+    loaded = _load(spec, split, replace(settings, is_check=True))
+    return loaded.used, loaded.full.scans
 
 
-def _load(spec: DatasetSpec, split: str, settings: IndexSettings, *, is_check: bool) -> LoadedSplit:
-    """Reads a split as a run uses it. Refuses it if there is nothing to learn from."""
-    loaded = _load_used(spec, split, settings, title=split, is_check=is_check)
-    index = loaded.index
-    if loaded.has_labels and not loaded.has_lost_too_much:  # else it has been refused, or a check has warned
-        raise_or_warn(refusal_without_objects(index, loaded.first_label, spec, split), is_check=is_check)
-    if spec.split(_source_split(spec, split)).parts:
-        raise_or_warn(refusal_without_backgrounds(index, spec, split), is_check=is_check)
-    source = source_name(spec, split, settings.single_cls, settings.fraction)
-    return replace(loaded, index=replace(index, source=source))
-
-
-def _source_split(spec: DatasetSpec, split: str) -> str:
-    """Returns the split whose files have the images of ``split``, which may be held-out training images."""
-    return "train" if spec.held_out and split == "val" else split
-
-
-def _load_used(
-    spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool, is_reported: bool = False
-) -> LoadedSplit:
-    """Reads a split, judges and reports what is lost of all that was labeled, and only then selects what the run uses.
-
-    Args:
-        title: the split in log messages.
-        is_reported: whether this is a part of a split that has been reported already.
-    """
-    source_split = _source_split(spec, split)
-    if spec.split(source_split).parts:
-        return _load_joined(spec, split, settings, title=title, is_check=is_check, is_reported=is_reported)
-    shards = shards_of(spec, source_split)
-    if shards:
-        loaded = from_shards(shards, spec, is_check=is_check)
-    else:
-        loaded = from_files(spec, source_split, settings, is_check=is_check)
-    report_note = _report_note(loaded)
-    loss_refusal = refusal_for_losses(loaded.index.report, spec, source_split, settings.max_bad, report_note)
-    raise_or_warn(loss_refusal, is_check=is_check)
-
-    index = select_used(loaded.index, spec, split, settings)
-    loaded = replace(loaded, index=index, has_lost_too_much=bool(loss_refusal))
-    if not index.report.problems:  # as of a held-out part
-        report_note = ""
-    if is_reported:
-        return loaded
-    get_logger().info("%s: %s%s%s", title, index.report.summary(), loaded.note, report_note)
-    if split == source_split:  # losses of a held-out part are reported with the training split
-        warn_of_losses(loaded, spec, title)
-    if split == "train" and not is_check:  # a check reports the use of each class
-        warn_of_background_class(index, spec)
+def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
+    """Reads a split as a run uses it, logs what it is like, and checks that there is something to learn from."""
+    loaded = _read(spec, split, settings)
+    log_split(loaded, settings, title=split)
+    with problems_as_warnings(settings.is_check):
+        check_objects(loaded, settings.max_bad)
+    with problems_as_warnings(settings.is_check):
+        check_backgrounds(loaded)
     return loaded
 
 
-def _load_joined(
-    spec: DatasetSpec, split: str, settings: IndexSettings, *, title: str, is_check: bool, is_reported: bool
-) -> LoadedSplit:
-    """Reads the data sets that a split joins, and selects what the run uses of all of them. What is lost is judged part
-    by part, as a small part may be of one kind; whether there are objects is not: a part may have backgrounds only."""
-    source_split = _source_split(spec, split)
-    are_parts_reported = is_reported or split != source_split  # those of a held-out part, with the training split
-    part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-    loaded_parts = []
-    for part in spec.split(source_split).parts:
-        part_title = f"{source_split} of {part.source}"
-        loaded_part = _load_used(
-            part, source_split, part_settings, title=part_title, is_check=is_check, is_reported=are_parts_reported
-        )
-        loaded_parts.append(loaded_part)
-    loaded = joined(spec, source_split, loaded_parts, is_reported=are_parts_reported)
-    index = select_used(loaded.index, spec, split, settings)
-    if not is_reported:
-        get_logger().info("%s: %s", title, index.report.summary())
-    return replace(loaded, index=index)
+def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
+    """Reads all of a split, checks how much of it is lost, and then selects what the run uses.
+
+    Of data sets that are joined, each is checked by itself, as what is lost may be all of a small one.
+    """
+    full_split = "train" if spec.is_held_out(split) else split
+    parts = spec.split(full_split).parts
+    if parts:
+        part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
+        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in parts])
+    else:
+        shards = shards_of(spec, full_split)
+        if shards is None:
+            full = read_files(spec, full_split, settings)
+        else:
+            full = read_shards(shards, spec, is_check=settings.is_check)
+        with problems_as_warnings(settings.is_check):
+            check_losses(full, spec, full_split, settings.max_bad)
+    used = select_used(full.index, spec, split, settings)
+    return LoadedSplit(spec, split, full, replace(used, source=_source(spec, split, settings)))
 
 
-def _report_note(loaded: LoadedSplit) -> str:
-    """Returns where the report of the scan is, for messages; "" if there is none, or nothing in it."""
-    path = loaded.report_path
-    if path is None or not loaded.index.report.problems or not path.exists():
-        return ""
-    return f"; report: {path}"
+def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
+    """Returns `DatasetIndex.source`. Runs with other seeds use other images, and keep caches of their own."""
+    if settings.fraction == 1:
+        return source_name(spec, split, settings.single_cls, settings.fraction)
+    return source_name(spec, split, settings.single_cls, settings.fraction, settings.seed)

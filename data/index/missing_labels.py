@@ -15,6 +15,7 @@ from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from data.source.missing_data import what_exists
 from data.source.walk import walk
+from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.strings import counted
 
@@ -29,17 +30,23 @@ class _Advice(NamedTuple):
     remedy: str  # see `LabelFiles.advice`
 
 
-_OF_FORMATS = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
+_FORMAT_ADVICE = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
 # Files with the names of images come first: a JSON for each image is no COCO JSON.
 _ADVICE = (
-    *(advice for advice in _OF_FORMATS if advice.is_per_image),
+    *(advice for advice in _FORMAT_ADVICE if advice.is_per_image),
     _Advice(".json", True, "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON"),
-    *(advice for advice in _OF_FORMATS if not advice.is_per_image),
+    *(advice for advice in _FORMAT_ADVICE if not advice.is_per_image),
     _Advice(".csv", False, "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC"),
 )
 
 
-def no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
+def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError if no image of a split has a label file, with what the data set has instead."""
+    if all(file.stamp is None for file in listing.labels):
+        raise UserError(_what_is_instead(listing, spec, split))
+
+
+def _what_is_instead(listing: Listing, spec: DatasetSpec, split: str) -> str:
     """Returns the message about a split in which no image has a label file."""
     images = counted(len(listing.images), "image")
     doubtful = _findings_of(listing, BAD_LABEL)
@@ -55,7 +62,7 @@ def no_label_file(listing: Listing, spec: DatasetSpec, split: str) -> str:
         return f"{message}; {count} without an image, first {orphans[0].where}: {orphans[0].text}"
     hint = ""
     if spec.splits[split].annotations is None:
-        hint = _labels_elsewhere(listing, spec, split)
+        hint = _hint_at_other_files(listing, spec, split)
     if hint:
         return f"{message}; {hint}"
     unread = _findings_of(listing, UNREAD_LABELS)
@@ -68,7 +75,7 @@ def _findings_of(listing: Listing, kind: str) -> list[Finding]:
     return [finding for finding in listing.findings if finding.kind == kind]
 
 
-def _labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
+def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str:
     """Returns a hint about files in other places that may be the label files of a split; "" if there are none."""
     image = Path(path_of(listing.images[0].name, spec.root))
     label = Path(path_of(listing.labels[0].name, spec.root))

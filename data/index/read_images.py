@@ -41,13 +41,11 @@ class ScannedImage(NamedTuple):
     named_image: str = ""  # the image that the label file itself names
 
 
-def read_images(
-    spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings, *, decode_all: bool
-) -> list[ScannedImage]:
+def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ScannedImage]:
     """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` others
-    are decoded; if one of the latter is damaged, or with ``decode_all``, all are."""
+    are decoded; if one of the latter is damaged, or for a check, all are."""
     count = len(source.images)
-    decoded = np.full(count, decode_all)
+    decoded = np.full(count, settings.is_check)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
     images = _read_all(spec, source, decoded, f"scanning {split}", settings)
     hidden = sum(image.is_hidden for image in images)

@@ -45,15 +45,13 @@ class ScannedSplit:
     findings: list[Finding]  # about all images
 
 
-def scan_split(
-    spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings, *, decode_all: bool = False
-) -> ScannedSplit:
+def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScannedSplit:
     """Reads a listed split, with its images as in `read_images`. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
     names = None if settings.single_cls else spec.names
     request = LabelRequest(listing.images, listing.labels, spec.root, names, listing.others)
     source = listing.label_format.read(request)
-    images = read_images(spec, split, source, settings, decode_all=decode_all)
+    images = read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table, row_findings = _rows_for_sizes(images, image_hw, spec, source)
     named_otherwise = files_named_otherwise(source, images)

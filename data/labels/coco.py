@@ -16,8 +16,8 @@ from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
 from utils.errors import UserError, one_line
 from utils.files.paths import path_of
 from utils.files.safe_io import read_text
-from utils.files.schema import suggestion
 from utils.logger import get_logger
+from utils.schema import suggestion
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite

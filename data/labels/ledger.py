@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
-from utils.files.schema import Count
+from utils.schema import Count
 from utils.strings import counted
 
 WARNED_SHARE = 0.01  # a warning says what is lost if it is at least this fraction of what was labeled

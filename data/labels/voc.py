@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
-from utils.files.schema import suggestion
 from utils.files.xml_files import LINE, XmlError, parse_xml
+from utils.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _BOX_TAGS = ("bndbox", "xmin")  # an element with one of these children has a box

@@ -27,9 +27,9 @@ from data.image_io.channels import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.errors import UserError
-from utils.files.schema import suggestion
 from utils.machine.packages import require_package
 from utils.rng import Stream, keyed_generator
+from utils.schema import suggestion
 from utils.structures import SampleKey
 
 

@@ -116,6 +116,10 @@ class DatasetSpec:
         """Returns the data set with the training images ``names`` (relative to its folder) as the split "val"."""
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
+    def is_held_out(self, split: str) -> bool:
+        """Returns whether a split is a part of the training split, which `hold_out` has chosen."""
+        return split == "val" and bool(self.held_out)
+
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
         """Returns the data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))

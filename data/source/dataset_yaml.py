@@ -29,8 +29,8 @@ from utils.config.settings import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.paths import normal_path
-from utils.files.schema import Bounds, check, suggestion
 from utils.pixels import PixelFormat
+from utils.schema import Bounds, check, suggestion
 from utils.strings import listed
 
 MIN_TILE = 32  # pixels

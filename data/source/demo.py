@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from utils.errors import UserError
-from utils.files.folders import replace_path, temporary_folder
+from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator

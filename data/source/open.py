@@ -15,7 +15,7 @@ from data.source.missing_data import what_exists
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.parser import typed_classes
 from utils.errors import UserError
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
 from utils.errors import UserError, one_line
-from utils.files.schema import Bounds, check, suggestion
+from utils.schema import Bounds, check, suggestion
 
 
 def read_names(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files.folders import CONFIGS
 from utils.files.paths import normal_path
-from utils.files.schema import check
+from utils.files.program_folders import CONFIGS
+from utils.schema import check
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
 

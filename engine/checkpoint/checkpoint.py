@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Position
 from engine.checkpoint.rank_buffers import gather_rank_buffers, put_means, restore_rank_buffers
+from models.modules import unwrap
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext, unwrap
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.schema import build
+from utils.schema import build
 
 if TYPE_CHECKING:
     from engine.optim.ema import ModelEma

@@ -21,14 +21,14 @@ class RunDescription:
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
-    # Location (`utils.files.folders.describe_location`) and fingerprint of the data set, and the label digest of its
+    # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digest of its
     # validation images.
     data: dict[str, str]
     val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: not known
-    origin: dict[str, str] = field(default_factory=dict)  # see `utils.files.folders.Origin`
+    origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
     teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated
 from torch import Tensor
 
 from utils.config.settings import validates_after
-from utils.files.schema import Bounds, Count
+from utils.schema import Bounds, Count
 from utils.strings import counted
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
-from utils.distributed.context import DistributedContext, gather_arrays, is_parallel, unwrap
+from models.modules import is_parallel, unwrap
+from utils.distributed.context import DistributedContext, gather_arrays
 
 
 def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

@@ -25,8 +25,8 @@ from utils.config.parser import typed_classes
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, increment_path
 from utils.files.previous_run import remove_written
+from utils.files.run_folders import check_run_dir, increment_path
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.machine.threads import map_ahead

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
 from models.detector import IMAGES_IN_CACHE, Detector
+from models.modules import eval_mode, unwrap
 from models.postprocess.detections import (
     DETECTED,
     DETECTED_UNVOTED,
@@ -30,7 +32,7 @@ from models.postprocess.detections import (
 )
 from models.postprocess.stitching import TileStitcher
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.distributed.context import DistributedContext, eval_mode, gather_arrays, unwrap
+from utils.distributed.context import DistributedContext, gather_arrays
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, LossOutput, to_float
 
 if TYPE_CHECKING:
@@ -258,22 +260,16 @@ class Evaluator:
         return arrays | {"seconds": np.array([[seconds.get(name, 0.0) for name in TIMES]])}
 
 
-def training_evaluator(
-    ctx: DistributedContext, model: Detector, criterion: Criterion, loader: ValidationLoader
+def build_evaluator(
+    ctx: DistributedContext, loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> Evaluator:
-    """Makes the evaluator of a training's averaged weights. It validates as val.py does, and computes the loss.
-
-    It runs in float32 whatever the type of training, as the threshold that it finds will be used in float32.
-    ``loader``: the data that will be evaluated.
-    """
+    """Makes the evaluator of the data of ``loader``, in float32 and without a loss. ``nms_iou``: the model's."""
     return Evaluator(
         ground_truth=loader.index.ground_truth(),
-        num_classes=model.num_classes,
-        postprocess=select_for_validation,
+        num_classes=len(loader.index.names),
+        postprocess=partial(select_for_validation, settings=settings),
         ctx=ctx,
-        fuses=True,
-        stitch=stitchers_of(loader, model.nms_iou, ValidationSettings()),
-        criterion=criterion,
+        stitch=stitchers_of(loader, nms_iou, settings),
     )
 
 

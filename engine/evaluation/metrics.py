@@ -23,7 +23,7 @@ from engine.evaluation.matching import (
 from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.parser import class_numbers, typed_classes
 from utils.errors import UserError
-from utils.files.schema import suggestion
+from utils.schema import suggestion
 from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from data.source.dataset_spec import DatasetSpec
 from engine.formats.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
-from models.weights.download import origin_of
+from models.weights.origin import origin_of
 from utils.config.settings import ExportConfig
 from utils.distributed.agreement import product_version
-from utils.files.folders import describe_location
+from utils.files.data_location import describe_location
 from utils.program import VERSION
 from utils.strings import counted
 

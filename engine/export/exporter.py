@@ -30,7 +30,7 @@ from models.detector import Detector
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig
 from utils.errors import FailedCheck, UserError
-from utils.files.folders import file_bytes, replace_path, temporary_folder
+from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
 from utils.structures import EvalResult
 
@@ -195,6 +195,11 @@ def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
     layout = "_end2end" if config.layout == "end2end" else ""
     precision = "_int8" if config.int8 else ""
     return weights.with_name(f"{weights.stem}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
+
+
+def file_bytes(path: Path) -> int:
+    """Returns the size of an exported file, or of all files in an exported folder."""
+    return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
 
 
 @contextlib.contextmanager

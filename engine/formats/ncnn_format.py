@@ -30,8 +30,8 @@ from engine.formats.runtimes import (
 from engine.formats.torch_formats import trace
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
-from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
+from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.machine.packages import require_package
 
 PARAM_FILE = "model.ncnn.param"

@@ -26,7 +26,7 @@ from engine.formats.runtimes import (
 from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
-from utils.files.folders import replace_path, temporary_folder
+from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.machine.packages import require_package
 from utils.pixels import PixelFormat
 

@@ -21,8 +21,8 @@ from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
-from utils.files.schema import suggestion
 from utils.program import resume_flag
+from utils.schema import suggestion
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
 Callback = Callable[["RunState"], None]

@@ -1,44 +1,33 @@
-"""Base of hooks, which do everything in a training besides its steps, at fixed points of the loop
-(engine/train/trainer.py), as detectron2's ``HookBase`` does:
-
-    start
-      before_epoch                               each epoch
-        after_step, after_read                   each step
-      after_last_step, validate                  the steps of the epoch are done
-      score, record, (the run is saved), report  now, or for a pending epoch an epoch later: after validate_pending
-      after_epoch
-    after_steps, after_training, finish
-"""
+"""Base of hooks, which do what a training does besides its steps and validations, at fixed points of the loop
+(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import PendingEpoch, Progress
+from engine.checkpoint.progress import Progress
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
-from engine.parallel.step_values import StepFlags, StepValues
+from engine.parallel.step_values import StepValues
 from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult
 
-# Methods of `Hook` that the loop calls with the trainer. "before_validation" is called by `Validation`.
+# Points of the loop: methods of `Hook` that return an action. Their table is there.
 Point = Literal[
     "start",
     "before_epoch",
     "after_step",
     "after_read",
     "after_last_step",
-    "validate",
-    "validate_pending",
     "before_validation",
     "score",
     "record",
@@ -56,7 +45,6 @@ class Epoch:
 
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # of results.csv
-    pending: PendingEpoch | None = None  # set if other processes validate it: its result comes later
     # Of its validation, if there was one:
     result: EvalResult | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -79,94 +67,71 @@ class Training(Protocol):
     progress: Progress
     control: RunControl
     checkpointer: Checkpointer
-    hooks: Hooks
     epochs: int  # of the whole run
     steps: StepPlan
     schedule: Schedule
-    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     step_samples: int  # of the newest step over all ranks; an image of ``--quad`` is made of four
     data_wait_s: float  # how long the newest step waited for them
 
     @property
     def step(self) -> TrainingStep: ...
-    def call(self, point: Point, *args: Any) -> Action: ...
     def seconds(self) -> float: ...
     def set_epochs(self, epochs: int) -> None: ...
-    def read_values(self, *, leave: int) -> StepFlags: ...
 
 
 class Hook:
-    """Base class, which does nothing.
+    """Base class, which does nothing. Each method is a point of the loop, here in the order of the calls; N is the
+    epoch in question, from 1, and ``done`` is `Progress.epoch` at this point.
 
-    Most hooks are on every rank, in the same order, and their methods are called alike: all ranks must return the same
-    action; None continues. Rank 0 has others besides, which write files (`build_hooks`): these return no action and
-    call no collective, as no other rank would take part. A single rank requests an action (`RunControl.request`), which
-    all take after the next step or epoch.
+    ================= ==== ============================================================================================
+    point             done called
+    ================= ==== ============================================================================================
+    start             N-1  before the first step of this process, in a new and in a resumed run
+    before_epoch      N-1  before the first step that this process takes of the epoch
+    after_step        N-1  after each step of the optimizer
+    after_read        N-1  when the host has the values of a step: a step later, or before something is saved
+    after_last_step   N-1  after the last step of the epoch, when all ranks have the same model
+    before_validation N-1  before the training processes validate an epoch; not if others do (``--eval-ranks``)
+    score             N    when an epoch has been validated, or is not due: sets its scores, and completes its row
+    record            N    when the row of an epoch is complete, before its files are saved
+    report            N    when its files are saved: for what takes long or may fail, such as plots
+    after_epoch       N    at the end of every epoch, when the run is saved
+    after_steps       any  after the last step of this process and its save, also if a signal has ended the run
+    after_training    any  after that, unless a signal has ended the run
+    finish            any  when all files are written; not after a signal or an error
+    after_save        any  after each save of the run
+    close             any  at the end, however the training has ended
+    ================= ==== ============================================================================================
+
+    An epoch that others validate is saved without scores: ``after_epoch`` comes first, and ``score``, ``record`` and
+    ``report`` when the steps of the next epoch are done, or when the run ends or is resumed.
+
+    Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
+    return the same action (None continues), which the trainer follows. Rank 0 has others besides (`build_hooks`), which
+    return no action and call no collective, as no other rank would take part. A single rank requests an action
+    (`RunControl.request`), which all take after the next step or epoch. `Epoch.result` is on rank 0 alone.
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
-
-    The end of an epoch has several points, so that each hook finds what it needs wherever it is in the list. An epoch
-    is pending (`Epoch.pending`) while other processes validate it.
     """
 
     # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
     decides_next_epoch = False
 
-    def start(self, trainer: Training) -> Action | None:
-        """Called before the first step of this process."""
-
-    def before_epoch(self, trainer: Training) -> Action | None:
-        """Called before the first step that this process takes of an epoch."""
-
-    def after_step(self, trainer: Training) -> Action | None:
-        """Called after each step of the optimizer."""
-
-    def after_read(self, trainer: Training, values: StepValues) -> Action | None:
-        """Called when the host has the values of a step: one step late, or before something is saved."""
-
-    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Called after the last step of an epoch, when all ranks have the same model."""
-
-    def validate(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Validates the epoch if that is due: sets `Epoch.result`, or `Epoch.pending` if the result comes later."""
-
-    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
-        """Gets the result of an epoch that was pending: sets `Epoch.result`. A signal may end this (`Action.STOP`); the
-        epoch then stays pending."""
-
-    def before_validation(self, trainer: Training) -> Action | None:
-        """Called before the training processes validate an epoch."""
-
-    def score(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Completes the row of an epoch: with scores if it has been validated, without if it is not due."""
-
-    def record(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Called when the row of an epoch is complete, before the run is saved with it."""
-
-    def report(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Called when a recorded epoch has been saved: for what takes long or may fail, such as plots."""
-
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Called at the end of every epoch, when it has been saved; a pending one has no scores yet."""
-
-    def after_steps(self, trainer: Training) -> Action | None:
-        """Called after the last step of this process and its save, also if a signal has ended the run, before the log
-        tells its progress."""
-
-    def after_training(self, trainer: Training) -> Action | None:
-        """Called after `after_steps`, unless a signal has ended the run."""
-
-    def finish(self, trainer: Training) -> Action | None:
-        """Called when all files are written. Not called after a signal or an error."""
-
-    def after_save(self) -> None:
-        """Called after each save."""
-
-    def close(self) -> None:
-        """Called at the end, however the training has ended."""
-
-
-HookT = TypeVar("HookT", bound=Hook)
+    def start(self, trainer: Training) -> Action | None: ...
+    def before_epoch(self, trainer: Training) -> Action | None: ...
+    def after_step(self, trainer: Training) -> Action | None: ...
+    def after_read(self, trainer: Training, values: StepValues) -> Action | None: ...
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None: ...
+    def before_validation(self, trainer: Training) -> Action | None: ...
+    def score(self, trainer: Training, epoch: Epoch) -> Action | None: ...
+    def record(self, trainer: Training, epoch: Epoch) -> Action | None: ...
+    def report(self, trainer: Training, epoch: Epoch) -> Action | None: ...
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None: ...
+    def after_steps(self, trainer: Training) -> Action | None: ...
+    def after_training(self, trainer: Training) -> Action | None: ...
+    def finish(self, trainer: Training) -> Action | None: ...
+    def after_save(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Hooks:
@@ -184,22 +149,11 @@ class Hooks:
         action = Action.CONTINUE
         for hook in self._hooks:
             action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE
-            if action.interrupts:
+            if action.breaks_off:
                 break
         return action
-
-    def get(self, kind: type[HookT]) -> HookT:
-        """Returns the hook of class ``kind``. Raises LookupError if the run has none."""
-        for hook in self._hooks:
-            if isinstance(hook, kind):
-                return hook
-        raise LookupError(f"this run has no hook {kind.__name__}; it has {', '.join(map(_class_name, self._hooks))}")
 
     def after_save(self) -> None:
         """Tells all hooks that the run has been saved."""
         for hook in self._hooks:
             hook.after_save()
-
-
-def _class_name(hook: Hook) -> str:
-    return type(hook).__name__

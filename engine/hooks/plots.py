@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.results import EpochResults
-from engine.hooks.validation import Validation
 from engine.hooks.writers import TensorBoard
 from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
@@ -29,21 +30,32 @@ PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
 
 
-class Plots(Hook):
-    """Draws the plots on rank 0: batches before the first step, the rest after epochs. `TensorBoard` gets the pictures,
-    too. Raises UserError if Matplotlib is not installed."""
+def check_plots() -> None:
+    """Raises UserError if Matplotlib is not installed."""
+    require_package("matplotlib", "plots", "use --noplots")
 
-    def __init__(self) -> None:
-        require_package("matplotlib", "plots", "use --noplots")
+
+class Plots(Hook):
+    """Draws the plots on rank 0: batches before the first step, the rest after epochs.
+
+    Args:
+        evaluator: of the validation; it has the detections of the newest one.
+        val: the split that is validated.
+        fitness: which decides the best epoch.
+        tensorboard: gets the pictures, too.
+    """
+
+    def __init__(self, evaluator: Evaluator, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
+        self._evaluator = evaluator
+        self._val = val
+        self._fitness = fitness
+        self._tensorboard = tensorboard
 
     def start(self, trainer: Training) -> None:
         run = trainer.run
-        validation = trainer.hooks.get(Validation)
         model = trainer.step.ema.module
         self._folder = run.folder
         self._names = model.names
-        self._evaluator = validation.evaluator
-        self._tensorboard = trainer.hooks.get(TensorBoard)
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
             title=f"Training run {run.folder.name}",
@@ -52,8 +64,8 @@ class Plots(Hook):
             ctx=trainer.ctx,
             imgsz=run.config.imgsz,
             stride=model.stride,
-            indexes={"train": trainer.loader.index, "val": validation.loader.index},
-            fitness=trainer.hooks.get(EpochResults).fitness,
+            indexes={"train": trainer.loader.index, "val": self._val},
+            fitness=self._fitness,
             batches=len(trainer.loader),
         )
         is_continued = run.checkpoint is not None

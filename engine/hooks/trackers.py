@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.hooks.tracking import TrackedRun, Tracking
+from engine.hooks.tracking import Service, TrackedRun
 from utils.errors import UserError, first_line
-from utils.files.folders import cache_folder
+from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 
@@ -138,8 +138,8 @@ class Wandb:
 SERVICES = {service.flag: service for service in (Mlflow, Wandb)}
 
 
-def open_services(names: Sequence[str]) -> list[Tracking]:
-    """Returns the hooks of the services ``names``. Raises UserError for one whose package is not installed, or that
+def open_services(names: Sequence[str]) -> list[Service]:
+    """Returns the services ``names``. Raises UserError for one whose package is not installed, or that
     would ask for an account."""
     for name in names:
         for variable, value in QUIET[name].items():
@@ -162,4 +162,4 @@ def open_services(names: Sequence[str]) -> list[Tracking]:
             raise UserError(
                 "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
             )
-    return [Tracking(SERVICES[name]()) for name in dict.fromkeys(names)]
+    return [SERVICES[name]() for name in dict.fromkeys(names)]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.writers import ResultsCsv
 from utils.errors import first_line
+from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
-from utils.files.schema import Count, build
 from utils.logger import get_logger
+from utils.schema import Count, build
 from utils.strings import counted
 
 CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors
@@ -62,14 +62,18 @@ class Service(Protocol):
 
 
 class Tracking(Hook):
-    """Brings ``service`` up to date with results.csv in a thread, on rank 0: each epoch is tracked once.
+    """Brings ``service`` up to date with ``table``, that of results.csv, in a thread, on rank 0: each epoch is tracked
+    once.
 
     An error costs one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for
     epochs alone and with files.
     """
 
-    def __init__(self, service: Service, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S) -> None:
+    def __init__(
+        self, service: Service, table: ResultsTable, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S
+    ) -> None:
         self._service = service
+        self._table = table
         self._close_s = close_s
         self._finish_s = finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -82,7 +86,6 @@ class Tracking(Hook):
         run = trainer.run
         self._folder = run.folder
         self._settings = run.settings.by_name()
-        self._table = trainer.hooks.get(ResultsCsv).table
         self._path = run.folder / f"tracked_{self._service.flag}.json"
         self._tracked = self._read_tracked(trainer)
         self._thread.start()

@@ -12,7 +12,7 @@ from engine.inference.model import InferenceModel
 from utils.config.parser import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.folders import find_location
+from utils.files.data_location import find_location
 from utils.strings import class_difference, counted
 
 

@@ -14,7 +14,7 @@ from models.postprocess.detections import DETECTION_IOU, PostprocessSettings, de
 from utils.config.other_programs import python_hint
 from utils.config.parser import check_image_size, class_numbers
 from utils.errors import UserError
-from utils.files.schema import suggestion
+from utils.schema import suggestion
 
 
 @dataclass(frozen=True, kw_only=True)

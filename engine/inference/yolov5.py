@@ -22,7 +22,7 @@ from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import Boxes, DataFrame, ResultList, Results, label_texts
 from utils.drawing.draw import write_image
 from utils.errors import UserError
-from utils.files.folders import increment_path
+from utils.files.run_folders import increment_path
 from utils.machine.packages import require_package
 from utils.strings import counted
 

@@ -1,70 +1,75 @@
-"""The hooks of a run, in the order in which they are called."""
+"""The hooks of a run: which there are, what each gets, and in which order they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-from engine.evaluation.evaluator import training_evaluator
+from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.metrics import Fitness
-from engine.hooks.callbacks import load_callbacks
+from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.end_log import ClassScores, Summary
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Hook
 from engine.hooks.nonfinite import NonFiniteSteps
-from engine.hooks.plots import Plots
+from engine.hooks.plots import Plots, check_plots
 from engine.hooks.progress_bar import ProgressBar
-from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.results import ClassScores, ClassWeights, EpochResults, Summary
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.trackers import open_services
-from engine.hooks.validation import Validation
+from engine.hooks.tracking import Service, Tracking
 from engine.hooks.writers import ResultsCsv, TensorBoard
-from engine.run.run import RunPlan, TrainingRun
-from engine.train.run_data import Loaders
+from engine.run.assembly import RunValidation
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 
 
-def build_optional_hooks(ctx: DistributedContext, plan: RunPlan) -> list[Hook]:
-    """Builds the hooks that a setting turns on.
+@dataclass(frozen=True)
+class HookParts:
+    """What hooks get from outside of the run: opened before the data is, as it may not be there."""
 
-    Raises UserError for settings that rule each other out, and for packages that are not installed.
-    """
-    config = plan.config
-    hooks: list[Hook] = []
-    if ctx.eval_ranks:
-        hooks.append(RemoteValidation(ctx, config, plan.data_source))
-    if config.tracker and ctx.is_main:
-        hooks += open_services(config.tracker)
+    services: list[Service]  # of ``--tracker``, on rank 0
+    callbacks: UserCallbacks | None  # of ``--callbacks``
+
+
+def open_hook_parts(ctx: DistributedContext, config: TrainConfig) -> HookParts:
+    """Opens what hooks get from outside of the run. Raises UserError for packages that are not installed, accounts that
+    are not set up, and callbacks that cannot be imported."""
+    services = open_services(config.tracker) if ctx.is_main else []
     if not config.noplots and ctx.is_main:
-        hooks.append(Plots())
-    if config.callbacks:
-        hooks.append(load_callbacks(config.callbacks))
-    return hooks
+        check_plots()
+    callbacks = load_callbacks(config.callbacks) if config.callbacks else None
+    return HookParts(services, callbacks)
 
 
 def build_hooks(
     ctx: DistributedContext,
     run: TrainingRun,
     step: TrainStep,
-    loaders: Loaders,
+    train_loader: InfiniteDataLoader,
+    validation: RunValidation,
     *,
     fitness: Fitness,
-    optional_hooks: Sequence[Hook],
+    parts: HookParts,
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    evaluator = training_evaluator(ctx, step.ema.module, step.criterion, loaders.val)
-    validation = Validation(evaluator, loaders.val, config.val_every)
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
     if config.image_weights:
-        hooks.append(ClassWeights(loaders.train))
+        hooks.append(ClassWeights(train_loader))
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
-        hooks += [ResultsCsv(run.folder / "results.csv"), TensorBoard(run.folder)]
-        hooks.append(ClassScores(evaluator.ground_truth, step.ema.module.names))
-    hooks += optional_hooks
-    hooks.append(validation)
+        results_csv = ResultsCsv(run.folder / "results.csv")
+        tensorboard = TensorBoard(run.folder)
+        hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
+        hooks += [Tracking(service, results_csv.table) for service in parts.services]
+        if not config.noplots:
+            hooks.append(Plots(validation.evaluator, validation.loader.index, fitness, tensorboard))
+    if parts.callbacks is not None:
+        hooks.append(parts.callbacks)
     if config.patience:
         hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
     hooks.append(Summary(fitness.name))

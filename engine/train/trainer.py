@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
@@ -23,6 +22,28 @@ from utils.config.settings import closing_epochs
 from utils.errors import UserError
 
 
+class Validator(Protocol):
+    """Ends epochs whose steps are done: validates them if that is due, and completes them (engine/train/validation.py).
+    Every rank has one and makes the same calls. The trainer follows the actions that it returns."""
+
+    pending: PendingEpoch | None  # submitted, and not complete yet: checkpoints store it
+
+    def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
+        """Takes an epoch, and saves the run behind it. The epoch is complete afterwards, or its result comes later.
+
+        Returns `Action.STOP` if a signal has ended a validation: a resumed run then submits the epoch again.
+        """
+        ...
+
+    def collect(self, trainer: Trainer) -> Action:
+        """Completes an epoch that is pending while no other ends: that of an earlier start, or the last one of a run
+        that a callback has ended. Saves the run with its scores.
+
+        Returns `Action.STOP` if a signal has ended its validation: it stays pending.
+        """
+        ...
+
+
 class Trainer:
     """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in the order
     of their list."""
@@ -37,6 +58,7 @@ class Trainer:
         progress: Progress,
         control: RunControl,
         checkpointer: Checkpointer,
+        validator: Validator,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -46,17 +68,16 @@ class Trainer:
         self.progress = progress
         self.control = control
         self.checkpointer = checkpointer
+        self.validator = validator
         self.hooks = Hooks(hooks)
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._has_ended = False  # this process takes no more steps
         self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
-        self._pending: PendingEpoch | None = None  # the newest epoch, while other processes validate it
         self._started = time.monotonic()
         if run.checkpoint is not None:
             self._newest.metrics = run.checkpoint.metrics
-            self._pending = run.checkpoint.pending
             self._started -= run.checkpoint.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
@@ -86,7 +107,7 @@ class Trainer:
         self.call("start")
         self._follow(self.control.agree())
         if not self._has_ended:
-            self._complete_last_pending()  # of an earlier start
+            self._follow(self.validator.collect(self))
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._has_ended and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
@@ -94,7 +115,7 @@ class Trainer:
                 self._end_epoch()
         self.call("after_steps")
         if not self.control.exit_code:
-            self._complete_last_pending()  # a callback has ended the run
+            self._follow(self.validator.collect(self))
         if not self.control.exit_code:
             self.call("after_training")
         self.checkpointer.finish()
@@ -145,23 +166,13 @@ class Trainer:
         return flags
 
     def _end_epoch(self) -> None:
-        """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here.
-
-        The epoch is validated and completed, or it becomes the pending one: other processes validate it, and it is
-        completed after the steps of the next epoch.
-        """
+        """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
         epoch = Epoch(self.progress.epoch + 1)
-        if self.call("after_last_step", epoch).interrupts:
+        if self.call("after_last_step", epoch).breaks_off:
             return
-        if self._complete_pending().interrupts or self.call("validate", epoch).interrupts:
+        if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
-        self.progress.complete_epoch()
-        if epoch.pending is None:
-            self._complete(epoch, save=self.save_epoch)
-        else:
-            self._pending = epoch.pending
-            self.save_epoch(epoch)
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())
 
@@ -174,30 +185,11 @@ class Trainer:
             broadcast_parameters(model, self.ctx)
         self.progress.buffers_averaged = True
 
-    def _complete(self, epoch: Epoch, save: Callable[[Epoch], None]) -> None:
-        """Completes an epoch whose validation is done, or not due: scores and records it, saves it and reports it."""
+    def record_epoch(self, epoch: Epoch) -> None:
+        """Scores and records an epoch whose validation is done, or not due."""
         self.call("score", epoch)
         self.call("record", epoch)
         self._newest = epoch
-        save(epoch)
-        self.call("report", epoch)
-
-    def _complete_pending(self) -> Action:
-        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending."""
-        pending = self._pending
-        if pending is None:
-            return Action.CONTINUE
-        epoch = Epoch(pending.progress.epoch, dict(pending.row))
-        action = self.call("validate_pending", epoch, pending)
-        if not action.interrupts:
-            self._pending = None
-            self._complete(epoch, save=partial(self._save_scored, pending))
-        return action
-
-    def _complete_last_pending(self) -> None:
-        """Completes the pending epoch and saves the run with its scores, as no other epoch has ended since."""
-        if self._pending is not None and not self._complete_pending().interrupts:
-            self.save_position()
 
     def call(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
@@ -232,11 +224,7 @@ class Trainer:
         )
         is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
         metrics = self._newest.metrics if is_at_end_of_epoch else {}
-        return Position(progress=progress, run=status, metrics=metrics, pending=self._pending)
-
-    def _save_scored(self, pending: PendingEpoch, epoch: Epoch) -> None:
-        """Saves the scores of an epoch that was pending; the next save stores the state of the run."""
-        self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
+        return Position(progress=progress, run=status, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""

@@ -26,7 +26,7 @@ from utils.files.checkpoint_file import (
     read_safetensors,
 )
 from utils.files.pickle_program import Record
-from utils.files.schema import check
+from utils.schema import check
 from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None

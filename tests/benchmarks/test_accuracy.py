@@ -23,7 +23,9 @@ class Tool:
     """Calls the program. Its runs write a result at once: each detection is perfect."""
 
     def __init__(self, folder, monkeypatch):
-        self.folder, self.monkeypatch, self.trained = folder, monkeypatch, []
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.trained = []
         self.data = write_dataset(folder / "set", train=4, val=3)
         self.declare("a: {model: m, epochs: 2}\nb: {weights: w.pt, epochs: 2}\n")
         (folder / "w.pt").touch()
@@ -119,7 +121,9 @@ def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
 def test_the_interval_covers_sets_seeds_and_images():
     """Independent normal noise of the three kinds: the draws' variance is the one that sampling has."""
     rng = np.random.default_rng(0)
-    sets, seeds, draws = 40, 30, 4000
+    sets = 40
+    seeds = 30
+    draws = 4000
     sides = [{}, {}]
     gains = rng.normal(0.02, 0.03, sets)
     for number in range(sets):

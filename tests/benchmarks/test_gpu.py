@@ -370,7 +370,8 @@ class Scripts:
     suffix."""
 
     def __init__(self, aps: dict[str, float], output: str = "") -> None:
-        self.aps, self.output = aps, output
+        self.aps = aps
+        self.output = output
         self.commands: list[tuple[str, ...]] = []
 
     def run(self, options: Namespace, *command: str, device: str = "") -> str:
@@ -510,7 +511,8 @@ def test_a_training_that_fails_is_reported_after_the_others(monkeypatch: pytest.
 def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
     """By the words of train.py."""
     gone = ValidationService.__new__(ValidationService)
-    gone._ranks, gone._failure = range(0), ""
+    gone._ranks = range(0)
+    gone._failure = ""
     gone._store = SimpleNamespace(check=lambda keys: True, get=lambda key: b"rank 1: no fp16 on CPUs")
     monkeypatch.setattr(get_logger(), "propagate", True)
     gone._find_failure()
@@ -527,7 +529,8 @@ class Replicas:
 
     def __init__(self, refusal: str = "", file: str = "") -> None:
         self.numbers: list[int] = []
-        self.refusal, self.file = refusal, file
+        self.refusal = refusal
+        self.file = file
 
     def build(self, model: dict, *, images: int, ctx: DistributedContext) -> TrainStep:
         self.numbers.append(len(ctx.devices))

@@ -75,7 +75,8 @@ def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
         rows.append((a["category_id"] // 10 - 1, x, y, x + w, y + h))
     rows = change(rows)
     others = [a for a in content["annotations"] if a["image_id"] != image_id]
-    text, xml = "", ""
+    text = ""
+    xml = ""
     for number, (class_id, *box) in enumerate(rows):
         annotation = {"id": 1000 * image_id + number, "image_id": image_id, "category_id": 10 * (class_id + 1)}
         x1, y1, x2, y2 = (*box, 0, 0, 0, 0)[:4]
@@ -814,7 +815,8 @@ def test_every_command_refuses_alike(root, tmp_path, capsys):
     path = describe(root, "coco")
     edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
     cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
-    model, weights = write_model(tmp_path / "tiny.yaml"), write_weights(tmp_path / "w.pt", NAMES)
+    model = write_model(tmp_path / "tiny.yaml")
+    weights = write_weights(tmp_path / "w.pt", NAMES)
     trained = [*flags(path, tmp_path), "--model", model, "--epochs", 1]
     said = error_of(capsys, train.main, *trained)
     assert f"error: {path}: 'train': {cause}" in said

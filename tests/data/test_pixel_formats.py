@@ -121,7 +121,8 @@ def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
 
 
 class Spec:
-    source, tile = "synthetic.yaml", 0
+    source = "synthetic.yaml"
+    tile = 0
 
 
 @pytest.fixture
@@ -131,7 +132,8 @@ def batches_of(monkeypatch, tmp_path):
     def batches(index, **options):
         monkeypatch.setattr("data.loading.open_samples.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
-        config, ctx = TrainConfig(**(defaults | options)), DistributedContext.single("cpu")
+        config = TrainConfig(**(defaults | options))
+        ctx = DistributedContext.single("cpu")
         loader = build_train_loader(ctx, config, Hyperparameters(mixup=0.5), Spec(), stride=32)
         found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
         found = [replace(batch, images=batch.images.clone()) for batch in found]

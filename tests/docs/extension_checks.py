@@ -34,9 +34,11 @@ SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "
 def test_a_model_with_the_layer_and_the_head_learns():
     rows = [[-1, 1, "GhostConv", [8, 3, 2]], *TINY_MODEL["backbone"][1:]]
     spec = TINY_MODEL | {"backbone": rows, "head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
-    model, batch = build_detector(spec, 2), make_batch(4)
+    model = build_detector(spec, 2)
+    batch = make_batch(4)
     criterion = model.head.build_loss(Hyperparameters())
-    images, optimizer = batch.images.float() / 255, torch.optim.Adam(model.parameters(), lr=0.01)
+    images = batch.images.float() / 255
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(20):
         output = criterion(model(images), batch.targets)
@@ -53,13 +55,15 @@ def test_a_model_with_the_layer_and_the_head_learns():
 
 
 def test_each_object_has_one_cell():
-    model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
+    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
+    batch = make_batch(4)
     output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets)
     assert 1 <= output.normalizer <= len(batch.targets.rows)
 
 
 def test_ignored_cells_without_object_have_no_class_loss():
-    model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
+    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
+    batch = make_batch(4)
     raw = [level.detach().requires_grad_() for level in model(batch.images / 255)]
     everything = np.array([[1, -1, 0.5, 0.5, 1, 1]], np.float32)  # the whole second image, all classes
     output = model.head.build_loss(Hyperparameters())(raw, replace(batch.targets, ignore=everything))
@@ -71,13 +75,13 @@ def test_ignored_cells_without_object_have_no_class_loss():
 
 def test_lion_equals_the_paper_and_skips_a_step():
     model = nn.Linear(3, 2, bias=False, dtype=torch.float64)
-    weight, momentum = model.weight.detach().numpy().copy(), np.zeros((2, 3))
+    weight = model.weight.detach().numpy().copy()
+    momentum = np.zeros((2, 3))
     optimizer = build_optimizer(model, "Lion", OptimizerSettings(momentum=0.9, weight_decay=0.1))
     for step in range(5):
         model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         gradient = model.weight.grad.numpy()
-        optimizer.found_nonfinite = torch.tensor(float(step == 2))
-        optimizer.step()
+        optimizer.step(torch.tensor(float(step == 2)))
         if step != 2:
             weight = weight - 1e-4 * (np.sign(0.9 * momentum + 0.1 * gradient) + 0.1 * weight)
             momentum = 0.99 * momentum + 0.01 * gradient
@@ -86,7 +90,8 @@ def test_lion_equals_the_paper_and_skips_a_step():
 
 def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=6, val=2)
-    content, size = yaml.safe_load(data.read_text()), 64
+    content = yaml.safe_load(data.read_text())
+    size = 64
     rows = []
     for label in sorted((tmp_path / "set" / "labels" / "train").iterdir()):
         for line in label.read_text().splitlines():
@@ -108,7 +113,8 @@ def test_erasing_is_the_same_in_both_forms():
     operation = RandomErasing(Hyperparameters(erasing=1.0))
     assert operation.is_active
     assert not RandomErasing(Hyperparameters()).is_active
-    u, canvas_hw = np.random.default_rng(0).random((8, 4)), np.tile([[48, 64]], (8, 1))
+    u = np.random.default_rng(0).random((8, 4))
+    canvas_hw = np.tile([[48, 64]], (8, 1))
     parameters = operation.parameters(u, canvas_hw)
     images = np.full((8, 48, 64, 3), 200, np.uint8)
     on_device = operation.apply_torch(torch.from_numpy(images).float(), torch.from_numpy(parameters).float())

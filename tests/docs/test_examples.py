@@ -20,7 +20,8 @@ def test_tracking_with_opencv(tmp_path, monkeypatch, capsys):
     """A stand-in for a trained model finds the objects of the scene."""
     pytest.importorskip("trackers")
     frames = list(scene(90))
-    weights, video = write_weights(tmp_path / "best.pt", NAMES), write_video(tmp_path / "clip.mp4", frames)
+    weights = write_weights(tmp_path / "best.pt", NAMES)
+    video = write_video(tmp_path / "clip.mp4", frames)
     load = inference.load
     monkeypatch.setattr(inference, "load", lambda *args, **kwargs: with_known_detections(load(*args, **kwargs), frames))
     output = tmp_path / "out.mp4"

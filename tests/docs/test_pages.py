@@ -184,7 +184,8 @@ def test_the_callbacks_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "hooks.py").write_text(block.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, "--epochs", "1", "--callbacks", "hooks:Hooks", "--project", tmp_path]
     train.main([*map(str, given), *SMALL])
     assert "metrics/AP" in (tmp_path / "exp" / "done.txt").read_text()

@@ -33,7 +33,8 @@ from tests.helpers.tiny import make_batch
 from utils.config.settings import Hyperparameters
 from utils.structures import Batch, Detections
 
-DEFAULT, SIDE = 0, 1  # streams
+DEFAULT = 0  # the streams' numbers
+SIDE = 1
 
 
 @pytest.fixture

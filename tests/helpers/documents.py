@@ -44,7 +44,8 @@ def blocks(page: str) -> list[Block]:
         if not line.lstrip().startswith("```"):
             continue
         if start is None:
-            start, info = number, line.strip().removeprefix("```")
+            start = number
+            info = line.strip().removeprefix("```")
             continue
         language, _, title = info.partition(" ")
         assert language in LANGUAGES, f"{page}:{start}: a block of code needs one of the languages {LANGUAGES}"
@@ -91,7 +92,8 @@ def commands(page: str) -> list[Command]:
 def _split(page: str, number: int, line: str) -> list[Command]:
     """The commands of a line, joined by ``&&`` or ``;``; their redirections are left out."""
     words = shlex.split(line.replace("\\ ", " "), comments=True)
-    found, current = [], []
+    found = []
+    current = []
     for word in [*words, "&&"]:
         if word in ("&&", ";", "||", "|"):
             if current:

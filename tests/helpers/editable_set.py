@@ -18,7 +18,8 @@ class EditableSet:
     """A clean data set of four training and two validation images, whose files a test changes."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.yaml = root, root / "data.yaml"
+        self.root = root
+        self.yaml = root / "data.yaml"
         rng = np.random.default_rng(0)
         for split, count in (("train", 4), ("val", 2)):
             for i in range(count):

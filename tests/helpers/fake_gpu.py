@@ -135,9 +135,11 @@ def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modu
 @torch.no_grad()
 def _backward(loss: Tensor) -> None:
     """Adds the gradients of ``loss`` () to ``.grad``, as `Tensor.backward`."""
-    root, first_output = loss.grad_fn, 0
+    root = loss.grad_fn
+    first_output = 0
     waiting: Counter[Any] = Counter()  # nodes to gradients that are still to come
-    found, stack = {root}, [root]
+    found = {root}
+    stack = [root]
     while stack:
         for node, _ in stack.pop().next_functions:
             if node is not None:
@@ -151,7 +153,8 @@ def _backward(loss: Tensor) -> None:
         node = ready.pop()
         gradients = received.pop(node, {})
         if hasattr(node, "variable"):
-            leaf, gradient = node.variable, gradients.get(0)
+            leaf = node.variable
+            gradient = gradients.get(0)
             if gradient is not None:
                 leaf.grad = gradient.detach() if leaf.grad is None else leaf.grad + gradient
             continue
@@ -181,5 +184,6 @@ def _applied(node: Any, gradients: dict[int, Tensor], count: int) -> list[Tensor
             for like, value in zip(outputs, values)
         )
         results = node.apply(*filled)
-        results, needed = results if isinstance(results, tuple) else (results,), node.needs_input_grad
+        results = results if isinstance(results, tuple) else (results,)
+        needed = node.needs_input_grad
     return [result for result, is_needed in zip(results, needed) if is_needed]

@@ -195,7 +195,8 @@ def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
 def with_middle(data: bytes, kind: str) -> bytes:
     """The file with its middle third replaced."""
     rng = np.random.default_rng(0)
-    first, last = len(data) // 3, 2 * len(data) // 3
+    first = len(data) // 3
+    last = 2 * len(data) // 3
     count = last - first
     middle = {
         "zeros": bytes(count),

@@ -97,10 +97,13 @@ def scene(frames: int = FRAMES) -> Iterator[SceneFrame]:
 
 
 def _frame_of(number: int, image: np.ndarray, owner: np.ndarray, areas: np.ndarray) -> SceneFrame:
-    rows, boxes, visible = [], [], []
+    rows = []
+    boxes = []
+    visible = []
     for row, area in enumerate(areas):
         is_visible = owner == row
-        columns, lines = np.flatnonzero(is_visible.any(0)), np.flatnonzero(is_visible.any(1))
+        columns = np.flatnonzero(is_visible.any(0))
+        lines = np.flatnonzero(is_visible.any(1))
         if len(columns):
             rows.append(row)
             boxes.append([columns[0], lines[0], columns[-1] + 1, lines[-1] + 1])

@@ -9,7 +9,9 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-_IN_OPEN, _IN_ISDIR, _IN_Q_OVERFLOW = 0x20, 0x40000000, 0x4000
+_IN_OPEN = 0x20
+_IN_ISDIR = 0x40000000
+_IN_Q_OVERFLOW = 0x4000
 _EVENT = struct.Struct("iIII")
 
 

@@ -96,7 +96,8 @@ def preloaded_python() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
-        address, client = f"{folder}/socket", Path(folder, "python")
+        address = f"{folder}/socket"
+        client = Path(folder, "python")
         client.write_text(_CLIENT.format(python=sys.executable, address=address, forwarded=[*map(int, _FORWARDED)]))
         client.chmod(0o755)
         command = [sys.executable, __file__, address]
@@ -254,7 +255,9 @@ def run(argv: list[str]) -> None:
                 stream.reconfigure(write_through=True)
         argv = argv[1:]
     first = 0 if argv[0] not in ("-c", "-m") else 1
-    kind, what, sys.argv = argv[0], argv[first], argv[first:]
+    kind = argv[0]
+    what = argv[first]
+    sys.argv = argv[first:]
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins
     sys.modules["__main__"] = main

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.helpers.preloaded import python
 from utils.distributed.launch import torchrun_variables
-from utils.distributed.spawn import free_port
+from utils.machine.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))

@@ -60,9 +60,11 @@ def write_public(detector: Detector, folder: Path) -> Path:
         kernel = state[f"{STEM}conv.weight"].flip(1) / 255
         corners = [kernel[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
         state[f"{STEM}conv.weight"] = torch.cat(corners, 1)
-        path, content = folder / "yolox.pth", {"start_epoch": 300, "model": state, "optimizer": {"state": {}}}
+        path = folder / "yolox.pth"
+        content = {"start_epoch": 300, "model": state, "optimizer": {"state": {}}}
     else:
-        path, content = folder / "v9.pt", in_mit_names(detector)
+        path = folder / "v9.pt"
+        content = in_mit_names(detector)
     torch.save(content, path)
     return path
 

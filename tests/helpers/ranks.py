@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 
 from utils.distributed.context import DistributedContext
 from utils.distributed.launch import torchrun_variables
-from utils.distributed.spawn import free_port
+from utils.machine.ports import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.build", "engine.evaluation.evaluator"]

@@ -15,7 +15,8 @@ def requirements() -> dict[str, dict[str, Requirement]]:
     """The required packages by name, in lower case, by extra; those of every installation under "", those of the tests
     under "dev"."""
     file = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project, groups = file["project"], file["dependency-groups"]
+    project = file["project"]
+    groups = file["dependency-groups"]
     lists = {"": project["dependencies"], **project["optional-dependencies"], **groups}
     return {extra: _by_name(lines) for extra, lines in lists.items()}
 

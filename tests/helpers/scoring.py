@@ -67,7 +67,8 @@ def coco_evaluate(gt, table):
     }
     predictions = str(table)
     if isinstance(table, DetectionTable):
-        ids, kinds = np.array(gt.image_ids)[table.image_index], np.array(gt.category_ids)[table.classes]
+        ids = np.array(gt.image_ids)[table.image_index]
+        kinds = np.array(gt.category_ids)[table.classes]
         rows = zip(ids.tolist(), kinds.tolist(), xyxy_to_xywh(table.boxes_xyxy_px).tolist(), table.scores.tolist())
         predictions = [dict(zip(("image_id", "category_id", "bbox", "score"), row)) for row in rows]
     with contextlib.redirect_stdout(io.StringIO()):

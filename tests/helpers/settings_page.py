@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.config import search_settings, settings
 from utils.config.flags import flag_name
-from utils.files.schema import type_of
+from utils.schema import type_of
 
 COMMANDS: dict[str, type] = {
     "train.py": settings.TrainConfig,
@@ -97,7 +97,8 @@ def _text(value: Any) -> str:
 
 def _values(field: dataclasses.Field, cls: type) -> str:
     """The type, choices and bounds of a setting."""
-    meta, kind = field.metadata, type_of(field, cls)
+    meta = field.metadata
+    kind = type_of(field, cls)
     is_list = typing.get_origin(kind) is list
     element = typing.get_args(kind)[0] if is_list else kind
     if meta["choices"]:

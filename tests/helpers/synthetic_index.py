@@ -71,7 +71,10 @@ def write_dataset(
     """PNG files of the given heights and widths, each with up to ``objects`` labeled rectangles."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    paths, boxes, labels, offsets = [], [], [], [0]
+    paths = []
+    boxes = []
+    labels = []
+    offsets = [0]
     for i, (height, width) in enumerate(sizes):
         image = smooth_image(rng, height, width)
         for _ in range(int(rng.integers(objects + 1))):

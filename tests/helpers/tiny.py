@@ -82,7 +82,8 @@ def write_tiled_dataset(root: Path, sizes_hw: Sequence[tuple[int, int]], *, tile
         for kind in ("images", "labels"):
             (root / kind / split).mkdir(parents=True)
         for i, (height, width) in enumerate(sizes_hw):
-            image, rows = smooth_image(rng, height, width), ""
+            image = smooth_image(rng, height, width)
+            rows = ""
             for _ in range(squares):
                 x, y = int(rng.integers(width - 30)), int(rng.integers(height - 30))
                 image[y : y + 30, x : x + 30] = (250, 20, 20)

@@ -27,7 +27,8 @@ def clustered(seed: int = 0) -> np.ndarray:
 
 
 def test_recall_and_fitness_equal_loops():
-    boxes, anchors = clustered(), np.array(COCO_PX, dtype=float).reshape(-1, 2)
+    boxes = clustered()
+    anchors = np.array(COCO_PX, dtype=float).reshape(-1, 2)
     ratios = [[min(w / aw, aw / w, h / ah, ah / h) for aw, ah in anchors.tolist()] for w, h in boxes.tolist()]
     best = [max(row) for row in ratios]
     expected = np.mean([b > 1 / 4 for b in best]), np.mean([b if b > 1 / 4 else 0 for b in best])
@@ -39,7 +40,8 @@ def test_recall_equals_the_fraction_that_the_assigner_matches():
     boxes = np.exp(np.random.default_rng(1).uniform(np.log(3), np.log(500), (300, 2)))
     line = check_anchors(boxes, head, anchor_t=4.0, refit=False)
     targets = torch.zeros(300, 6)
-    targets[:, 2:4], targets[:, 4:] = 0.5, torch.from_numpy(boxes / 640).float()
+    targets[:, 2:4] = 0.5
+    targets[:, 4:] = torch.from_numpy(boxes / 640).float()
     matched = torch.zeros(300, dtype=torch.bool)
     for stride, anchors in zip(STRIDES, head.anchors):
         valid = match_anchors(targets, anchors, (640 // stride, 640 // stride), 4.0).valid
@@ -59,7 +61,8 @@ def test_good_anchors_are_kept():
 @pytest.mark.parametrize("strides", [(8, 16, 32), (32, 16, 8)])
 def test_poor_anchors_are_refitted(strides):
     head = anchor_head(strides, COCO_PX if strides[0] == 8 else COCO_PX[::-1])
-    buffer, boxes = head.anchors, clustered()
+    buffer = head.anchors
+    boxes = clustered()
     before, _ = recall_and_fitness(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
     line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
     assert head.anchors is buffer, "written in place: state dicts and devices stay valid"

@@ -95,7 +95,8 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
     detector = copy.deepcopy(nano[name]).train()
     images = torch.rand(2, 3, 64, 96)
     if channels_last:
-        detector, images = detector.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
+        detector = detector.to(memory_format=torch.channels_last)
+        images = images.to(memory_format=torch.channels_last)
     raw = detector(images)
     channels = {"yolov5n": 3 * (5 + 5), "yoloxnano": 5 + 5}.get(name, 4 * 16 + 5)
     assert [tuple(x.shape) for x in raw] == [(2, channels, 64 // s, 96 // s) for s in (8, 16, 32)]
@@ -141,7 +142,8 @@ def test_an_empty_batch_gives_zero_gradients(nano: dict[str, Detector], name: st
 
 @pytest.mark.parametrize("name", NANO)
 def test_batch_of_images_equals_single_images(nano: dict[str, Detector], name: str) -> None:
-    detector, images = nano[name].eval(), torch.rand(3, 3, 64, 96)
+    detector = nano[name].eval()
+    images = torch.rand(3, 3, 64, 96)
     with torch.inference_mode():
         together = detector(images)
         apart = [torch.cat(level) for level in zip(*(detector(images[i : i + 1]) for i in range(3)))]
@@ -151,7 +153,8 @@ def test_batch_of_images_equals_single_images(nano: dict[str, Detector], name: s
 
 @pytest.mark.parametrize("name", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yolov5n", "yolo11n"))])
 def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: str) -> None:
-    detector, images = (nano[name] if name else build_detector(TINY_MODEL, 2)).eval(), torch.rand(1, 3, 64, 64)
+    detector = (nano[name] if name else build_detector(TINY_MODEL, 2)).eval()
+    images = torch.rand(1, 3, 64, 64)
 
     def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return detector.decode(detector(x))
@@ -198,7 +201,8 @@ def test_norms_dfl_and_head_biases_start_with_the_documented_values(nano: dict[s
     assert torch.equal(state["model.22.dfl.conv.weight"].flatten(), torch.arange(16.0))
     norms = [m for m in nano["yolov8n"].modules() if isinstance(m, nn.BatchNorm2d)]
     assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.03)}
-    free, anchor = nano["yolo11n"].head, nano["yolov5n"].head
+    free = nano["yolo11n"].head
+    anchor = nano["yolov5n"].head
     assert (free.cv2[0][-1].bias == 1).all()
     # 5 objects over 80x80 cells, divided evenly over 5 classes
     assert free.cv3[0][-1].bias.sigmoid().mean().item() == pytest.approx(5 / 5 / 6400, rel=1e-3)
@@ -262,7 +266,8 @@ def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str
     detector = copy.deepcopy(nano[name]).train()
     scatter_norms(detector)
     keys = list(detector.state_dict())
-    fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
+    fused = detector.fuse()
+    images = torch.rand(1, 3, 64, 64)
     assert detector.training
     assert list(detector.state_dict()) == keys
     assert not fused.training
@@ -270,7 +275,8 @@ def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str
     with torch.inference_mode():
         for a, b in zip(fused(images), detector.eval()(images)):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-        detector, images = detector.double(), images.double()
+        detector = detector.double()
+        images = images.double()
         for a, b in zip(detector.fuse(one_to_one=None)(images), detector(images), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
@@ -296,7 +302,8 @@ def test_attention_equals_the_papers_formula() -> None:
     attention = Attention(8, heads=2).double().eval()
     x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
     parts = attention.qkv(x).reshape(2, 2, 2 + 2 + 4, 15)
-    values, mixed = torch.zeros(2, 8, 15).double(), torch.zeros(2, 8, 15).double()
+    values = torch.zeros(2, 8, 15).double()
+    mixed = torch.zeros(2, 8, 15).double()
     for image in range(2):
         for head in range(2):
             query, key, value = parts[image, head].split((2, 2, 4))
@@ -481,7 +488,8 @@ def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str, message: str)
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1)])
 def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
-    x, weight = torch.randn(2, 4, *size, dtype=torch.float64), torch.randn(2, 4, 2 * size[0], 2 * size[1])
+    x = torch.randn(2, 4, *size, dtype=torch.float64)
+    weight = torch.randn(2, 4, 2 * size[0], 2 * size[1])
     results = []
     for module in (Upsample(None, 2), torch.nn.Upsample(None, 2)):
         leaf = x.clone().requires_grad_()

@@ -64,7 +64,8 @@ def raw_maps(model, batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
 def test_end2end_adds_the_second_head_to_any_family(family: str) -> None:
     single = build_detector(family, 3, seed=1)
     pair = build_detector(single.spec | PAIR, 3, seed=1)
-    first, both = single.state_dict(), pair.state_dict()
+    first = single.state_dict()
+    both = pair.state_dict()
     assert all(torch.equal(value, both[key]) for key, value in first.items())
     added = {key.replace(ONE_TO_ONE, ""): value for key, value in both.items() if ONE_TO_ONE in key}
     head = f"model.{len(single.model) - 1}."
@@ -104,13 +105,15 @@ def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
-    pair, images = build_detector(MODELS[kind], 2, seed=1).eval(), torch.rand(2, 3, CANVAS, CANVAS)
+    pair = build_detector(MODELS[kind], 2, seed=1).eval()
+    images = torch.rand(2, 3, CANVAS, CANVAS)
     with torch.no_grad():
         for key, p in pair.named_parameters():
             if ONE_TO_ONE in key:
                 p += 0.1
         raw = pair(images)
-        one, many = pair.fuse(), pair.fuse(one_to_one=False)
+        one = pair.fuse()
+        many = pair.fuse(one_to_one=False)
         for model, maps in ((one, raw[3:]), (many, raw[:3])):
             for level, expected in zip(model(images), maps, strict=True):
                 torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-4)
@@ -132,7 +135,8 @@ def test_yolo26_trains_and_detects() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     with torch.inference_mode():
         fused = model.eval().fuse()
-        whole, alone = model.decode(model(images)), fused.decode(fused(images))
+        whole = model.decode(model(images))
+        alone = fused.decode(fused(images))
     for a, b in zip(whole, alone):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
     assert whole[0].shape == (4, 84, 4)
@@ -247,12 +251,14 @@ def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> 
     targets = make_batch(4).targets.rows[2:]  # the first picture has none
     raw = [level.requires_grad_() for level in raw_maps(model, 4)]
     output = criterion(raw, as_targets(targets))
-    many, one = criterion.many(raw[:3], as_targets(targets)), criterion.one(raw[3:], as_targets(targets))
+    many = criterion.many(raw[:3], as_targets(targets))
+    one = criterion.one(raw[3:], as_targets(targets))
     torch.testing.assert_close(output.total, many.total + HYP.one2one * one.total)
     torch.testing.assert_close(output.parts.sum(), output.total.detach())
     assert criterion.names == (*NAMES[kind], *(f"{name}_one" for name in NAMES[kind]))
     expected = torch.autograd.grad(output.total, raw)
-    shares, sums = [], []
+    shares = []
+    sums = []
     for low, high in ((0, 1), (1, 1), (1, 4)):
         share = [level.detach()[low:high].requires_grad_() for level in raw]
         mine = targets[(targets[:, 0] >= low) & (targets[:, 0] < high)] - torch.tensor([low, 0, 0, 0, 0, 0])
@@ -278,10 +284,12 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     inner = criterion.assigner
     criterion.assigner = lambda *args, **kwargs: seen.append(inner(*args, **kwargs)) or seen[-1]
     output = criterion(raw, as_targets(targets))
-    n, weight = int(seen[0].cells[0, 0, 0]), float(seen[0].scores[0, 0, 0])
+    n = int(seen[0].cells[0, 0, 0])
+    weight = float(seen[0].scores[0, 0, 0])
     sizes = [(CANVAS // s) ** 2 for s in model.strides]
     level = next(i for i in range(3) if n < sum(sizes[: i + 1]))
-    stride, grid = model.strides[level], CANVAS // model.strides[level]
+    stride = model.strides[level]
+    grid = CANVAS // model.strides[level]
     row, column = divmod(n - sum(sizes[:level]), grid)
     left, top, right, bottom = raw[level][0, :4, row, column].tolist()
     x, y = column + 0.5, row + 0.5
@@ -301,7 +309,8 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
     raw = [level.requires_grad_() for level in raw]
     rows = [0, 0, 0.3, 0.35, 0.3, 0.3, 0, 1, 0.4, 0.4, 0.35, 0.3, 1, 1, 0.7, 0.6, 0.4, 0.6, 1, 0, 0.2, 0.8, 0.2, 0.2]
     targets = torch.tensor(rows).view(4, 6)
-    criterion, optimizer = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion = model.head.build_loss(HYP)
+    optimizer = torch.optim.Adam(raw, lr=0.1)
     for _ in range(300):
         output = criterion(raw, as_targets(targets))
         optimizer.zero_grad()
@@ -327,7 +336,8 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
 @pytest.mark.parametrize("ties", [False, True])
 def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    boxes, scores = torch.rand(3, 60, 4, generator=generator) * 100, torch.rand(3, 60, 4, generator=generator)
+    boxes = torch.rand(3, 60, 4, generator=generator) * 100
+    scores = torch.rand(3, 60, 4, generator=generator)
     boxes[..., 2:] += boxes[..., :2]
     scores = (scores * 8).round() / 8 if ties else scores
     settings = {"conf_thres": 0.2, "max_det": max_det, "multi_label": multi_label, "classes": classes}
@@ -368,7 +378,8 @@ def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
     report = transfer_weights(pair, tmp_path / "single.pt")
     assert not report.skipped
     assert not report.unused
-    state, source = pair.state_dict(), single.state_dict()
+    state = pair.state_dict()
+    source = single.state_dict()
     head = f"model.{len(single.model) - 1}."
     for prefix in ("", ONE_TO_ONE):
         assert torch.equal(state[f"{head}{prefix}cv2.0.0.conv.weight"], source[f"{head}cv2.0.0.conv.weight"])
@@ -383,7 +394,8 @@ def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
 
 
 def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
-    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "pair.yaml", MODELS["no bins"])
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "pair.yaml", MODELS["no bins"])
     folder = tmp_path / "exp"
     given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", tmp_path]
     call(train.main, *given, "--cache-dir", tmp_path / "cache")
@@ -402,7 +414,8 @@ def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
         return json.loads((tmp_path / name / "predictions.json").read_text())
 
     for prefix in ("", "detect_"):
-        one, many = found(f"{prefix}one"), found(f"{prefix}many", "--nms")
+        one = found(f"{prefix}one")
+        many = found(f"{prefix}many", "--nms")
         both = found(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
         assert one
         assert one != many

@@ -17,7 +17,10 @@ import torch
 from models.weights.load import load_detector
 from utils.boxes import xyxy_to_cxcywh
 
-BOX_PX, SCORE, RAW = 5e-3, 1e-4, 1e-3  # of decoded boxes, of scores, and of the raw maps of all branches
+# Largest differences allowed of decoded boxes, of scores, and of the raw maps of all branches.
+BOX_PX = 5e-3
+SCORE = 1e-4
+RAW = 1e-3
 PEERS = Path(__file__).with_name("peers")
 
 

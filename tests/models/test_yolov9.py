@@ -41,7 +41,8 @@ def tiny(tmp_path: Path) -> Detector:
 def test_every_block_trains_and_fuses(tiny: Detector) -> None:
     scatter_norms(tiny)
     images = torch.rand(2, 3, 64, 96)
-    keys, raw = list(tiny.state_dict()), tiny(images)
+    keys = list(tiny.state_dict())
+    raw = tiny(images)
     assert [tuple(x.shape) for x in raw] == [(2, 67, 16, 24), (2, 67, 8, 12)]
     sum(x.square().mean() for x in raw).backward()
     assert all(p.grad.any() for p in tiny.parameters() if p.requires_grad)
@@ -65,7 +66,8 @@ def test_the_yamls_activation_is_used_everywhere(tmp_path: Path) -> None:
 def test_downsampling_equals_its_formula() -> None:
     x = torch.randn(2, 6, 8, 10)
     mean = (x[..., :-1, :-1] + x[..., 1:, :-1] + x[..., :-1, 1:] + x[..., 1:, 1:]) / 4
-    conv, down = AConv(6, 4).eval(), ADown(6, 4).eval()
+    conv = AConv(6, 4).eval()
+    down = ADown(6, 4).eval()
     torch.testing.assert_close(conv(x), conv.cv1(mean))
     assert conv(x).shape == down(x).shape == (2, 4, 4, 5)
     pooled = nn.functional.max_pool2d(mean[:, 3:], 3, 2, 1)
@@ -100,6 +102,7 @@ def test_every_name_of_every_size_is_mapped(name: str) -> None:
 
 
 def test_an_expanded_grouped_kernel_gives_the_same_convolution() -> None:
-    kernel, x = torch.randn(8, 3, 3, 3, dtype=torch.float64), torch.randn(2, 12, 5, 5, dtype=torch.float64)
+    kernel = torch.randn(8, 3, 3, 3, dtype=torch.float64)
+    x = torch.randn(2, 12, 5, 5, dtype=torch.float64)
     expected = nn.functional.conv2d(x, kernel, groups=4)
     torch.testing.assert_close(nn.functional.conv2d(x, ungrouped(kernel, 12)), expected)

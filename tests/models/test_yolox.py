@@ -37,7 +37,8 @@ def focus(images: Tensor) -> Tensor:
 
 
 def test_a_focus_and_a_convolution_equal_one_larger_kernel() -> None:
-    kernel, images = torch.randn(5, 12, 3, 3, dtype=torch.float64), torch.rand(2, 3, 10, 14, dtype=torch.float64)
+    kernel = torch.randn(5, 12, 3, 3, dtype=torch.float64)
+    images = torch.rand(2, 3, 10, 14, dtype=torch.float64)
     expected = nn.functional.conv2d(focus(images), kernel, padding=1)
     torch.testing.assert_close(nn.functional.conv2d(images, without_focus(kernel), stride=2, padding=2), expected)
 

@@ -124,7 +124,8 @@ def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequen
     stored in ``folder``."""
     names = names or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
-        world, place = prepared(Path(temporary), names), Path(temporary) / "input"
+        world = prepared(Path(temporary), names)
+        place = Path(temporary) / "input"
         tally = Tally()
         numbers = Counter[str]()
         begun = time.monotonic()

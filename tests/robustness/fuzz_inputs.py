@@ -60,12 +60,15 @@ def change_bytes(data: bytes, chance: random.Random, others: list[bytes] = []) -
     words = []
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         if chance.random() < 0.02:
-            data, word = chance.choice((b"", chance.randbytes(chance.randrange(1, 5000)))), "replaced"
+            data = chance.choice((b"", chance.randbytes(chance.randrange(1, 5000))))
+            word = "replaced"
         elif others and chance.random() < 0.12:
-            data, word = _splice(data, chance, chance.choice(others)), "spliced"
+            data = _splice(data, chance, chance.choice(others))
+            word = "spliced"
         else:
             kind = chance.choice(kinds)
-            data, word = kind(data, chance), kind.__name__.strip("_")
+            data = kind(data, chance)
+            word = kind.__name__.strip("_")
         words.append(word)
     return data, "+".join(words)
 
@@ -116,7 +119,8 @@ def _repeat(data: bytes, chance: random.Random) -> bytes:
 
 
 def _number(data: bytes, chance: random.Random) -> bytes:
-    at, order = _place(data, chance), chance.choice("<>")
+    at = _place(data, chance)
+    order = chance.choice("<>")
     kind = chance.choice("BHIQ")
     size = struct.calcsize(kind)
     value = chance.choice(_INTEGERS) % 256**size
@@ -164,11 +168,14 @@ def _changed_tree(
     tree: Any, chance: random.Random, texts: tuple[str, ...], dump: Callable[[Any], str]
 ) -> tuple[str, str]:
     """A tree with a value or key replaced by one of ``texts``, or with one removed or doubled."""
-    path, kind = chance.choice(_paths(tree)), chance.random()
+    path = chance.choice(_paths(tree))
+    kind = chance.random()
     holder = {"": copy.deepcopy(tree)}
-    container, key = holder, ""
+    container = holder
+    key = ""
     for step in path:
-        container, key = container[key], step
+        container = container[key]
+        key = step
     if path and kind < 0.1:
         del container[key]
         return dump(holder[""]), f"without {path}"
@@ -214,7 +221,8 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
     root = ElementTree.fromstring(data)
     parents = {child: parent for parent in root.iter() for child in parent}
     element = chance.choice(list(root.iter()))
-    kind, what = chance.randrange(11), f"in <{element.tag}>"
+    kind = chance.randrange(11)
+    what = f"in <{element.tag}>"
     if kind == 0 and element is not root:
         parents[element].remove(element)
         what = f"without <{element.tag}>"
@@ -229,8 +237,10 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
         expanding = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))  # a billion times
         expanding = f'<!ENTITY e0 "11111111">{expanding}<!ENTITY e "&e9;">'
         few = ('<!ENTITY e "5">', external, '<!ENTITY e "&e;">', '<!ENTITY e "<xmin>5</xmin>">', expanding, expanding)
-        entities, deep = chance.choice((*few, "", "", "")), chance.choice((100, _DEEP, 50_000))
-        element.text, inside = _MARK, b"&e;" if entities else b"<a>" * deep + b"</a>" * deep
+        entities = chance.choice((*few, "", "", ""))
+        deep = chance.choice((100, _DEEP, 50_000))
+        element.text = _MARK
+        inside = b"&e;" if entities else b"<a>" * deep + b"</a>" * deep
         head = f"<!DOCTYPE annotation [{entities}]>".encode() if entities else b""
         return head + ElementTree.tostring(root).replace(_MARK.encode(), inside), f"{entities[:60]}{inside[:9]} {what}"
     elif kind == 5:
@@ -241,7 +251,8 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
         what = f"a tag becomes <{element.tag}>"
     elif kind == 7 and not len(element):
         half = (element.text or "")[:1]
-        element.text, child = half, ElementTree.SubElement(element, chance.choice(("b", "xmin", "name")))
+        element.text = half
+        child = ElementTree.SubElement(element, chance.choice(("b", "xmin", "name")))
         child.tail = chance.choice(("7", "", None))
         what = f"<{child.tag}> inside <{element.tag}>"
     else:
@@ -260,7 +271,9 @@ def change_rows(data: bytes, chance: random.Random) -> Change:
     at = chance.randrange(len(rows))
     field = chance.randrange(len(rows[at]))
     kind = chance.randrange(10)
-    separator, end, what = " ", "\n", ""
+    separator = " "
+    end = "\n"
+    what = ""
     if kind == 0:
         del rows[at][field]
         what = "a field less"
@@ -299,11 +312,13 @@ def change_safetensors(data: bytes, chance: random.Random) -> Change:
         name = chance.choice([key for key in header if key != "__metadata__"])
         offsets = header[name]["data_offsets"]
         offsets[chance.randrange(2)] += chance.choice((-4, 4, 1, -(2**40), 2**40))
-        text, what = json.dumps(header).encode(), f"offsets of {name}"
+        text = json.dumps(header).encode()
+        what = f"offsets of {name}"
     elif kind == 1 and "__metadata__" in header and "lockstep" in header["__metadata__"]:
         changed, what = change_json(header["__metadata__"]["lockstep"].encode(), chance)
         header["__metadata__"]["lockstep"] = changed.decode("utf-8", "replace")
-        text, what = json.dumps(header).encode(), f"metadata {what}"
+        text = json.dumps(header).encode()
+        what = f"metadata {what}"
     else:
         text, what = change_json(json.dumps(header).encode(), chance)
     length = chance.choice((len(text),) * 8 + (len(text) + 8, 2**63, 2**32, 0))

@@ -87,7 +87,8 @@ def strict_voc(data: bytes) -> Reading:
     rows = []
     must_tell = False
     for element in root.findall("object"):
-        boxes, names = element.findall("bndbox"), element.findall("name")
+        boxes = element.findall("bndbox")
+        names = element.findall("name")
         leaves = [boxes[0].findall(tag) for tag in ("xmin", "ymin", "xmax", "ymax")] if len(boxes) == 1 else []
         whole = len(names) == 1 and leaves and all(len(found) == 1 and not len(found[0]) for found in leaves)
         numbers = [strict_number((found[0].text or "").strip()) for found in leaves] if whole else [None]
@@ -164,7 +165,8 @@ def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: 
         assert told, f"{name} is left out in silence"
         return "left out by name"
     height, width = SIZES[name]
-    first, last = index.offsets[found[0]], index.offsets[found[0] + 1]
+    first = index.offsets[found[0]]
+    last = index.offsets[found[0] + 1]
     boxes = [
         (int(c), *map(float, (x, y, x + w, y + h)), bool(crowd))
         for c, (x, y, w, h), crowd in zip(

@@ -117,7 +117,8 @@ class World:
 
     @cached_property
     def safetensors(self) -> dict[str, bytes]:
-        own, other = self.folder / "own.safetensors", self.folder / "other.safetensors"
+        own = self.folder / "own.safetensors"
+        other = self.folder / "other.safetensors"
         convert_weights(self.trained / "runs" / "exp" / "best.pt", own)
         write_safetensors(other, read_safetensors(own)[0], {"format": "pt"})
         return {path.name: path.read_bytes() for path in (own, other)}
@@ -125,7 +126,8 @@ class World:
     @cached_property
     def index_cache(self) -> tuple[Path, Path, DatasetIndex]:
         """A data set with a label file that cannot be used, its cache with reports, and its index."""
-        root, cache = shutil.copytree(self.labeled, self.folder / "indexed"), self.folder / "indexed.cache"
+        root = shutil.copytree(self.labeled, self.folder / "indexed")
+        cache = self.folder / "indexed.cache"
         (root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
         index = scan(root, "yolo", cache)
         assert {p.suffix for p in cache.iterdir()} == {".index", ".txt"}

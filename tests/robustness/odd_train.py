@@ -31,7 +31,8 @@ def make_odd(kind: str, *args: str) -> None:
     from utils.distributed.rendezvous import evaluation_store
     from utils.errors import UserError
 
-    take, score = TrainStep.__call__, Evaluator.run
+    take = TrainStep.__call__
+    score = Evaluator.run
 
     def step(self, batches, images, updates, **options) -> None:
         here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
@@ -67,7 +68,8 @@ def make_odd(kind: str, *args: str) -> None:
             result.metrics["AP"] = sum(float(p.double().abs().sum()) for p in model.parameters()) * 1e4 % 1
         return result
 
-    TrainStep.__call__, Evaluator.run = step, run
+    TrainStep.__call__ = step
+    Evaluator.run = run
 
 
 def save_every(steps: int) -> None:

@@ -109,7 +109,8 @@ def early_and_late(readings: list[Reading]) -> tuple[Reading, Reading]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "cache"), [(2, "ram"), (1, "none")])
 def test_memory_files_and_processes_stay_constant_over_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
-    data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=40)
+    model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--workers", 2, "--cache", cache, "--epochs", EPOCHS]
     readings = readings_by_epoch([*map(str, flags), "--spawn", str(ranks)], tmp_path)
     assert len(readings) > EPOCHS - 5

@@ -38,7 +38,8 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
-IMAGES, BATCH = 18, 4
+IMAGES = 18
+BATCH = 4
 STEPS_BETWEEN_KILLS = 4  # about; an epoch has five
 GONE_S = 30.0  # an idle machine needs two
 CALL_EPOCHS = 2
@@ -205,7 +206,8 @@ def prove_calls(root: Path, kills: int) -> None:
         with start(folder, 0) as run:
             assert run.codes() == ([2, 2] if over else [0, 0]), run.output()
         same_run(whole / "runs" / "exp", folder / "runs" / "exp")
-        left, expected = files_left(folder), files_left(whole)
+        left = files_left(folder)
+        expected = files_left(whole)
         assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
 
 

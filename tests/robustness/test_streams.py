@@ -97,7 +97,8 @@ def test_help_without_a_reader(redirection, code):
     ("redirection", "code"), [(">&- 2>&-", 0), (f"| head -1{CODE_OF_FIRST}", 141), ("> /dev/full", 2)]
 )
 def test_a_training_completes_without_a_reader(tmp_path, redirection, code):
-    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
     program = "import train; from utils.entrypoint import run_main; run_main(train.main)"
     done = run(redirection, *flags, program=program, interpreter=python())

@@ -183,7 +183,8 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
     given = [*weights, "--data", data, *PLAIN, "--project", tmp_path / "runs"]
     call(val.main, *given, "--project", tmp_path / "first")  # so that the scan is cached
     picture = tmp_path / "set" / "images" / "val" / "001.png"
-    stamp, size = picture.stat().st_mtime_ns, picture.stat().st_size
+    stamp = picture.stat().st_mtime_ns
+    size = picture.stat().st_size
     picture.write_bytes(b"x" * size)
     os.utime(picture, ns=(stamp, stamp))
     assert "001.png" in error_of(capsys, val.main, *given)
@@ -263,7 +264,8 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
     """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
     monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
     given = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
-    diverges, last = ["--set", "lr0=1e30", "warmup_epochs=0"], tmp_path / "good" / "last.pt"
+    diverges = ["--set", "lr0=1e30", "warmup_epochs=0"]
+    last = tmp_path / "good" / "last.pt"
     line = error_of(capsys, train.main, *given, *diverges)
     assert "There is no checkpoint yet: start again with a lower lr0" in line
     call(train.main, *given, "--name", "good")
@@ -313,7 +315,8 @@ def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
     """Learning rate and decay are the new ones, not those saved with the optimizer's state; others do not change."""
     given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", tmp_path]
     call(train.main, *flags(world), *given)
-    last, changed = tmp_path / "exp" / "last.pt", ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
+    last = tmp_path / "exp" / "last.pt"
+    changed = ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
     call(train.main, "--resume", last, "--epochs", "2", "--set", *changed)
     out = capsys.readouterr().out
     assert "resume: lr0 None -> 0.02\n" in out

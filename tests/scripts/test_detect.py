@@ -40,7 +40,7 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.folders import CONFIGS
+from utils.files.program_folders import CONFIGS
 from utils.machine.threads import ReadAheadLimit
 from utils.structures import GRAY
 
@@ -257,7 +257,8 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     variants = [drawing("--hide-labels"), drawing("--hide-conf"), drawing("--line-thickness", "4")]
     assert all((plain != v).any() for v in variants)
     assert (variants[0] != variants[1]).any()
-    one, named = labels("--classes", "1"), labels("--classes", NAMES[1])
+    one = labels("--classes", "1")
+    named = labels("--classes", NAMES[1])
     assert set(one[:, 0]) <= {1.0}
     assert np.array_equal(one, named)
     none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
@@ -273,7 +274,8 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
 
 
 def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, capsys):
-    content, path = read_checkpoint(weights), tmp_path / "weights.pt"
+    content = read_checkpoint(weights)
+    path = tmp_path / "weights.pt"
     common = ["--weights", path, "--source", pictures / "a.png", "--device", "cpu", "--project", tmp_path / "runs"]
 
     def scores(progress, *more):

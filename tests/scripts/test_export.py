@@ -31,7 +31,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import describe_location
+from utils.files.data_location import describe_location
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -86,7 +86,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
     (folder / "run").mkdir()
     weights = write_detector(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     checked = []
 
     def open_and_read(path: Path, **options):
@@ -112,7 +113,8 @@ def exported(made_once: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_all_formats_are_checked_and_scored(
     exported: Path, made_once: Exported, capsys: pytest.CaptureFixture, data: Path, tmp_path: Path
 ):
-    weights, files = exported, [*FILES.values()]
+    weights = exported
+    files = [*FILES.values()]
     for name in files:
         line = next(line for line in made_once.printed.splitlines() if f"/{name}: " in line)
         assert "; 4 images: AP " in line
@@ -306,12 +308,13 @@ def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys)
 
 
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
-    weights, file = (
-        write_detector(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]),
-        tmp_path / "a.torchscript",
+    weights = write_detector(
+        tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]
     )
+    file = tmp_path / "a.torchscript"
     rows = tmp_path / "a_end2end.torchscript"  # what reads one layout cannot read the other
-    common, end2end = ["--weights", weights, "--format", "torchscript", "--data", data], ["--layout", "end2end"]
+    common = ["--weights", weights, "--format", "torchscript", "--data", data]
+    end2end = ["--layout", "end2end"]
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         call(export.main, *common, "--no-check", *flags)
         assert open_model(file, device=CPU, trust=True).nms_iou == nms_iou
@@ -388,7 +391,8 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
 ):
     train.main(training(data, tmp_path, "--export", "torchscript"))
     printed = capsys.readouterr().out
-    tried, trained = printed.index("tested before training: torchscript"), printed.index("epoch 1/1")
+    tried = printed.index("tested before training: torchscript")
+    trained = printed.index("epoch 1/1")
     assert tried < trained < printed.index("best.torchscript: ")
     folder = tmp_path / "runs" / "exp"
     assert open_model(folder / "best.torchscript", device=CPU, trust=True).info["details"]["checked"] == "yes"

@@ -66,7 +66,8 @@ def test_the_kubernetes_resources_are_consistent():
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8")))
     kinds = {d["kind"]: d for d in documents}
     assert list(kinds) == ["PersistentVolumeClaim", "TrainingRuntime", "TrainJob"]
-    runtime, job = kinds["TrainingRuntime"], kinds["TrainJob"]
+    runtime = kinds["TrainingRuntime"]
+    job = kinds["TrainJob"]
     assert job["spec"]["runtimeRef"] == {
         "apiGroup": runtime["apiVersion"].split("/")[0], "kind": runtime["kind"], "name": runtime["metadata"]["name"],
     }  # fmt: skip

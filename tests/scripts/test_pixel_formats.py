@@ -45,7 +45,8 @@ def as_arrays(data: Path) -> Path:
 def trained(tmp_path_factory) -> tuple[Path, Path]:
     """The YAML, and a run of one epoch."""
     root = tmp_path_factory.mktemp("five")
-    data, model = as_arrays(write_dataset(root / "set")), write_model(root / "tiny.yaml")
+    data = as_arrays(write_dataset(root / "set"))
+    model = write_model(root / "tiny.yaml")
     flags = ["--data", data, "--model", model, "--epochs", "1", "--project", root, "--cache", "disk"]
     call(train.main, *flags, "--optimizer", "SGD", "--cache-dir", root / "cache", *SMALL)
     return data, root / "exp"
@@ -83,7 +84,8 @@ def test_files_arrays_and_tensors_give_the_same_detections(trained, tmp_path):
 
 def test_the_folder_is_detected_scored_and_checked(trained, tmp_path):
     data, run = trained
-    weights, project = ["--weights", run / "best.pt", "--device", "cpu"], ["--project", tmp_path]
+    weights = ["--weights", run / "best.pt", "--device", "cpu"]
+    project = ["--project", tmp_path]
     source = ["--source", data.parent / "images/val", "--conf-thres", "0"]
     call(detect.main, *weights, *source, "--save-crop", "--name", "d", *project)
     assert len(list((tmp_path / "d").glob("*.jpg"))) == 5
@@ -113,7 +115,8 @@ def test_exported_files_compute_the_same_and_know_the_format(trained, tmp_path):
 
 
 def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
-    other, best = write_dataset(tmp_path / "rgb"), ["--weights", trained[1] / "best.pt", "--device", "cpu"]
+    other = write_dataset(tmp_path / "rgb")
+    best = ["--weights", trained[1] / "best.pt", "--device", "cpu"]
     for main, *given in (
         (val.main, "--data", other),
         (train.main, "--data", other, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL),
@@ -127,7 +130,8 @@ def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_on_two_processes_and_when_it_is_resumed(tmp_path):
-    data, model = as_arrays(write_dataset(tmp_path / "set")), write_model(tmp_path / "tiny.yaml")
+    data = as_arrays(write_dataset(tmp_path / "set"))
+    model = write_model(tmp_path / "tiny.yaml")
     flags = ["train.py", "--data", data, "--model", model, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL]
     flags += ["--batch-size", "8", "--optimizer", "SGD", "--virtual-ranks", "2", "--quad"]
     flags += ["--cache", "ram", "--save-period", "1", "--epochs", "2"]

@@ -59,7 +59,8 @@ def write_squares(root: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A data set, and the folder of a run on it, in the default type of the device."""
     folder = tmp_path_factory.mktemp("run")
-    data, model = write_squares(folder / "set"), write_model(folder / "tiny.yaml", TINY_MODEL)
+    data = write_squares(folder / "set")
+    model = write_model(folder / "tiny.yaml", TINY_MODEL)
     call(
         train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12, *CPU,
         "--noplots", "--project", folder, "--name", "run",
@@ -96,8 +97,10 @@ def labels_of(data: Path) -> list[tuple[int, int, list[float]]]:
 def counted(rows: list[dict], data: Path) -> tuple[float, float, float]:
     """Mean P, R and F1 of the classes: each detection, the best first, takes the free label of its class that it
     overlaps most, by at least 0.5."""
-    labels, taken = labels_of(data), set()
-    true, total = [0, 0], [0, 0]
+    labels = labels_of(data)
+    taken = set()
+    true = [0, 0]
+    total = [0, 0]
     for row in sorted(rows, key=lambda row: -row["score"]):
         kind = row["category_id"]
         x, y, w, h = row["bbox"]

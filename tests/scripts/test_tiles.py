@@ -98,7 +98,8 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> np.ndarray
 def stitch(boxes: list[Box], windows: np.ndarray, iou_thres: float) -> list[Box]:
     """The detections of an image from those of its tiles, the best first; their tiles mean nothing."""
     cut = [_cut_sides(box, windows[tile], windows) for box, _, _, tile in boxes]
-    links, inside = [], []
+    links = []
+    inside = []
     for v, u in combinations(range(len(windows)), 2):
         common = _intersection(windows[v], windows[u])
         if _area(common) <= 0 or not (windows[v][:2] == windows[u][:2]).any():
@@ -111,7 +112,8 @@ def stitch(boxes: list[Box], windows: np.ndarray, iou_thres: float) -> list[Box]
             if boxes[i][2] == boxes[j][2] and overlap > 0:
                 both[i, j] = overlap / (_area(shown[i]) + _area(shown[j]) - overlap)
                 for part, whole in ((i, j), (j, i)):
-                    small, large = _area(boxes[part][0]), _area(boxes[whole][0])
+                    small = _area(boxes[part][0])
+                    large = _area(boxes[whole][0])
                     is_sure = boxes[whole][1] >= 0.1 * boxes[part][1]
                     if overlap >= 0.5 * small and large > small and is_sure and cut[part].any():
                         inside.append((part, whole))
@@ -177,7 +179,8 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     results = json.loads((tmp_path / "exp/results.json").read_text())
 
     detector = load(weights, device="cpu").image_detector.model.detector
-    labels, found = [], []
+    labels = []
+    found = []
     for number, path in enumerate(images):
         image = cv2.imread(str(path))[..., ::-1]
         height, width = image.shape[:2]

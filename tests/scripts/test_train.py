@@ -38,7 +38,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fine_tuned):
     """In fine-tuning, pretrained parameters have another rate than new ones. --resume may have larger --epochs."""
-    whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1", "close_scale=1"]
+    whole = tmp_path / "whole" / "exp"
+    more = ["--set", "close_mosaic=1", "close_scale=1"]
     if fine_tuned:
         weights = tmp_path / "one class" / "last.pt"
         call(train.main, *flags(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")[1:])
@@ -155,7 +156,8 @@ def test_epochs_fit_into_the_time(world, tmp_path):
     given = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
     done = run_python(*flags(world, tmp_path, *given))
     folder = tmp_path / "exp"
-    table, last = rows(folder / "results.csv"), read_checkpoint(folder / "last.pt")
+    table = rows(folder / "results.csv")
+    last = read_checkpoint(folder / "last.pt")
     assert len(table) == last["progress"]["epoch"] == last["config"]["epochs"] != 100
     assert f"--time 0.001: {len(table)} epoch" in done.stdout
     assert table[-1]["metrics/AP"]

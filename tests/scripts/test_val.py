@@ -28,7 +28,7 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
 from utils.config.coco_classes import COCO_IDS
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import CONFIGS
+from utils.files.program_folders import CONFIGS
 
 NAMES = ("disc", "box")
 SIZE = 64
@@ -44,7 +44,8 @@ def render_set(folder, images=7):
         picture = rng.integers(0, 60, (height, width, 3)).astype(np.uint8)
         lines = []
         for _ in range(3 if i < images - 1 else 0):
-            kind, half = int(rng.integers(2)), int(rng.integers(4, 10))
+            kind = int(rng.integers(2))
+            half = int(rng.integers(4, 10))
             x, y = (int(rng.integers(half, side - half)) for side in (width, height))
             if kind:
                 cv2.rectangle(picture, (x - half, y - half), (x + half, y + half), (200, 220, 240), -1)
@@ -61,7 +62,8 @@ def render_set(folder, images=7):
 def tiny(tmp_path_factory):
     """A data set YAML and a checkpoint of a tiny untrained model."""
     folder = tmp_path_factory.mktemp("tiny")
-    data, model = render_set(folder), build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
+    data = render_set(folder)
+    model = build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
     return data, write_detector(folder / "best.pt", model, data={"source": str(data)})
 
 
@@ -130,7 +132,8 @@ def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_
 
 
 def test_spreadsheets_compute_no_class_name(tmp_path):
-    data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
+    data = render_set(tmp_path / "set")
+    names = ["=1+1", "@box"]
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
     weights = write_weights(tmp_path / "best.pt", names)
     val.main(flags((data, weights), tmp_path, "--data", data, "--noplots"))
@@ -188,7 +191,8 @@ def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
         val.main(flags(tiny, tmp_path, *more, voting))
         return read(tmp_path / "runs" / name)
 
-    voted, plain = found("on", "--box-voting"), found("off", "--no-box-voting")
+    voted = found("on", "--box-voting")
+    plain = found("off", "--no-box-voting")
     raised = np.sort([row["score"] for row in voted]) - np.sort([row["score"] for row in plain])
     assert raised.min() >= 0
     assert raised.max() > 0
@@ -443,7 +447,8 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
 @pytest.mark.slow
 def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path):
     """As the README says, training in bfloat16 validates in it, and val.py uses float32 by default."""
-    data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=40)
+    model = write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
     call(train.main, *given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs")
     run = tmp_path / "runs" / "exp"
@@ -462,7 +467,8 @@ def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path):
 def trained(tmp_path_factory):
     """The folder of a run of one epoch, in that of its data set."""
     root = tmp_path_factory.mktemp("trained")
-    data, model = write_dataset(root / "set", train=4, val=2), write_model(root / "tiny.yaml")
+    data = write_dataset(root / "set", train=4, val=2)
+    model = write_model(root / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
     call(train.main, *given, "--name", "run", "--epochs", "1")
     return root

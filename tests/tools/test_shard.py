@@ -58,7 +58,8 @@ def test_shards_have_the_images_and_labels_of_the_files(source: Path, tmp_path: 
     out = written(source, tmp_path / "out", most)
     assert (len(list(out.glob("train-*.tar"))) > 1) == (most < 10**9)
     for split in ("train", "val"):
-        files, shards = index_of(source, split), index_of(out, split)
+        files = index_of(source, split)
+        shards = index_of(out, split)
         assert list(files.paths) == list(shards.paths)
         for name in ARRAYS:
             assert getattr(files, name).tobytes() == getattr(shards, name).tobytes()
@@ -92,7 +93,8 @@ def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp
     source.write_text(yaml.safe_dump(content))
     out = written(source, tmp_path / "out")
     for options in ({}, {"single_cls": True}, {"fraction": 0.5, "seed": 3}):
-        files, shards = index_of(source, **options), index_of(out, **options)
+        files = index_of(source, **options)
+        shards = index_of(out, **options)
         assert files.names == shards.names
         assert list(files.paths) == list(shards.paths)
         assert np.array_equal(files.classes, shards.classes)
@@ -196,7 +198,8 @@ def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp
 
 def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Path):
     """Although another index has taken its place."""
-    out, other = written(source, tmp_path / "out"), write_dataset(tmp_path / "other", size=96)
+    out = written(source, tmp_path / "out")
+    other = write_dataset(tmp_path / "other", size=96)
     index = index_of(out)
     before = [read_bytes(index.path(i)) for i in range(len(index))]
     os.replace(written(other, tmp_path / "new") / "train.shards", out / "train.shards")

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import val
-from models.weights.download import CATALOG
+from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
 from tests.helpers.documents import ROOT
 from tests.helpers.scripts import error_of
@@ -41,7 +41,8 @@ def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, mon
 def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
     run_main(weights_command.main, [str(world / "own.pt"), str(tmp_path / f"new{suffix}")])
     assert "2 classes, strides 8, 16, 32" in capsys.readouterr().out
-    before, after = load_detector(world / "own.pt"), load_detector(tmp_path / f"new{suffix}")
+    before = load_detector(world / "own.pt")
+    after = load_detector(tmp_path / f"new{suffix}")
     assert (after[0].names, after[0].spec, after[1]["imgsz"]) == (before[0].names, before[0].spec, 64)
     images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(before[0](images), after[0](images)))

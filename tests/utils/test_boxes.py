@@ -10,13 +10,15 @@ from utils import boxes as ub
 
 def random_xyxy(count: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
     rng = np.random.default_rng(seed)
-    corner, size = rng.uniform(0, 60, (count, 2)), rng.uniform(0.5, 50, (count, 2))
+    corner = rng.uniform(0, 60, (count, 2))
+    size = rng.uniform(0.5, 50, (count, 2))
     return torch.from_numpy(np.concatenate((corner, corner + size), 1)).to(dtype)
 
 
 @pytest.mark.parametrize("kinds", ["cxcywh_to_xyxy", "xyxy_to_cxcywh", "xywh_to_xyxy", "xyxy_to_xywh"])
 def test_conversions_equal_torchvision_for_both_kinds(kinds):
-    convert, (source, target) = getattr(ub, kinds), kinds.split("_to_")
+    convert = getattr(ub, kinds)
+    source, target = kinds.split("_to_")
     boxes = ops.box_convert(random_xyxy(50), "xyxy", source)
     before = boxes.clone()
     expected = ops.box_convert(boxes, source, target)
@@ -56,7 +58,8 @@ REFERENCES = {
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_iou_family_equals_torchvision_by_broadcasting(kind):
-    a, b = random_xyxy(30, 3), random_xyxy(20, 4)
+    a = random_xyxy(30, 3)
+    b = random_xyxy(20, 4)
     expected = REFERENCES[kind](a, b)
     torch.testing.assert_close(ub.iou(a[:, None], b[None], kind), expected, atol=1e-6, rtol=1e-6)
     single = ub.iou(a[:, None].float(), b[None].float(), kind)
@@ -68,12 +71,14 @@ def test_iou_family_equals_torchvision_by_broadcasting(kind):
 
 @pytest.mark.parametrize("kind", ["iou", "giou", "diou"])
 def test_gradients_equal_finite_differences(kind):
-    a, b = random_xyxy(8, 7).requires_grad_(), random_xyxy(8, 8)
+    a = random_xyxy(8, 7).requires_grad_()
+    b = random_xyxy(8, 8)
     assert torch.autograd.gradcheck(lambda x: ub.iou(x, b, kind), (a,))
 
 
 def test_ciou_gradient_treats_its_trade_off_weight_as_constant():
-    a, b = random_xyxy(8, 7).requires_grad_(), random_xyxy(8, 8)
+    a = random_xyxy(8, 7).requires_grad_()
+    b = random_xyxy(8, 8)
     (ours,) = torch.autograd.grad((1 - ub.iou(a, b, "ciou")).sum(), a)
     (theirs,) = torch.autograd.grad(ops.complete_box_iou_loss(a, b, reduction="sum"), a)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)

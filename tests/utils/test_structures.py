@@ -9,11 +9,13 @@ from utils.structures import Batch, DetectionTable, LabelArrays, Targets, f1_sco
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
-    padded, mask = torch.zeros(batch_size, max_targets, 5), torch.zeros(batch_size, max_targets, dtype=torch.bool)
+    padded = torch.zeros(batch_size, max_targets, 5)
+    mask = torch.zeros(batch_size, max_targets, dtype=torch.bool)
     for row in targets.tolist():
         image = int(row[0])
         slot = int(mask[image].sum())
-        padded[image, slot], mask[image, slot] = torch.tensor(row[1:]), True
+        padded[image, slot] = torch.tensor(row[1:])
+        mask[image, slot] = True
     return padded, mask
 
 
@@ -37,7 +39,8 @@ def test_targets_are_the_labels_by_image_without_the_regions():
     np.testing.assert_array_equal(targets.rows[:3], np.c_[[0, 0, 3], objects[[0, 2, 0]]].astype(np.float32))
     np.testing.assert_array_equal(targets.ignore, np.float32([[0, 0, 0.1, 0.1, 0.1, 0.1], [2, -1, 0.5, 0.5, 1, 1]]))
     for start, end in ((0, 5), (2, 4), (1, 2), (3, 3)):
-        share, alone = targets.to(torch.device("cpu")).shard(start, end), Targets.from_labels(labels[start:end])
+        share = targets.to(torch.device("cpu")).shard(start, end)
+        alone = Targets.from_labels(labels[start:end])
         assert (share.counts, torch.equal(share.rows, alone.rows)) == (alone.counts, True)
         np.testing.assert_array_equal(share.on_host, alone.rows)
         np.testing.assert_array_equal(share.ignore, alone.ignore)
@@ -85,7 +88,8 @@ def test_detections_are_joined_and_selected():
 
 def test_boxes_know_their_images():
     labels = type("Labels", (LabelArrays,), {})()
-    labels.offsets, labels.classes = np.array([0, 2, 2, 5]), np.array([0, 0, 1, 0, 2])
+    labels.offsets = np.array([0, 2, 2, 5])
+    labels.classes = np.array([0, 0, 1, 0, 2])
     labels.crowd = np.array([False, False, False, False, True])
     assert labels.image_of_box.tolist() == [0, 0, 2, 2, 2]
     assert labels.images_per_class(4).tolist() == [2, 1, 0, 0]

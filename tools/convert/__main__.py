@@ -34,9 +34,9 @@ from tools.convert.formats import FORMATS, detect
 from tools.convert.values import image_size
 from utils.config.flags import parser_of
 from utils.errors import UserError
-from utils.files.folders import temporary_folder
 from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
+from utils.files.temporary_folder import temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS
 from utils.strings import aligned, counted

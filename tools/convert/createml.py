@@ -7,7 +7,7 @@ from pathlib import Path
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations
 from tools.convert.values import numbers, objects_in
-from utils.files.schema import check
+from utils.schema import check
 
 
 def read_createml(file: Path, annotations: Annotations) -> None:

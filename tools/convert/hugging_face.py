@@ -11,8 +11,8 @@ from tools.convert.annotations import AnnotatedBox, Annotations
 from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
-from utils.files.schema import check
 from utils.machine.packages import require_package
+from utils.schema import check
 from utils.strings import counted
 
 if TYPE_CHECKING:

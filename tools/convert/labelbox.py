@@ -12,7 +12,7 @@ from tools.convert.annotations import AnnotatedBox, Annotations, around_polygon
 from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, stated_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
-from utils.files.schema import check
+from utils.schema import check
 
 _WITHOUT_AREA = {"point": "point", "line": "polyline"}  # key of an object: kind of its shape
 

@@ -11,7 +11,7 @@ from data.labels.image_names import loose
 from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon
 from tools.convert.values import points_of, stated_size
 from utils.errors import UserError, one_line
-from utils.files.schema import check
+from utils.schema import check
 
 _WITHOUT_AREA = ("point", "points", "line", "linestrip")
 _OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners

@@ -10,7 +10,7 @@ from typing import Any
 
 from data.image_io.verify import check_image
 from utils.errors import UserError, one_line
-from utils.files.schema import check
+from utils.schema import check
 
 MAX_FILE_BYTES = 1 << 32  # of annotations
 _SET = ("1", "1.0", "true")

@@ -9,7 +9,7 @@ from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations
 from tools.convert.values import numbers, objects_in, stated_size
 from utils.errors import UserError, one_line
-from utils.files.schema import check
+from utils.schema import check
 
 _NOT_VISITED = 0  # state of an image that nobody has looked at
 _WITHOUT_AREA = ("point", "polyline")

@@ -75,7 +75,7 @@ def train(
         result = _wait(child, reports, signals)
     if reports.is_pruned:
         return RunResult(Kind.PRUNED)
-    if signals.stop or signals.interrupt:
+    if signals.received:
         return RunResult(Kind.STOPPED, code=signals.code)
     return result
 
@@ -143,7 +143,7 @@ def _wait(child: Child, reports: _EpochReports, signals: StopSignals) -> RunResu
         reports.report_new()
         if result is not None:
             return result
-        if not is_stopping and (reports.is_pruned or signals.stop or signals.interrupt):
+        if not is_stopping and (reports.is_pruned or signals.received):
             child.process.terminate()  # the training saves before it ends
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.files.schema import bounds_of, check, hints_of, suggestion, type_of
 from utils.program import COMMANDS
+from utils.schema import bounds_of, check, hints_of, suggestion, type_of
 
 
 def command_of(cls: type) -> str:

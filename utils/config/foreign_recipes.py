@@ -12,7 +12,7 @@ from utils.config.other_programs import HYPERPARAMETERS, actions_of, normalized,
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.config.yaml_files import parse_override
 from utils.errors import UserError, all_mistakes, one_line
-from utils.files.schema import build, suggestion
+from utils.schema import build, suggestion
 
 _MAX_SHOWN_CHARACTERS = 40  # of a value in the log
 

@@ -20,8 +20,8 @@ import yaml
 from utils.config.flags import flag_actions
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.files.folders import CONFIGS
-from utils.files.schema import build
+from utils.files.program_folders import CONFIGS
+from utils.schema import build
 
 _CONFIGS: dict[str, type] = {
     "train": TrainConfig,

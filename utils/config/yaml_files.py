@@ -11,7 +11,7 @@ import yaml
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text
-from utils.files.schema import TOO_LONG, fits_64_bits
+from utils.schema import TOO_LONG, fits_64_bits
 
 MAX_DEPTH = 100  # levels of nested lists and mappings
 MAX_VALUES = 200_000

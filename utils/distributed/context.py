@@ -1,5 +1,4 @@
-"""The rank and device of this process, as a value that is made once and passed on; collectives on objects and arrays;
-and functions for wrapped models."""
+"""The rank and device of this process, a value that is made once and passed on; collectives on objects and arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from utils.distributed.launch import read_launch
 from utils.distributed.rendezvous import Membership, join
@@ -156,35 +154,6 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
     values: list[Any] = [None] * ctx.world_size
     dist.all_gather_object(values, value)
     return values
-
-
-def is_parallel(model: nn.Module) -> bool:
-    """Returns whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
-    return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Removes the wrappers DataParallel, DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        else:
-            inner = getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Sets the model to eval mode, and each module back to its mode afterwards (frozen batch norms stay frozen)."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield model
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from utils.errors import PeerFailure, UserError
-from utils.machine.resources import available_cores, available_memory
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
-PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
-_GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
 
 @dataclass(frozen=True)
@@ -131,32 +128,3 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
-    """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
-    memory for. Call it before torch is imported, which alone fills the memory if there are too many.
-
-    Args:
-        device: the value of `--device`.
-        threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
-    """
-    cores = available_cores()
-    free = available_memory()
-    problem = ""
-    if spawn > cores and not threads and not _may_have_gpu(device):
-        problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"
-        if threads is not None:
-            problem += ", or add --threads 1 if they are to share cores"
-    elif spawn > 1 and spawn * PROCESS_BYTES > free:
-        needed = f"need about {spawn * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
-        problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"
-    if problem:
-        raise UserError(f"--spawn {spawn}: {spawn} processes {problem}")
-
-
-def _may_have_gpu(device: str) -> bool:
-    """Returns whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
-    if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -245,34 +245,46 @@ class _Node(NamedTuple):
 def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Place:
     """Returns the place of this process. Every process of the run must call this.
 
-    Ranks on the node are counted separately for the processes that train and those that evaluate. The latter use the
-    CPU unless every node has as many GPUs as processes of both kinds.
-
     Raises UserError on all training processes of a node that has fewer devices than these.
     """
     devices = devices_for_ranks(device)
     nodes = _exchange_devices(store, launch, devices)
-    here = nodes[launch.node_rank]
+    if launch.rank < launch.world_size - eval_ranks:
+        return _place_of_trainer(launch, devices, nodes[launch.node_rank], eval_ranks)
+    return _place_of_evaluator(launch, devices, nodes, eval_ranks)
+
+
+def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _Node, eval_ranks: int) -> _Place:
+    """Returns the place of a process that trains, or of any process of a run without ``--eval-ranks``. On a node, GPUs
+    go to these processes first."""
     local_rank = launch.local_rank
     local_world_size = launch.local_world_size
-    device_index = launch.local_rank
-    uses_cpu = not devices
     if eval_ranks:
-        first_evaluating = launch.world_size - eval_ranks
-        is_evaluating = launch.rank >= first_evaluating
-        same_kind = [rank for rank in here.ranks if (rank >= first_evaluating) == is_evaluating]
-        local_rank = same_kind.index(launch.rank)
-        local_world_size = len(same_kind)
-        device_index = here.ranks.index(launch.rank)  # evaluating processes come last, and so do their GPUs
-        if is_evaluating and any(len(node.ranks) > len(node.gpus) for node in nodes.values()):
-            uses_cpu = True
-    if uses_cpu:
+        trainers = [rank for rank in node.ranks if rank < launch.world_size - eval_ranks]
+        local_rank = trainers.index(launch.rank)
+        local_world_size = len(trainers)
+    if not devices:
         return _Place(local_rank, local_world_size, torch.device("cpu"))
-    if local_world_size > len(here.gpus):
+    if local_world_size > len(node.gpus):
+        gpus = counted(len(node.gpus), "GPU")
         raise UserError(
-            f"{local_world_size} processes on a node with {counted(len(here.gpus), 'GPU')}: lower --nproc_per_node"
+            f"{local_world_size} processes on a node with {gpus}: start one for each (--nproc_per_node or --spawn)"
         )
-    return _Place(local_rank, local_world_size, devices[device_index % len(devices)])
+    return _Place(local_rank, local_world_size, devices[local_rank % len(devices)])
+
+
+def _place_of_evaluator(
+    launch: Launch, devices: Sequence[torch.device], nodes: Mapping[int, _Node], eval_ranks: int
+) -> _Place:
+    """Returns the place of a process that validates for the others. It has a GPU of its own if every node has as many
+    as processes, else it uses the CPU."""
+    ranks_of_node = nodes[launch.node_rank].ranks
+    evaluators = [rank for rank in ranks_of_node if rank >= launch.world_size - eval_ranks]
+    local_rank = evaluators.index(launch.rank)
+    device = torch.device("cpu")
+    if devices and all(len(node.gpus) >= len(node.ranks) for node in nodes.values()):
+        device = devices[ranks_of_node.index(launch.rank) % len(devices)]  # behind those of the training processes
+    return _Place(local_rank, len(evaluators), device)
 
 
 def _exchange_devices(store: dist.Store, launch: Launch, devices: Sequence[torch.device]) -> dict[int, _Node]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -20,11 +17,12 @@ from utils.distributed.launch import torchrun_variables
 from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
 from utils.interrupts import INTERRUPTED, exit_on_interrupt
+from utils.machine.ports import free_port
+from utils.machine.processes import end_with_parent, killed_by
 from utils.machine.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
-FAILED_S = 4.0  # and after one has failed
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+FAILED_S = 4.0  # how long it waits for them after one has failed
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
 _WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
 
@@ -49,70 +47,97 @@ def spawn(
     Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
     killed or exited by itself.
     """
-    port = free_port()
-    context = multiprocessing.get_context("spawn")
-    group: list[BaseProcess] = [
-        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
-        for rank in range(processes)
-    ]
-    signals: list[int] = []
+    with _Group(function, processes, args) as group:
+        group.start()
+        failed = group.wait(optional)
+        signals = list(group.signals)  # without those that come while the others are stopped
+    if failed is None:
+        return
+    codes = group.exit_codes()
+    if signals:
+        _report_stop(codes, signals, stop_code if signal.SIGINT not in signals else None)
+    _report_failure(failed, codes)
 
-    def forward(number: int, _: object) -> None:
-        signals.append(number)
-        for process in group:
+
+class _Group:
+    """The processes that `spawn` starts. While entered, stop signals are forwarded to them; at the end of the block,
+    those that still run are stopped."""
+
+    def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
+        port = free_port()
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = [
+            context.Process(target=_run_process, args=(rank, processes, port, function, tuple(args)))
+            for rank in range(processes)
+        ]
+        self._previous_handlers: dict[int, Any] = {}
+        self.signals: list[int] = []  # that were forwarded, in order
+
+    def __enter__(self) -> _Group:
+        for number in stop_signals():
+            self._previous_handlers[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop(STOP_S if self.signals else FAILED_S)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # it would start with the first process, and unblocks signals then
+        with _blocked(stop_signals()):  # a signal waits until all processes exist, and reaches each of them
+            for process in self._processes:
+                process.start()
+
+    def wait(self, optional: int) -> int | None:
+        """Waits until all processes have succeeded, and returns None, or until one has failed, and returns its rank.
+        ``optional``: see `spawn`."""
+        running = dict(enumerate(self._processes))
+        while running:
+            connection.wait([process.sentinel for process in running.values()], timeout=1)
+            for rank, process in list(running.items()):
+                if process.is_alive():
+                    continue
+                is_optional = rank >= len(self._processes) - optional
+                is_excused = is_optional and (process.exitcode or 0) <= 0
+                if process.exitcode != _RETURNED and not is_excused:
+                    return rank
+                del running[rank]
+        return None
+
+    def exit_codes(self) -> list[int]:
+        """Returns the exit status of each process, by rank, once all have been stopped."""
+        return [process.exitcode or 0 for process in self._processes]
+
+    def _forward(self, number: int, _: object) -> None:
+        self.signals.append(number)
+        for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    handlers = {number: signal.signal(number, forward) for number in stop_signals()}
-    resource_tracker.ensure_running()  # which unblocks signals
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())  # until all processes can get them
-    try:
-        for process in group:
-            process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        failed = _first_failure(group, optional)
-        signals_before = list(signals)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
-        _stop(group, STOP_S if signals else FAILED_S)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if failed is not None:
-        codes = [process.exitcode or 0 for process in group]
-        if signals_before:
-            _report_stop(codes, signals_before, stop_code if signal.SIGINT not in signals_before else None)
-        _report_failure(failed, codes)
-
-
-def _first_failure(group: Sequence[BaseProcess], optional: int) -> int | None:
-    """Waits until all processes have succeeded (None), or one has failed: its rank."""
-    running = dict(enumerate(group))
-    while running:
-        connection.wait([process.sentinel for process in running.values()], timeout=1)
-        for rank, process in list(running.items()):
+    def _stop(self, timeout_s: float) -> None:
+        """Stops the processes that run. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
+        started = [process for process in self._processes if process.pid is not None]
+        _join(started, timeout_s)
+        for process in started:
             if process.is_alive():
-                continue
-            is_optional = rank >= len(group) - optional
-            is_excused = is_optional and (process.exitcode or 0) <= 0
-            if process.exitcode != _RETURNED and not is_excused:
-                return rank
-            del running[rank]
-    return None
+                process.terminate()
+        _join(started, timeout_s)
+        for process in started:
+            if process.is_alive():
+                process.kill()
+            process.join()
 
 
-def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
-    """Stops the remaining processes. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
-    started = [process for process in group if process.pid is not None]
-    _join(started, timeout_s)
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    _join(started, timeout_s)
-    for process in started:
-        if process.is_alive():
-            process.kill()
-        process.join()
+@contextlib.contextmanager
+def _blocked(signals: Sequence[int]) -> Iterator[None]:
+    """Lets signals wait until the end of the block."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
@@ -145,17 +170,8 @@ def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
     raise PeerFailure(f"{name} failed")
 
 
-def killed_by(number: int) -> str:
-    """Describes how a signal has ended a process."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        name = f"signal {number}"
-    advice = "; is there enough memory?" if number == signal.SIGKILL else ""
-    return f"killed by {name}{advice}"
-
-
-def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` as process ``index`` of the run. Ends with `_RETURNED`, or as `run_main` says."""
     exit_on_interrupt()
     end_with_parent()()
     os.environ |= torchrun_variables(index, processes, port)
@@ -168,30 +184,3 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
 
     run_main(work)
     sys.exit(_RETURNED)
-
-
-def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:
-    """Returns a function that makes the kernel send a signal to the calling process when its parent is killed. It does
-    nothing where there is no prctl(2), which is Linux's.
-
-    The function of libc is looked up here and not there: between fork and exec, in a program with threads, that may
-    wait forever for a lock of the loader.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
-
-    def end() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, int(number))
-
-    return end
-
-
-def free_port() -> int:
-    """Finds a free TCP port, mostly below those that Linux gives to connections, which could take it first."""
-    generator = random.SystemRandom()  # not seeded: runs that start at the same time need different ports
-    candidates = [generator.randrange(20_000, 32_000) for _ in range(20)]
-    for port in [*candidates, 0]:  # 0: any
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return probe.getsockname()[1]
-    raise UserError("no TCP port of this machine is free")

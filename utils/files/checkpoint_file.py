@@ -17,8 +17,8 @@ from torch import Tensor
 from utils import program
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, open_regular
-from utils.files.schema import check
 from utils.files.torch_file import MAX_DIMENSIONS, TorchFile
+from utils.schema import check
 
 FORMAT = "lockstep"
 VERSION = 1  # of the format

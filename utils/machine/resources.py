@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, and what its CPU can do."""
+"""The cores, the memory and the disk that this process may use, and whether its CPU multiplies bfloat16."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from utils.errors import UserError
+
+USABLE_DISK_FRACTION = 0.98  # of the free space of a disk
+PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
+_GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
 
 def available_cores(root: Path = Path("/")) -> int:
@@ -78,6 +84,35 @@ def _named_number(path: Path, name: str) -> int:
         if words and words[0] == name:
             return int(words[1])
     raise LookupError(name)
+
+
+def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
+    """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
+    memory for. Call it before torch is imported, which alone fills the memory if there are too many.
+
+    Args:
+        device: the value of `--device`.
+        threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
+    """
+    cores = available_cores()
+    free = available_memory()
+    problem = ""
+    if spawn > cores and not threads and not _may_have_gpu(device):
+        problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"
+        if threads is not None:
+            problem += ", or add --threads 1 if they are to share cores"
+    elif spawn > 1 and spawn * PROCESS_BYTES > free:
+        needed = f"need about {spawn * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
+        problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"
+    if problem:
+        raise UserError(f"--spawn {spawn}: {spawn} processes {problem}")
+
+
+def _may_have_gpu(device: str) -> bool:
+    """Returns whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
+    if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))
 
 
 # Constants of mallopt(3), from glibc's <malloc.h>.

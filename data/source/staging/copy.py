@@ -30,10 +30,10 @@ from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.staging.plan import StagePlan
 from utils.errors import UserError
-from utils.files.folders import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.paths import path_of
 from utils.files.safe_io import open_below, read_text
+from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.strings import counted, format_bytes
 
 _SYNC_EVERY_S = 10.0  # a killed process loses at most the files of this time
@@ -113,7 +113,7 @@ class StageCopy:
         blocks = -(-self.plan.sizes[missing] // _BLOCK)  # rounded up
         needed = int(blocks.sum()) * _BLOCK + _INODE * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
-        if needed > USABLE_FRACTION * free:
+        if needed > USABLE_DISK_FRACTION * free:
             raise UserError(
                 f"--stage: copying {counted(missing.sum(), 'file')} to {self.folder} needs {format_bytes(needed)}, "
                 f"but only {format_bytes(free)} is free; free some space or name another disk"

@@ -90,7 +90,8 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
     """It has a separate random stream, and the second image of a mixed sample has separate numbers."""
 
     class Doubled(ColorJitter):
-        name, columns = "doubled", None
+        name = "doubled"
+        columns = None
 
     hyp = Hyperparameters(mixup=0.5, degrees=5)
     before = [plan_of(hyp, p) for p in range(12)]
@@ -179,7 +180,8 @@ def test_partners_are_uniform_over_the_data_set():
 
 def test_partners_come_uniformly_from_the_block():
     """Partners are distinct, never the image itself, and equally frequent; other draws do not change."""
-    hyp, hw = Hyperparameters(mixup=1.0), np.full((100, 2), 320)
+    hyp = Hyperparameters(mixup=1.0)
+    hw = np.full((100, 2), 320)
     counts = np.zeros(100, int)
     for position in range(400):
         key = SampleKey(7, 0, position, (320, 320), tuple(range(5, 13)))
@@ -218,7 +220,8 @@ def test_unaugmented_image_fills_the_canvas_centered():
 
 def test_snapping_moves_edges_by_half_a_pixel_at_most():
     # The same draws with an invisible rotation keep the exact matrix.
-    exact, snapped = Hyperparameters(degrees=1e-9), Hyperparameters()
+    exact = Hyperparameters(degrees=1e-9)
+    snapped = Hyperparameters()
     for position in range(100):
         pairs = zip(plan_of(snapped, position).layers[0].patches, plan_of(exact, position).layers[0].patches)
         for a, b in pairs:
@@ -292,7 +295,8 @@ def test_a_batch_of_patches_equals_single_patches_and_hulls_contain_the_corners(
     for count in (3, 0, 5, 1):
         matrix = np.diag([*rng.uniform(-2, 2, 2), 1.0])
         matrix[:2, 2] = rng.uniform(0, 200, 2)
-        matrix[0, 1], matrix[2, 0] = shear, tilt
+        matrix[0, 1] = shear
+        matrix[2, 0] = tilt
         labels = np.concatenate([rng.integers(0, 9, (count, 1)), rng.uniform(0.1, 0.5, (count, 4))], 1)
         patches.append((labels, (200, 300), (10, 20, 290, 180), matrix))
         sides = labels[:, 1:].reshape(-1, 2, 2) * (300, 200)

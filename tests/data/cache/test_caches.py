@@ -315,7 +315,8 @@ def test_a_complete_file_is_not_locked_and_one_without_its_lock_not_removed(inde
 
 def _fill_apart(ctx, index, folder):
     """The nodes' data sets differ, so each node decodes its own."""
-    index, leaders = replace(index, fingerprint=f"of node {ctx.node_rank}"), one_per_node_group(ctx)
+    index = replace(index, fingerprint=f"of node {ctx.node_rank}")
+    leaders = one_per_node_group(ctx)
     own = f"{folder}/{ctx.rank}"
     return same_as_the_files(disk_cache.open_disk_cache(index, own, 64, decoding.Decoding(), ctx, leaders), index)
 

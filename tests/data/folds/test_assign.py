@@ -140,7 +140,8 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
     assert names == validation_images(index, fraction)
     taken = index.take(np.array([list(index.paths).index(name) for name in names]))
     assert list(taken.paths) == names
-    counts, of_all = class_counts(taken).sum(0), class_counts(index).sum(0)
+    counts = class_counts(taken).sum(0)
+    of_all = class_counts(index).sum(0)
     assert (np.abs(counts - fraction * of_all) <= 3).all()
 
 

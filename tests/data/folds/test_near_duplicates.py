@@ -68,7 +68,8 @@ def test_a_thousand_copies_are_one_group():
 
 def test_damaged_images_are_named(tmp_path):
     image = smooth_image(np.random.default_rng(0), 80, 80)
-    good, broken = tmp_path / "a.png", tmp_path / "b.png"
+    good = tmp_path / "a.png"
+    broken = tmp_path / "b.png"
     good.write_bytes(cv2.imencode(".png", image)[1].tobytes())
     broken.write_bytes(good.read_bytes()[:200])
     signatures, warnings = read_signatures([str(good), str(broken)], 1)

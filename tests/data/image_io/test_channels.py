@@ -30,19 +30,23 @@ def write_pages(path, image):
 
 def chunky_tiff(image, photometric):
     """A TIFF of one page with all samples of a pixel together, which OpenCV cannot write for these channels."""
-    (height, width, channels), bits = image.shape, image.itemsize * 8
+    height, width, channels = image.shape
+    bits = image.itemsize * 8
     extra = channels - (3 if photometric == 2 else 1)
     tags = [(256, [width]), (257, [height]), (258, [bits] * channels), (259, [1]), (262, [photometric]), (273, [0])]
     tags += [(277, [channels]), (278, [height]), (279, [image.nbytes]), (284, [1])]
     tags += [(338, [0] * extra)] * (extra > 0)
     at = 8 + 2 + 12 * len(tags) + 4
     start = at + sum(2 * len(values) for _, values in tags if len(values) > 2)
-    entries, rest = b"", b""
+    entries = b""
+    rest = b""
     for tag, values in tags:
         values = [start] if tag == 273 else values
         packed = struct.pack(f"<{len(values)}H", *values)
         if len(values) > 2:
-            packed, rest = struct.pack("<I", at + len(rest)), rest + packed
+            offset = struct.pack("<I", at + len(rest))
+            rest += packed
+            packed = offset
         entries += struct.pack("<HHI", tag, 3, len(values)) + packed.ljust(4, b"\0")
     directory = struct.pack("<H", len(tags)) + entries + bytes(4)
     return b"II*\0" + struct.pack("<I", 8) + directory + rest + image.astype(image.dtype.newbyteorder("<")).tobytes()
@@ -51,7 +55,8 @@ def chunky_tiff(image, photometric):
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("channels", [1, 2, 4, 5, 12])
 def test_arrays_and_pages_are_read_as_they_were_written(tmp_path, channels, bits):
-    image, pixels = samples(channels, bits), PixelFormat(channels, bits)
+    image = samples(channels, bits)
+    pixels = PixelFormat(channels, bits)
     arrays = {
         "c.npy": image,
         "fortran.npy": np.asfortranarray(image),
@@ -113,7 +118,8 @@ def test_values_of_12_bits_are_stretched_without_loss(tmp_path):
 
 @pytest.mark.parametrize(("channels", "photometric"), [(4, 1), (2, 1), (6, 1), (6, 2)])
 def test_channels_that_opencv_would_drop_are_read_by_tifffile_or_refused(tmp_path, channels, photometric, monkeypatch):
-    image, path = samples(channels, 16), tmp_path / "a.tif"
+    image = samples(channels, 16)
+    path = tmp_path / "a.tif"
     path.write_bytes(chunky_tiff(image, photometric))
     np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(channels, 16)), image)
     monkeypatch.setitem(sys.modules, "tifffile", None)

@@ -56,7 +56,8 @@ def with_orientation(kind, image, orientation):
         return jpeg_with_exif(image, orientation, kind)
     if kind == "png":
         return png(40, 24, 8, 2, [row.tobytes() for row in image], png_chunk(b"eXIf", exif_block(orientation)))
-    exif, file = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
+    file = io.BytesIO()
     exif[0x0112] = orientation
     Image.fromarray(image).save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
     return file.getvalue()
@@ -65,7 +66,8 @@ def with_orientation(kind, image, orientation):
 @pytest.mark.parametrize("kind", ["<", ">", "png", "webp", "tiff"])
 def test_exif_orientation_is_applied(tmp_path, kind):
     """To JPEGs of both byte orders, PNG, WebP and TIFF."""
-    path, image = tmp_path / "a", gradient()
+    path = tmp_path / "a"
+    image = gradient()
     turned = image.transpose(1, 0, 2)
     upright = [image, image[:, ::-1], image[::-1, ::-1], image[::-1]]
     upright += [turned, turned[:, ::-1], turned[::-1, ::-1], turned[::-1]]
@@ -101,7 +103,8 @@ def test_a_reduced_jpeg_is_the_image_divided_by_a_power_of_two(tmp_path, orienta
 
 
 def test_other_formats_are_never_reduced_and_paths_may_be_non_ascii(tmp_path):
-    path, expected = tmp_path / "Größe 図像 ñ.png", gradient(64, 64)
+    path = tmp_path / "Größe 図像 ñ.png"
+    expected = gradient(64, 64)
     path.write_bytes(cv2.imencode(".png", expected[..., ::-1])[1].tobytes())
     image, full = read_reduced(path, (8, 8))
     assert full == (64, 64)
@@ -219,7 +222,8 @@ def test_every_truncated_file_is_detected(tmp_path, suffix, messages):
 
 def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
     """An embedded thumbnail has its own end marker, which does not hide truncation."""
-    path, plain = tmp_path / "a.jpg", jpeg_with_exif(gradient(), 1)
+    path = tmp_path / "a.jpg"
+    plain = jpeg_with_exif(gradient(), 1)
     thumbnail = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
     shown = plain[:2] + b"\xff\xe2" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + plain[2:]
     for data in (plain + bytes(100), shown):
@@ -349,7 +353,8 @@ def test_jpegs_of_common_encoders_are_not_decoded_but_others_are(tmp_path, monke
 
 def test_accepted_files_can_be_decoded(tmp_path) -> None:
     """Random bytes of the header are changed, one or a few at a time."""
-    rng, path = np.random.default_rng(1), tmp_path / "a.jpg"
+    rng = np.random.default_rng(1)
+    path = tmp_path / "a.jpg"
     accepted = 0
     for data in USUAL.values():
         header = data.index(b"\xff\xda") + 14

@@ -180,7 +180,8 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     (root / "images/train/x.gif").write_bytes(b"GIF89a")
     write_yaml(root, label)
     (root / "d.yaml").write_text((root / "d.yaml").read_text().replace("val: images/train\n", ""))
-    whole, cache = load(root, tmp_path / "cache"), tmp_path / "cache"
+    whole = load(root, tmp_path / "cache")
+    cache = tmp_path / "cache"
     names = ["images/train/b.png", "images/train/sub/c.jpg", "images/train/gone.jpg"]
     told(lines)
     parts = {split: load(root, cache, split, lambda spec: spec.hold_out(names)) for split in ("train", "val")}
@@ -224,7 +225,8 @@ def test_single_cls_merges_all_classes(root, tmp_path, label):
 @pytest.mark.parametrize("single_cls", [False, True])
 def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, lines, label, single_cls):
     write_yaml(root, label)
-    cache, whole = tmp_path / "cache", load(root, tmp_path / "cache")
+    cache = tmp_path / "cache"
+    whole = load(root, tmp_path / "cache")
     files = sorted(cache.iterdir())
     told(lines)
     some = load(root, cache, change=lambda spec: spec.use_classes(["cow", 0]), single_cls=single_cls)
@@ -264,6 +266,8 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
     assert list(load(root, tmp_path / "cache", fraction=0.6).paths) == list(parts[3].paths)
     seeds = [load(root, tmp_path / "cache", fraction=0.4, seed=seed) for seed in range(8)]
     assert len({tuple(part.paths) for part in seeds}) > 3
+    assert len({part.source for part in seeds}) == 8  # else each would remove the cached images of the others
+    assert len({load(root, tmp_path / "cache", seed=seed).source for seed in (0, 1)}) == 1
     assert len({whole.fingerprint, parts[1].fingerprint, parts[3].fingerprint, *(p.fingerprint for p in seeds)}) == 11
     assert len(load(root, tmp_path / "cache", fraction=1e-6)) == 1
 
@@ -781,7 +785,8 @@ def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path)
 
 def edit(path, start=b""):
     """Writes a file and moves its modification time, which a coarse clock could leave unchanged."""
-    data, after = path.read_bytes(), path.stat().st_mtime_ns + 1
+    data = path.read_bytes()
+    after = path.stat().st_mtime_ns + 1
     path.write_bytes(start + data[len(start) :])
     os.utime(path, ns=(after, after))
 
@@ -850,7 +855,8 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     (path,) = (tmp_path / "cache").glob("*.index")
     whole = path.read_bytes()
     told(lines)
-    flipped, in_header = bytearray(whole), bytearray(whole)
+    flipped = bytearray(whole)
+    in_header = bytearray(whole)
     flipped[-100] ^= 1
     in_header[40] ^= 1
     for damaged in (b"", whole[:10], whole[:-64], b"x" * len(whole), flipped, in_header, whole + b"more"):

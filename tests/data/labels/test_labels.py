@@ -138,7 +138,8 @@ def test_polygons_with_equal_numbers_of_corners_are_no_keypoints(tmp_path, corne
 
 def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():
     rng = np.random.default_rng(0)
-    angle, radius = np.sort(rng.uniform(0, 2 * math.pi, 12)), rng.uniform(0.1, 1, 12)
+    angle = np.sort(rng.uniform(0, 2 * math.pi, 12))
+    radius = rng.uniform(0.1, 1, 12)
     points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
     gaps = np.diff(np.append(angle, angle[0] + 2 * math.pi))
     expected = (radius * np.roll(radius, -1) * np.sin(gaps)).sum() / 2
@@ -341,7 +342,8 @@ def test_equal_boxes_in_two_images_are_not_duplicates():
 
 def reference(rows, height, width):
     """The rules, one row at a time."""
-    kept, rows_seen = [], []
+    kept = []
+    rows_seen = []
     for c, x1, y1, x2, y2, *_ in rows:
         (x1, x2), (y1, y2) = sorted((x1 * width, x2 * width)), sorted((y1 * height, y2 * height))
         if not (

@@ -26,7 +26,8 @@ def open_loader(index, monkeypatch):
     monkeypatch.setattr("data.loading.open_samples.load_index", lambda *args, **kwargs: index)
 
     class Spec:
-        source, tile = "synthetic.yaml", 0
+        source = "synthetic.yaml"
+        tile = 0
 
     def build(*, ctx=SINGLE, training=True, squares=False, config=TrainConfig, hyp=HYP, start=None, **options):
         own = {"epochs": 20} if config is TrainConfig else {"weights": []}

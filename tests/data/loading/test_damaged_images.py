@@ -135,7 +135,8 @@ def test_an_image_that_cannot_be_decoded_any_more_ends_a_run_in_a_line(tmp_path,
 )
 def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by, message):
     root = tmp_path / "set"
-    path, images = write_set(root, 4), root / "images/train"
+    path = write_set(root, 4)
+    images = root / "images/train"
     os.mkfifo(images / "pipe.jpg")
     os.symlink("/dev/zero", images / "zero.jpg")
     if by == "list":
@@ -167,7 +168,8 @@ IRREGULAR = {
 )
 def test_a_file_that_is_not_regular_is_named_at_once(tmp_path, kind, name):
     """Reading a pipe would block forever; a sparse file of a terabyte would fill the memory."""
-    root, (make, what) = tmp_path / "set", IRREGULAR[kind]
+    root = tmp_path / "set"
+    make, what = IRREGULAR[kind]
     write_set(root, 4)
     (root / name).unlink()
     make(root / name)

@@ -167,7 +167,8 @@ def test_workers_live_whatever_the_default_start_method_is(open_loader):
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
 def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, options):
     """Workers know of it: the last epochs have neither mosaic nor mixup."""
-    loader, shorter = open_loader(time=1.0, **options), open_loader(**options | {"epochs": 2, "workers": 0})
+    loader = open_loader(time=1.0, **options)
+    shorter = open_loader(**options | {"epochs": 2, "workers": 0})
     usual = list(islice(open_loader(**options), 6))
     stream = iter(loader)
     first = [next(stream) for _ in range(3)]
@@ -274,7 +275,8 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
 
 
 def test_quad_puts_four_samples_into_one_image():
-    box, small = [[1, 0.5, 0.5, 1, 0.5]], (4, 6)
+    box = [[1, 0.5, 0.5, 1, 0.5]]
+    small = (4, 6)
     samples = [sample_of(small, [] if v == 2 else box, v) for v in (1, 2, 3, 4)] + [sample_of((8, 12), box, 5)]
     keys = tuple(SampleKey(s.index, 0, s.index, s.image.shape[:2]) for s in samples)
     request = BatchRequest(keys, (8, 12))

@@ -32,7 +32,8 @@ class Loader:
 def test_batches_arrive_in_order_and_are_fetched_ahead():
     loader = Loader()
     prefetcher = Prefetcher(iter(loader), device=CPU)
-    seen, fetched = [], []
+    seen = []
+    fetched = []
     for wanted in (1, 1, 2, 2, 1, 0, 0):
         seen.append(int(next(prefetcher).indices))
         prefetcher.prefetch(wanted)

@@ -55,7 +55,8 @@ def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
 
 
 def test_global_batch_is_a_slice_of_the_permutation():
-    sampler, order = sampler_of(), order_of()
+    sampler = sampler_of()
+    order = order_of()
     orders = [tuple(order.indices(e)) for e in range(5)]
     assert len({*orders, tuple(order_of(seed=5).indices(1))}) == 6
     permutation = order.indices(2)

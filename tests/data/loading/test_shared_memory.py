@@ -24,7 +24,8 @@ def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
     """A batch in a slot, as a worker makes it."""
     pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
     numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
-    targets, indices = Targets(torch.rand(3, 6), (1, 2)), torch.tensor([4, 5])
+    targets = Targets(torch.rand(3, 6), (1, 2))
+    indices = torch.tensor([4, 5])
     return Batch(pixels.permute(0, 3, 1, 2), targets, indices, **numbers, paths=("a", "b"))
 
 

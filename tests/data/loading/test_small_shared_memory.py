@@ -54,7 +54,8 @@ def _namespaces() -> None:
 def large(tmp_path_factory) -> list[str]:
     """A data set with images of 1.2 MB."""
     folder = tmp_path_factory.mktemp("large")
-    data, model = write_dataset(folder / "set", train=4, val=2, size=640), write_model(folder / "tiny.yaml")
+    data = write_dataset(folder / "set", train=4, val=2, size=640)
+    model = write_model(folder / "tiny.yaml")
     return ["--data", str(data), "--model", str(model), *SMALL, "--imgsz", "640", "--epochs", "1"]
 
 
@@ -62,7 +63,8 @@ def large(tmp_path_factory) -> list[str]:
 def crowded(tmp_path_factory) -> list[str]:
     """A data set whose batches have 24,000 boxes, 0.6 MB: two of them are in transit at a time, and a third is read."""
     folder = tmp_path_factory.mktemp("crowded")
-    data, model = write_dataset(folder / "set", train=48, val=2), write_model(folder / "tiny.yaml")
+    data = write_dataset(folder / "set", train=48, val=2)
+    model = write_model(folder / "tiny.yaml")
     rng = np.random.default_rng(0)
     for path in (folder / "set/labels/train").glob("*.txt"):
         centers = rng.uniform(0.2, 0.8, (1500, 2))

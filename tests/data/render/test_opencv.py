@@ -41,11 +41,14 @@ def translation(x: float, y: float) -> np.ndarray:
 
 def affine_matrix(u: np.ndarray, hyp: Hyperparameters, frame_hw: tuple, canvas_hw: tuple) -> np.ndarray:
     """`RandomPerspective` for one image, as a product of matrices."""
-    perspective, turn, shear = np.eye(3), np.eye(3), np.eye(3)
+    perspective = np.eye(3)
+    turn = np.eye(3)
+    shear = np.eye(3)
     tilt = u[6:8] * hyp.perspective
     reach = abs(tilt[0]) * frame_hw[1] / 2 + abs(tilt[1]) * frame_hw[0] / 2
     perspective[2, :2] = tilt / max(1.0, reach * HORIZON)
-    angle, scale = np.radians(u[0] * hyp.degrees), max(1 + u[1] * hyp.scale, MIN_SCALE)
+    angle = np.radians(u[0] * hyp.degrees)
+    scale = max(1 + u[1] * hyp.scale, MIN_SCALE)
     turn[:2, :2] = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     shear[0, 1], shear[1, 0] = (np.tan(np.radians(v * hyp.shear)) for v in u[2:4])
     to_canvas = translation((0.5 + u[4] * hyp.translate) * canvas_hw[1], (0.5 + u[5] * hyp.translate) * canvas_hw[0])
@@ -55,9 +58,11 @@ def affine_matrix(u: np.ndarray, hyp: Hyperparameters, frame_hw: tuple, canvas_h
 def flip_matrix(u: np.ndarray, hyp: Hyperparameters, canvas_hw: tuple) -> np.ndarray:
     matrix = np.eye(3)
     if u[0] < hyp.fliplr:
-        matrix[0, 0], matrix[0, 2] = -1.0, canvas_hw[1]
+        matrix[0, 0] = -1.0
+        matrix[0, 2] = canvas_hw[1]
     if u[1] < hyp.flipud:
-        matrix[1, 1], matrix[1, 2] = -1.0, canvas_hw[0]
+        matrix[1, 1] = -1.0
+        matrix[1, 2] = canvas_hw[0]
     return matrix
 
 

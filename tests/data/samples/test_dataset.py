@@ -74,7 +74,8 @@ def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
     cache = open_cache(kind, index, 96, tmp_path)
-    plain, cached = dataset_of(index, augment=augment), dataset_of(index, augment=augment, image_cache=cache)
+    plain = dataset_of(index, augment=augment)
+    cached = dataset_of(index, augment=augment, image_cache=cache)
     for key in keys():
         assert_same(plain[key], cached[key])
 

@@ -73,7 +73,8 @@ def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
 @pytest.mark.parametrize("visibility", [0.0, 0.3, 1.0])
 def test_labels_are_what_a_tile_shows(visibility):
     """Clipped by loops over tiles and boxes; what shows too little of an object is to be ignored."""
-    tiles, images = tiled(visibility=visibility), boxed_index()
+    tiles = tiled(visibility=visibility)
+    images = boxed_index()
     for epoch in (0, 3):
         numbers = np.array([5, 0, len(tiles.index) - 1, 5, 7])
         labels, position = tiles.labels_of(numbers, epoch)
@@ -101,7 +102,8 @@ def test_the_grid_has_the_labels_of_tiles_that_stay():
 
 
 def test_pixels_are_parts_of_the_image():
-    tiles, rng = tiled(), np.random.default_rng(0)
+    tiles = tiled()
+    rng = np.random.default_rng(0)
     for tile in (0, 3, len(tiles.index) - 1):
         height, width = SIZES[int(tiles.image[tile])]
         image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)

@@ -49,7 +49,8 @@ MAP = {"classes": {"car": "vehicle", "truck": "vehicle"}, "ignore": ["van"]}
 
 
 def test_classes_are_merged_and_renamed(root):
-    plain, mapped = index_of(root), index_of(root, content=MAP)
+    plain = index_of(root)
+    mapped = index_of(root, content=MAP)
     assert mapped.names == ("vehicle", "person")
     np.testing.assert_array_equal(mapped.classes.reshape(4, 4), [[0, 0, -1, 1]] * 4)
     np.testing.assert_array_equal(mapped.crowd, plain.classes == 2)
@@ -114,19 +115,20 @@ def test_regions_move_with_their_image(root):
     indexes = index_of(root), index_of(root, content=MAP)
     plain, mapped = (AugmentedImages(i, imgsz=64, hyp=hyp, epochs=9) for i in indexes)
     keys = [SampleKey(n % 4, 0, n, (64, 64)) for n in range(16)]
-    a, b = (collate(samples.samples(keys), new_pixels(16, (64, 64))) for samples in (plain, mapped))
-    a, rows, part = a.targets, a.targets.rows.numpy(), b.shard(5, 9).targets
-    b = b.targets
+    plain_batch, mapped_batch = (collate(each.samples(keys), new_pixels(16, (64, 64))) for each in (plain, mapped))
+    rows = plain_batch.targets.rows.numpy()
+    targets = mapped_batch.targets
     is_van = rows[:, 1] == 2
     assert is_van.sum() > 10
     kept = {tuple(row) for row in rows[is_van][:, [0, 2, 3, 4, 5]].tolist()}
-    regions = {tuple(row) for row in b.ignore[:, [0, 2, 3, 4, 5]].tolist()}
+    regions = {tuple(row) for row in targets.ignore[:, [0, 2, 3, 4, 5]].tolist()}
     assert kept < regions
-    assert (b.ignore[:, 1] == -1).all()
-    assert (b.ignore[:, 4:] > 0).all()
-    np.testing.assert_array_equal(b.rows.numpy()[:, 2:], rows[~is_van][:, 2:])
-    assert b.counts == tuple(np.bincount(rows[~is_van][:, 0].astype(int), minlength=16))
-    assert a.ignore is None
+    assert (targets.ignore[:, 1] == -1).all()
+    assert (targets.ignore[:, 4:] > 0).all()
+    np.testing.assert_array_equal(targets.rows.numpy()[:, 2:], rows[~is_van][:, 2:])
+    assert targets.counts == tuple(np.bincount(rows[~is_van][:, 0].astype(int), minlength=16))
+    assert plain_batch.targets.ignore is None
+    part = mapped_batch.shard(5, 9).targets
     alone = collate(mapped.samples(keys[5:9]), new_pixels(4, (64, 64))).targets
     np.testing.assert_array_equal(part.ignore, alone.ignore)
     np.testing.assert_array_equal(part.rows, alone.rows)

@@ -29,7 +29,8 @@ def write(folder, text, name="d.yaml"):
 
 
 def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path, monkeypatch):
-    here, home = tmp_path / "here", tmp_path / "home"
+    here = tmp_path / "here"
+    home = tmp_path / "home"
     for folder in (here / "set", home / "set", here / "only"):
         folder.mkdir(parents=True)
     monkeypatch.chdir(here)

@@ -30,7 +30,7 @@ from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard import write_set
 from utils.config.settings import ValConfig
 from utils.distributed.context import DistributedContext
-from utils.files.folders import describe_location, find_location
+from utils.files.data_location import describe_location, find_location
 
 NAMES = ("cat", "dog")
 OBJECTS = {"a.png": [(0, 4, 6, 24, 30)], "sub/b.png": [(1, 10, 10, 30, 40), (0, 0, 0, 20, 20)]}

@@ -27,7 +27,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.schema import build
+from utils.schema import build
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
@@ -49,7 +49,8 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     optimizer = build_optimizer(model, "Muon", OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=0.01))
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
     optimizer.step()
-    ema, scaler = ModelEma(model, decay=0.9, tau=1), torch.amp.GradScaler("cpu", enabled=False)
+    ema = ModelEma(model, decay=0.9, tau=1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     return SimpleNamespace(model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
 
 
@@ -283,7 +284,8 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
     ],
 )
 def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
-    path, contents = tmp_path / "x.pt", {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
+    path = tmp_path / "x.pt"
+    contents = {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
     if kind == "truncated":
         write_checkpoint({"x": torch.zeros(1000)}, path)
         path.write_bytes(path.read_bytes()[:-500])
@@ -336,7 +338,8 @@ def test_a_flipped_bit_is_refused(tmp_path):
     """torch does not verify the checksums in its files."""
     save(tmp_path, parts())
     path = tmp_path / "last.pt"
-    data, weight = bytearray(path.read_bytes()), read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
+    data = bytearray(path.read_bytes())
+    weight = read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
     data[bytes(data).index(weight)] ^= 1
     path.write_bytes(data)
     with refused("last.pt: damaged checkpoint (the checksum of its entry archive/data/0 is wrong)"):

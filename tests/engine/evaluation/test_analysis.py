@@ -178,7 +178,8 @@ def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
     """Also with crowd, ties, equal boxes and more than 100 detections of a class."""
     gt, table, num_classes = random_case(seed)
     matches = match_detections(gt, table, num_classes)
-    split, result = split_errors(matches), score_detections(gt, table, num_classes)
+    split = split_errors(matches)
+    result = score_detections(gt, table, num_classes)
     assert split.ap == pytest.approx(result.metrics["AP50"], abs=1e-12)
     with_objects = result.class_targets > 0
     assert (split.class_cost[with_objects] >= 0).all()
@@ -216,7 +217,8 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
     gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)
     table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
     matches = match_detections(gt, table, 2)
-    split, sizes = split_errors(matches), score_sizes(matches)
+    split = split_errors(matches)
+    sizes = score_sizes(matches)
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
     for values in (split.cost, sizes.ap, sizes.recall):
         assert np.isnan(values).all() == (objects == 0)

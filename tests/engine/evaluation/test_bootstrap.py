@@ -16,7 +16,8 @@ def repeated(gt, table, times):
     objects = [np.flatnonzero(image == i) for i in copies]
     rows = [np.flatnonzero(table.image_index == i) for i in copies]
     number = np.arange(len(copies))
-    at, found = np.concatenate(objects), np.concatenate(rows)
+    at = np.concatenate(objects)
+    found = np.concatenate(rows)
     many = make_ground_truth(
         gt.boxes_xywh_px[at],
         gt.classes[at],
@@ -46,7 +47,8 @@ def test_ap_of_a_draw_equals_pycocotools_on_the_repeated_images(seed):
 
 def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypatch):
     gt, table, num_classes = random_case(7)
-    outcomes, times = class_outcomes(gt, table, num_classes), draw_images(gt.num_images, 20)
+    outcomes = class_outcomes(gt, table, num_classes)
+    times = draw_images(gt.num_images, 20)
     ap = resampled_ap(outcomes, np.ones((1, gt.num_images), np.int64))
     assert mean_ap(ap)[0] == pytest.approx(score_detections(gt, table, num_classes).ap, abs=1e-12)
     whole = resampled_ap(outcomes, times)

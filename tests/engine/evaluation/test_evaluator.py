@@ -34,7 +34,8 @@ def make_split(num_images, seed=0):
     image = np.repeat(np.arange(num_images), count)
     size = rng.uniform(10, 40, (image.size, 2))
     corner = rng.uniform(0, 1, (image.size, 2)) * (hw[image, ::-1] - size)
-    classes, boxes = rng.integers(0, CLASSES, image.size), np.c_[corner, size]
+    classes = rng.integers(0, CLASSES, image.size)
+    boxes = np.c_[corner, size]
     gt = make_ground_truth(boxes, classes, image * 0, size.prod(1), image, num_images, CLASSES)
     return replace(gt, image_hw=hw), np.c_[gains, pads]
 
@@ -74,14 +75,17 @@ class Oracle:
     have half the score, plain ones a quarter of it."""
 
     def __init__(self, gt, letterbox):
-        self.gt, self.letterbox = gt, letterbox
+        self.gt = gt
+        self.letterbox = letterbox
 
     def __call__(self, model, raw):
         assert isinstance(model, TinyNet)
         index = (raw[0].mean((1, 2, 3)) * 255).round().long()
         slots = 8
-        boxes, scores = torch.zeros(len(index), slots, 4), torch.zeros(len(index), slots)
-        classes, counts = torch.zeros(len(index), slots).long(), torch.zeros(len(index)).long()
+        boxes = torch.zeros(len(index), slots, 4)
+        scores = torch.zeros(len(index), slots)
+        classes = torch.zeros(len(index), slots).long()
+        counts = torch.zeros(len(index)).long()
         for b, i in enumerate(index.tolist()):
             rows = slice(self.gt.offsets[i], self.gt.offsets[i + 1])
             gain_x, gain_y, pad_x, pad_y = self.letterbox[i]
@@ -90,7 +94,8 @@ class Oracle:
             n = len(own)
             boxes[b, :n] = torch.from_numpy(own)
             boxes[b, n] = torch.tensor([-50.0, -50, 500, 500])  # beyond the canvas: to be clipped to the image
-            scores[b, :n], scores[b, n] = torch.linspace(0.9, 0.2, n), 0.1
+            scores[b, :n] = torch.linspace(0.9, 0.2, n)
+            scores[b, n] = 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
         gains = {SCORED: 1.0, DETECTED: 0.5, DETECTED_UNVOTED: 0.25}
@@ -267,7 +272,8 @@ def test_modes_and_memory_layout_are_preserved(channels_last):
 def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
     """Also of an odd number of batches."""
     gt, letterbox = make_split(9)
-    fetched, scored = [], []
+    fetched = []
+    scored = []
 
     def loader():
         for batch in make_batches(gt, letterbox):
@@ -313,7 +319,8 @@ def test_autocast_applies_to_the_model_but_not_to_postprocessing():
 
 def test_an_image_seen_twice_or_never_is_refused_and_restores_the_training_mode():
     gt, letterbox = make_split(4)
-    batches, model = make_batches(gt, letterbox), TinyNet()
+    batches = make_batches(gt, letterbox)
+    model = TinyNet()
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
     for wrong in ([*batches, batches[0]], batches[1:]):
         with pytest.raises(RuntimeError, match="exactly once"):

@@ -94,7 +94,8 @@ def test_the_best_epoch_is_the_first_with_the_highest_fitness():
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("fitness")
-    data, model = write_dataset(root / "set", train=12, val=6), write_model(root / "tiny.yaml")
+    data = write_dataset(root / "set", train=12, val=6)
+    model = write_model(root / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
     learning = ["--set", "ema_tau=3", "lr0=0.02", "mosaic=0", "scale=0"]
     early = ["--epochs", "30", "--fitness", "AP50:dark", "--patience", "3", *learning]
@@ -142,12 +143,14 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
     scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
 
     def score(*arguments, **tables):
-        result, (metrics, confidence) = true_score(*arguments, **tables), next(scores)
+        result = true_score(*arguments, **tables)
+        metrics, confidence = next(scores)
         others = {"plain_confidence": confidence / 2, "scored_confidence": confidence / 4}
         return replace(result, metrics=result.metrics | metrics, best_confidence=confidence, **others)
 
     monkeypatch.setattr(evaluator, "score_detections", score)
-    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "tiny.yaml")
     call(
         train.main, "--project", tmp_path, "--data", data, "--model", model, *SMALL, "--epochs", "3", "--val-every", "2"
     )

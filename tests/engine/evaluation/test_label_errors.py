@@ -42,7 +42,8 @@ def metrics_of(*ap50: float, ap75: Sequence[float] = ()) -> dict[str, np.ndarray
 
 
 def split_of(image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, crowd=()) -> CheckedSplit:
-    offsets, names = np.searchsorted(image, np.arange(51)), [str(i) for i in range(50)]
+    offsets = np.searchsorted(image, np.arange(51))
+    names = [str(i) for i in range(50)]
     index = index_of(["a", "b"], names, np.full((50, 2), 640), offsets, xyxy_to_xywh(boxes), classes)
     index.crowd[list(crowd)] = True
     return CheckedSplit("train", index)
@@ -113,7 +114,8 @@ def test_the_lowest_of_many_faintly_seen_objects_are_not_spurious():
     image, boxes, classes, table = scene()
     faint = np.arange(len(image)) % 5 == 0
     table.scores[faint] = np.random.default_rng(1).uniform(0.02, 0.25, faint.sum())
-    image, classes = np.insert(image, 18, 2), np.insert(classes, 18, 1)
+    image = np.insert(image, 18, 2)
+    classes = np.insert(classes, 18, 1)
     boxes = np.insert(boxes, 18, [500, 500, 600, 600], 0)
     assert_no_error(image, boxes, classes, table)
 
@@ -208,7 +210,8 @@ def test_few_right_boxes_are_listed_however_few_are_wrong(noise, planted, listed
 def test_a_repeated_row_is_left_to_the_scan():
     """Its detection belongs to the first of the equal rows; the second is neither spurious nor badly placed."""
     image, boxes, classes, table = scene()
-    image, classes = np.insert(image, 18, image[17]), np.insert(classes, 18, classes[17])
+    image = np.insert(image, 18, image[17])
+    classes = np.insert(classes, 18, classes[17])
     boxes = np.insert(boxes, 18, boxes[17], 0)
     near = table.boxes_xyxy_px[17] + [40, 0, 40, 0]  # which the second row would match
     table = DetectionTable.concatenate(

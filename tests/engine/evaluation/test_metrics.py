@@ -79,7 +79,8 @@ def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_i
     labels = json.loads(annotations.read_text())
     ids = [image["id"] for image in labels["images"]]
     categories = sorted(c["id"] for c in labels["categories"])
-    image_of, class_of = {v: i for i, v in enumerate(ids)}, {v: i for i, v in enumerate(categories)}
+    image_of = {v: i for i, v in enumerate(ids)}
+    class_of = {v: i for i, v in enumerate(categories)}
     notes = labels["annotations"]
     boxes, crowd, area = (np.array([a[key] for a in notes]) for key in ("bbox", "iscrowd", "area"))
     classes = np.array([class_of[a["category_id"]] for a in notes])
@@ -164,8 +165,10 @@ def test_perfect_detections_score_one():
 
 def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that_it_silences_are_named():
     """Of the five classes, b is found with scores that are too low for it, c never, and e has no object."""
-    names, corners = "abcde", np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
-    objects, none = np.c_[corners, np.full((4, 2), 50)], np.zeros(4, bool)
+    names = "abcde"
+    corners = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
+    objects = np.c_[corners, np.full((4, 2), 50)]
+    none = np.zeros(4, bool)
     gt = make_ground_truth(objects, np.arange(4), none, np.full(4, 2500), np.zeros(4, int), 1, 5)
     far = np.arange(6)[:, None] * [60, 0, 60, 0] + [300, 300, 350, 350]  # false positives
     boxes = np.r_[xywh_to_xyxy(objects.astype(float))[[0, 3, 1]], far, far[:1]]
@@ -195,7 +198,8 @@ def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
 
 
 def test_the_confusion_matrix_ignores_detections_in_crowd():
-    objects, crowd = np.array([[0, 0, 100, 100], [200, 200, 50, 50]]), np.array([True, False])
+    objects = np.array([[0, 0, 100, 100], [200, 200, 50, 50]])
+    crowd = np.array([True, False])
     gt = make_ground_truth(objects, np.arange(2), crowd, np.array([1e4, 2500]), np.zeros(2, int), 1, 2)
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
@@ -207,7 +211,8 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
 @pytest.mark.parametrize("seed", range(5))
 def test_matching_equals_a_greedy_loop(seed):
     rng = np.random.default_rng(seed)
-    detections, targets = 30, 20
+    detections = 30
+    targets = 20
     overlap = np.round(rng.random((detections, targets)), 1)
     d, t = np.nonzero(overlap > 0.4)
     scores = rng.random(detections)

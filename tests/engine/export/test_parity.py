@@ -45,7 +45,9 @@ class Broken(nn.Module):
 
     def __init__(self, module: nn.Module, mistake: str) -> None:
         super().__init__()
-        self.module, self.mistake, self.detector = module, mistake, module.detector
+        self.module = module
+        self.mistake = mistake
+        self.detector = module.detector
 
     def forward(self, images: Tensor) -> Tensor:
         if self.mistake == "scaled twice":
@@ -53,7 +55,8 @@ class Broken(nn.Module):
         if self.mistake == "blue first":
             images = images.flip(1)
         output = self.module(images)
-        boxes, scores = output[:, :4], output[:, 4:]
+        boxes = output[:, :4]
+        scores = output[:, 4:]
         if self.mistake == "classes swapped":
             scores = scores.flip(1)
         if self.mistake == "sigmoid twice":
@@ -178,7 +181,8 @@ def test_check_images_and_labels_belong_together(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
     index = load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path / "cache")))
     every = index.ground_truth()
-    some, chosen = spread(index, 4), [0, 3, 5, 8]
+    some = spread(index, 4)
+    chosen = [0, 3, 5, 8]
     assert [some.path(i) for i in range(4)] == [index.path(i) for i in chosen]
     truth = some.ground_truth()
     for number, i in enumerate(chosen):

@@ -408,7 +408,8 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
 @STATIC
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path, caplog, capfd):
     """torch logs tracebacks of archives that it cannot read."""
-    foreign, damaged = tmp_path / "checkpoint.pt2", tmp_path / "damaged.pt2"
+    foreign = tmp_path / "checkpoint.pt2"
+    damaged = tmp_path / "damaged.pt2"
     write_detector(foreign, lively(TINY_MODEL, NAMES))
     with zipfile.ZipFile(tiny[0] / "a.pt2") as good, zipfile.ZipFile(damaged, "w") as bad:
         for name in good.namelist():

@@ -93,7 +93,8 @@ def test_box_voting_equals_that_of_the_pipeline(iou, strange):
 
 
 def test_an_image_without_detections_is_all_zeros():
-    boxes, scores = torch.rand(2, 50, 4) * 60, torch.zeros(2, 50, 3)
+    boxes = torch.rand(2, 50, 4) * 60
+    scores = torch.zeros(2, 50, 3)
     scores[1, 7, 2] = 0.5
     pairs, found, classes = best_pairs(boxes, scores, CANDIDATES)
     keep = kept_pairs(pairs, classes[..., 0], found[..., 0] > 0.001, 0.7)

@@ -88,7 +88,9 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
         with torch.no_grad():
             rows = module(canvas)[0].numpy()
         rows = rows[rows[:, 4] > 0.5]
-        expected_boxes, expected_scores, expected_classes = rows[:, :4], rows[:, 4], rows[:, 5]
+        expected_boxes = rows[:, :4]
+        expected_scores = rows[:, 4]
+        expected_classes = rows[:, 5]
     assert len(scores) == len(expected_scores) > 2
     np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
     np.testing.assert_array_equal(classes, expected_classes)

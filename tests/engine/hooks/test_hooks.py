@@ -14,11 +14,11 @@ from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
+from engine.hooks.class_weights import ClassWeights
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
-from engine.hooks.results import ClassWeights, EpochResults
 from engine.hooks.stopping import EarlyStopping, TimeLimit
-from engine.hooks.validation import Validation
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.pixels import RGB8
@@ -49,7 +49,8 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
 
     class Named(Hook):
         def __init__(self, name: str, action: Action) -> None:
-            self.name, self.action = name, action
+            self.name = name
+            self.action = action
 
         def start(self, trainer) -> Action:
             calls.append(self.name)
@@ -66,19 +67,9 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
 
 
-class Counts(Hook):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-
-def test_a_hook_that_a_run_lacks_is_named():
-    assert Hooks([Hook(), Counts(3)]).get(Counts).count == 3
-    with pytest.raises(LookupError, match="no hook Validation; it has Hook, Counts"):
-        Hooks([Hook(), Counts(3)]).get(Validation)
-
-
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
-    trainer, hook = FakeTrainer(), Checkpoints(60)
+    trainer = FakeTrainer()
+    hook = Checkpoints(60)
     assert hook.after_step(trainer) is None
     assert not trainer.requested
     now[0] += 61
@@ -90,7 +81,8 @@ def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     now[0] += 61
     hook.after_step(trainer)
     assert len(trainer.requested) == 2
-    other, hook = FakeTrainer(OTHER), Checkpoints(60)
+    other = FakeTrainer(OTHER)
+    hook = Checkpoints(60)
     now[0] += 1000
     assert hook.after_step(other) is None
     assert not other.requested
@@ -109,12 +101,6 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
     assert hook.before_validation(FakeTrainer()) is None
 
 
-@pytest.mark.parametrize(("val_every", "wanted"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
-def test_the_last_epoch_is_always_validated(val_every, wanted):
-    hook = Validation(None, None, val_every)
-    assert [epoch for epoch in range(1, 6) if hook.is_due(epoch, 5)] == wanted
-
-
 def test_patience_counts_validated_epochs_and_only_between_epochs():
     hook = EarlyStopping(2, "AP", val_every=2)
     trainer = FakeTrainer(epochs=9)
@@ -124,14 +110,16 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
     for progress.epoch in range(2, 10):
         over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
     assert over == [False, False, True, False, True, False, True, False]  # after the last epoch there is none to spare
-    progress.epoch, progress.batch = 4, 1
+    progress.epoch = 4
+    progress.batch = 1
     assert hook.start(trainer) is None
     progress.batch = 0
     assert hook.start(trainer) is Action.END  # a resumed run
 
 
 def test_the_time_limit_changes_the_number_of_epochs(now):
-    hook, trainer = TimeLimit(1.0), FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
+    hook = TimeLimit(1.0)
+    trainer = FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
     trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
     hook.before_epoch(trainer)
     now[0] += 600  # the first epoch's steps
@@ -152,7 +140,8 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
     (tmp_path / "last.pt").write_bytes(b"")
     note_earlier_checkpoint(tmp_path, is_new=True)
-    trainer, hook = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER), NonFiniteSteps()
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
+    hook = NonFiniteSteps()
     monkeypatch.setattr(trainer.checkpointer, "last", tmp_path / "last.pt")
 
     def read(**values) -> None:
@@ -188,7 +177,8 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
 def test_a_low_ap_raises_the_weight_of_a_class():
     given: list[list[float]] = []
     loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
-    trainer, hook = FakeTrainer(loader=loader), ClassWeights(loader)
+    trainer = FakeTrainer(loader=loader)
+    hook = ClassWeights(loader)
     hook.start(trainer)
     hook.record(trainer, Epoch(1))  # not validated
     assert not given

@@ -54,7 +54,8 @@ def test_the_curve_of_a_single_class_is_drawn_once():
 
 @pytest.mark.filterwarnings("error")
 def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
-    given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    given = ("a", "$\\frac$", "_hidden", "x" * 300)
+    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
     pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
     assert np.array_equal(*pictures)
     assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
@@ -100,7 +101,8 @@ def test_work_after_epochs_takes_its_share_of_the_time():
         done.append(validation)
         time.sleep(0.02)
 
-    rare, frequent = TimeBudget(work, 1e-4), TimeBudget(work, 1.0)
+    rare = TimeBudget(work, 1e-4)
+    frequent = TimeBudget(work, 1.0)
     for number in (1, 2, 3, None):  # the last epoch is not validated
         rare.after_epoch(number)
     assert done == [1]  # the others would have to wait for 200 s
@@ -110,7 +112,8 @@ def test_work_after_epochs_takes_its_share_of_the_time():
     rare.after_epoch(None)
     rare.finish()
     assert done == [1, 3, None]  # a validation is drawn once
-    until, number = time.monotonic() + 20, 4
+    until = time.monotonic() + 20
+    number = 4
     while done[-1] != 5 and time.monotonic() < until:
         frequent.after_epoch(number)
         number = (done[-1] or 3) + 1

@@ -28,7 +28,8 @@ OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.de
 def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> SimpleNamespace:
     shown = dict(losses)
     progress = SimpleNamespace(epoch=epoch, batch=0, mean_losses=lambda names: shown)
-    step, plan = SimpleNamespace(criterion=SimpleNamespace(names=())), SimpleNamespace(per_epoch=steps, accumulate=1)
+    step = SimpleNamespace(criterion=SimpleNamespace(names=()))
+    plan = SimpleNamespace(per_epoch=steps, accumulate=1)
     parts = {"progress": progress, "step": step, "steps": plan, "ctx": DistributedContext.single(), "losses": shown}
     return SimpleNamespace(**parts, epochs=epochs, step_samples=16, data_wait_s=0.0)
 
@@ -45,7 +46,8 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     bar.after_last_step(trainer, epoch)
     assert epoch.row == {}  # a resumed run may begin here
     now[0] += 10.0  # validation
-    trainer.progress.epoch, trainer.data_wait_s = 1, 0.5
+    trainer.progress.epoch = 1
+    trainer.data_wait_s = 0.5
     bar.before_epoch(trainer)
     for step in range(20):
         now[0] += 2.0
@@ -68,7 +70,8 @@ def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch, capsys):
     configure_logging(True)
     monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 0.0)
     assert 0.01 < memory_gb(torch.device("cpu")) < 100
-    bar, trainer = ProgressBar(), trainer_of(2, epoch=0, epochs=1, box=math.nan)
+    bar = ProgressBar()
+    trainer = trainer_of(2, epoch=0, epochs=1, box=math.nan)
     for ctx, lines in ((OTHER, 0), (DistributedContext.single(), 1)):  # only rank 0 shows something
         trainer.ctx = ctx
         bar.before_epoch(trainer)
@@ -81,13 +84,17 @@ def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch, capsys):
 
 
 def test_a_bar_reads_the_memory_at_most_every_tenth_of_a_second(monkeypatch):
-    now, reads, shown, bar = [100.0], [], [], Mock()  # in the place of tqdm's
+    now = [100.0]
+    reads = []
+    shown = []
+    bar = Mock()  # in place of tqdm's
     bar.update.side_effect = lambda: shown.append(bar.bar_format)
     monkeypatch.setattr(progress_bar, "terminal_bars", lambda stream: lambda **options: bar)
     monkeypatch.setattr(progress_bar, "terminal_columns", lambda stream: 200)
     monkeypatch.setattr(progress_bar, "memory_gb", lambda device: reads.append(device) or 3.5)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
-    hook, trainer = ProgressBar(), trainer_of(100, epoch=0, epochs=1)
+    hook = ProgressBar()
+    trainer = trainer_of(100, epoch=0, epochs=1)
     hook.before_epoch(trainer)
     for step in range(100):
         now[0] += 2**-6

@@ -11,8 +11,9 @@ import pytest
 
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
+from engine.hooks.end_log import ClassScores
+from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.results import ClassScores, EpochResults
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
@@ -49,7 +50,8 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
 
 
 def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
-    whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
+    whole = tmp_path / "whole.csv"
+    resumed = tmp_path / "resumed.csv"
     rows = [(e, {"loss": 1 / e, **({"ap": e / 7} if e % 2 else {})}) for e in range(1, 7)]
     add(ResultsCsv(whole), rows)
     add(ResultsCsv(resumed), rows[:5])

@@ -88,7 +88,8 @@ class Process:
         trains_like: bool = True,
         **limits: float,
     ) -> None:
-        self.results, self.tracking = ResultsCsv(folder / "results.csv"), Tracking(service, **limits)
+        self.results = ResultsCsv(folder / "results.csv")
+        self.tracking = Tracking(service, self.results.table, **limits)
         checkpoint = SimpleNamespace() if first > 1 else None
         run = SimpleNamespace(
             folder=folder,

@@ -80,7 +80,8 @@ def test_masks_select_results(predictor, image):
 
 
 def test_trackers_follow_results(predictor, image):
-    supervision, trackers = pytest.importorskip("supervision"), pytest.importorskip("trackers")
+    supervision = pytest.importorskip("supervision")
+    trackers = pytest.importorskip("trackers")
     tracker = trackers.ByteTrackTracker(track_activation_threshold=0.0, high_conf_det_threshold=0.0)
     for _ in range(3):
         found = tracker.update(supervision.Detections.from_ultralytics(predictor(image, max_det=1)[0]))

@@ -107,7 +107,8 @@ def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkey
 
 def test_globs_and_lists_are_sources(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    one, two = save_image(tmp_path / "deep" / "1.png", 1), save_image(tmp_path / "deep" / "er" / "2.png", 2)
+    one = save_image(tmp_path / "deep" / "1.png", 1)
+    two = save_image(tmp_path / "deep" / "er" / "2.png", 2)
     assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
     listing = tmp_path / "deep" / "list.txt"
     listing.write_text(f"\ufeff./er/2.png\n\n{one}\n{one}\n", encoding="utf-8")

@@ -109,7 +109,8 @@ def test_pil_images_are_turned_as_files_are(tmp_path, orientation):
     pillow = pytest.importorskip("PIL.Image")
     path = tmp_path / "a.jpg"
     path.write_bytes(jpeg_with_exif(picture(24, 40), orientation))
-    (from_file,), (from_pil,) = as_images(path, None), as_images(pillow.open(path), None)
+    (from_file,) = as_images(path, None)
+    (from_pil,) = as_images(pillow.open(path), None)
     assert from_pil.image.shape == from_file.image.shape
     assert np.abs(from_pil.image.astype(int) - from_file.image).max() <= 6  # two decoders
 
@@ -138,7 +139,8 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
 
 def test_results_are_detections_in_float32(predictor):
     image = picture(37, 90)
-    (table,), (result,) = predictor.detect([image]), predictor(image, color="rgb")
+    (table,) = predictor.detect([image])
+    (result,) = predictor(image, color="rgb")
     np.testing.assert_array_equal(result.boxes.xyxy, np.float32(table.boxes_xyxy_px))
     np.testing.assert_array_equal(result.boxes.conf, np.float32(table.scores))
     np.testing.assert_array_equal(result.boxes.cls, table.classes)
@@ -185,7 +187,8 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
         patch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
-        plain, raised = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
+        plain = other(image, iou=0.5, box_voting=False)[0].boxes
+        raised = other(image, iou=0.5)[0].boxes
     assert raised.data.tolist() != plain.data.tolist()
     other.settings = replace(other.settings, box_voting=False)
     assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
@@ -336,7 +339,10 @@ class FixedCanvas(torch.nn.Module):
 
     def __init__(self, model, input_hw):
         super().__init__()
-        self.model, self.input_hw, self.batch, self.seen = model, input_hw, 2, []
+        self.model = model
+        self.input_hw = input_hw
+        self.batch = 2
+        self.seen = []
         self.canvases = partial(type(model).canvases, self)
 
     def __getattr__(self, name):
@@ -373,7 +379,8 @@ def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
     """Here with the GPU's thread for a model on the CPU. An error reaches the caller, and the thread goes on."""
     fake = SimpleNamespace(device=torch.device("cuda"))
     assert ImageDetector(fake, None)._thread is not None
-    predictor, threads = load(weights, device="cpu", conf=0.0, max_det=5), set()
+    predictor = load(weights, device="cpu", conf=0.0, max_det=5)
+    threads = set()
     pictures = [picture(seed=seed) for seed in range(20)]
     expected = [rows(predictor(image, color="rgb")) for image in pictures]
     predictor.image_detector._thread = ImageDetector(fake, None)._thread
@@ -549,7 +556,8 @@ def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
 def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, monkeypatch):
     monkeypatch.setattr(get_logger(), "propagate", True)
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
-    plain, half = predictor(picture(), color="rgb"), load(weights, **given, amp="fp16", save=False)
+    plain = predictor(picture(), color="rgb")
+    half = load(weights, **given, amp="fp16", save=False)
     assert caplog.messages == ["float16 (--half, --amp fp16) is not supported on CPUs; computing in float32"]
     assert rows(half(picture(), color="rgb", stream=False, show=None)) == rows(plain)
 

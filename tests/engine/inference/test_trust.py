@@ -26,7 +26,8 @@ CPU = torch.device("cpu")
 
 def commands(path: Path, folder: Path, *out: object) -> list[tuple]:
     weights = ["--weights", path, "--device", "cpu"]
-    scored, found = (val.main, *weights, "--data", "demo", *out), (detect.main, *weights, "--source", folder, *out)
+    scored = (val.main, *weights, "--data", "demo", *out)
+    found = (detect.main, *weights, "--source", folder, *out)
     return [scored, found, (check.main, "demo", *weights)]
 
 

@@ -77,7 +77,8 @@ def test_settings_are_attributes(model, files):
         model.classes = classes
         assert set(model(files).xyxy[0][:, 5].tolist()) == {1.0}
     model.classes = None
-    model.iou, model.agnostic = 0.01, True
+    model.iou = 0.01
+    model.agnostic = True
     assert len(model(files).xyxy[0]) < len(model(files, iou=0.9, agnostic=False).xyxy[0])
     model.conf = None
     assert model.conf == 0.25
@@ -174,7 +175,8 @@ def test_crops(results, tmp_path, monkeypatch):
     crops = results.crop(save=False)
     assert list(tmp_path.rglob("crops")) == []
     assert [float(crop["conf"]) for crop in crops] == [score for rows in results.xyxy for score in rows[:, 4].tolist()]
-    first, row = crops[0], results.xyxy[0][0]
+    first = crops[0]
+    row = results.xyxy[0][0]
     assert [float(side) for side in first["box"]] == row[:4].tolist()
     assert first["label"] == f"{results.names[int(row[5])]} {row[4]:.2f}"
     for crop, (left, top, right, bottom) in zip(crops, results.xyxy[0][:, :4].double().tolist()):

@@ -47,16 +47,16 @@ def build(
 
 def take_steps(model: nn.Module, optimizer, steps: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    optimizer.found_nonfinite = torch.tensor(0.0)
     for _ in range(steps):
         model(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
-        optimizer.step()
+        optimizer.step(torch.tensor(0.0))
         optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_momentum_after_the_first_step_equals_torchs(momentum):
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     sgd = build(ours, "SGD", lr=0.05, momentum=momentum, weight_decay=0.01)
     groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in sgd.param_groups]
     match = dict(zip(ours.parameters(), theirs.parameters()))
@@ -121,7 +121,8 @@ def test_orthogonalize_flattens_singular_values():
 @pytest.mark.parametrize("done", [0, 2])
 def test_a_non_finite_step_changes_nothing(name, done):
     """Steps that include a non-finite one, which may be the first, end with the same weights as those without it."""
-    clean, poisoned = network(), network()
+    clean = network()
+    poisoned = network()
     options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
     options |= {"new_rows": {"0.weight": (1,)}, "lr_mult": 0.5}  # a row with a rate of its own
     a, b = (build(m, name, **options) for m in (clean, poisoned))
@@ -129,8 +130,7 @@ def test_a_non_finite_step_changes_nothing(name, done):
     before = copy.deepcopy(poisoned.state_dict())
     for p in poisoned.parameters():
         p.grad = torch.full_like(p, float("nan"))
-    b.found_nonfinite = torch.tensor(1.0)
-    b.step()
+    b.step(torch.tensor(1.0))
     b.zero_grad()
     for key, value in poisoned.named_parameters():
         assert torch.equal(value, before[key]), key

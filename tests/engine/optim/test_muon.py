@@ -82,7 +82,8 @@ def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool) ->
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_on_a_cpu_the_bits_equal_the_plain_formulation(channels_last):
-    ours, plain = make_parameters(channels_last), make_parameters(channels_last)
+    ours = make_parameters(channels_last)
+    plain = make_parameters(channels_last)
     momenta = [torch.zeros_like(p) for p in plain]
     optimizer = Muon(ours, **OPTIONS)
     for seed in range(4):
@@ -139,7 +140,8 @@ def test_muon_equals_torch_on_matrices(shapes):
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     start = [p.detach().clone() for p in ours]
-    a, b = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS, adjust_lr_fn="match_rms_adamw")
+    a = Muon(ours, **OPTIONS)
+    b = torch.optim.Muon(theirs, **OPTIONS, adjust_lr_fn="match_rms_adamw")
     for _ in range(10):
         for p, q in zip(ours, theirs):
             p.grad = torch.randn_like(p)
@@ -169,7 +171,8 @@ def test_parameters_without_a_gradient_do_not_change():
 
 def test_gradients_may_have_another_memory_layout():
     """A channels_last kernel with a contiguous gradient."""
-    a, b = make_parameters(), make_parameters()
+    a = make_parameters()
+    b = make_parameters()
     for parameters in (a, b):
         set_gradients(parameters, 0)
     for p in b:

@@ -28,7 +28,9 @@ class _Forked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.used, self.dropped, self.norm = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.used = nn.Conv2d(3, 4, 3)
+        self.dropped = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
         self.auxiliary = nn.Conv2d(3, 4, 3)
 
     def forward(self, x):
@@ -41,12 +43,14 @@ class _ModesSeen(nn.Module):
     def forward(self, x, *, fails=False):
         if fails:
             raise ValueError("a replica fails")
-        is_on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        is_on = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu")
         return threading.get_ident(), is_on, dtype, torch.is_grad_enabled()
 
 
 def test_each_replica_of_data_parallel_keeps_its_thread_and_the_callers_modes():
-    model, inputs = _ModesSeen(), [(torch.ones(1),), (torch.ones(1),)]
+    model = _ModesSeen()
+    inputs = [(torch.ones(1),), (torch.ones(1),)]
     wrapped = DataParallel(model)
     first = wrapped.parallel_apply([model, model], inputs, [{}, {}])
     with torch.autocast("cpu", torch.float16), torch.no_grad():
@@ -213,7 +217,8 @@ class Hooks:
 
 def test_ranks_that_round_differently_have_one_model_after_each_epoch(tmp_path):
     (tmp_path / "hooks.py").write_text(_ROUNDS_DIFFERENTLY)
-    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--optimizer", "Muon"]
     run_python(ROOT / "train.py", *flags, "--spawn", "2", "--callbacks", "hooks:Hooks", folder=tmp_path)
     first, second = ((tmp_path / f"weights{rank}.txt").read_text().splitlines() for rank in (0, 1))

@@ -129,7 +129,8 @@ class _Saved:
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
+        address = storage.data_ptr()
+        size = storage.nbytes()
         if address not in self._live:
             self._live.add(address)
             self.now += size

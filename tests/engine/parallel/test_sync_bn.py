@@ -176,7 +176,8 @@ def test_conversion_keeps_keys_parameters_and_results():
     """Keys, parameters and buffers are the same objects; evaluation, fused weights and the averaged model do not
     change."""
     plain = build_detector("yolov8n", 3, seed=1)
-    keys, held = list(plain.state_dict()), [*plain.parameters(), *plain.buffers()]
+    keys = list(plain.state_dict())
+    held = [*plain.parameters(), *plain.buffers()]
     images = torch.rand(1, 3, 64, 64)
     expected = [level.detach() for level in plain.eval()(images)]
     fused = [level.detach() for level in plain.fuse()(images)]

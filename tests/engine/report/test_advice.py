@@ -29,7 +29,8 @@ def census(boxes: list[int], side: float) -> Census:
 
 
 def scored(*targets: int, ap: float = 0.5) -> EvalResult:
-    classes, curve = len(targets), np.zeros((len(targets), 2))
+    classes = len(targets)
+    curve = np.zeros((len(targets), 2))
     return EvalResult(
         metrics={"AP": ap, "AP50": ap, "f1": 0.5, "precision": 0.5, "recall": 0.5},
         class_metrics={"AP": np.full(classes, ap), "recall": np.full(classes, 0.5)},

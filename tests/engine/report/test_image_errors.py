@@ -57,7 +57,8 @@ def test_each_detection_has_its_outcome_in_its_image():
     assert missed == {(0, 1), (2, 1)}
     expected = np.zeros((5, len(KINDS)), int)
     expected[0] = 1
-    expected[2, MISSED], expected[3, BACKGROUND] = 1, 2
+    expected[2, MISSED] = 1
+    expected[3, BACKGROUND] = 2
     np.testing.assert_array_equal(errors.counts(), expected)
 
 

@@ -45,7 +45,8 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
     height, width = size
     sides = rng.uniform(4, height / 2, (total, 2))
     boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
-    paths, offsets = [f"{i % 10}.jpg" for i in range(images)], np.r_[0, np.cumsum(counts)]
+    paths = [f"{i % 10}.jpg" for i in range(images)]
+    offsets = np.r_[0, np.cumsum(counts)]
     index = index_of(names, paths, np.tile(size, (images, 1)), offsets, boxes, rng.integers(0, len(names), total))
     return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])).recounted()
 
@@ -218,7 +219,8 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
 
 
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
-    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "tiny.yaml")
     own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
     train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "1"])
     *_, classes, path, done = capsys.readouterr().out.splitlines()

@@ -36,7 +36,8 @@ def test_batch_sheet_shows_targets_of_the_right_image(images):
 
 
 def test_detection_sheet_pairs_labels_with_predictions():
-    images, labels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8), [np.zeros((0, 5), np.float32)] * 2
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    labels = [np.zeros((0, 5), np.float32)] * 2
     detections = Detections(
         boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
         scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),

@@ -36,7 +36,7 @@ def _restored_kernels() -> Iterator[None]:
 def claim(stack: ExitStack, progress: Progress | None = None, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
     plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
-    return claim_folder(CPU, plan, stack, progress or Progress())
+    return claim_folder(CPU, plan, run_settings, stack, progress or Progress())
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:
@@ -48,7 +48,8 @@ def fail_after(action: Callable[..., object], **settings) -> None:
 
 def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
     """Otherwise another start could use the folder and lose it."""
-    lock, remove = tmp_path / "new" / "exp" / LOCK_NAME, shutil.rmtree
+    lock = tmp_path / "new" / "exp" / LOCK_NAME
+    remove = shutil.rmtree
     holders = []
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (holders.append(FileLock(lock).acquire()), remove(*a, **k)))
     fail_after(claim, project=str(tmp_path / "new"))

@@ -213,7 +213,8 @@ def test_a_run_has_the_device_of_the_process_that_resumes_it():
     ],
 )
 def test_what_a_run_cannot_change_is_refused(name, old, new, message):
-    before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
+    before = TrainConfig(**{name: old})
+    now = TrainConfig(**{name: new})
     assert resumed_config(before, before, {name}) == (before, [])
     with refused(message):
         resumed_config(before, now, {name})
@@ -327,7 +328,8 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
 
 def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     """Not the last.pt that an earlier run has left in a folder that is used again."""
-    folder, last = tmp_path, tmp_path / "last.pt"
+    folder = tmp_path
+    last = tmp_path / "last.pt"
     assert checkpoint_of_newest_run(folder) is None
     last.write_bytes(b"of an earlier run")
     note_earlier_checkpoint(folder, is_new=True)
@@ -387,7 +389,7 @@ def test_a_plan_says_what_the_run_has_already(
         plan = plan_run(ctx, config, list(flags), stack)
     assert plan.folder == (folder and Path(folder))
     assert (plan.checkpoint and plan.checkpoint.progress.epoch) == epoch
-    assert (plan.data_source.data, plan.data_source.known_root) == (plan.config.data, known_root)
+    assert (plan.data_source.data, plan.data_source.known_root) == (plan.settings.config.data, known_root)
     assert plan.data_source.stored_in == ("exp/last.pt" if known_root else "")
 
 

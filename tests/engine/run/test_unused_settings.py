@@ -80,7 +80,8 @@ def test_each_setting_without_effect_gets_one_line(ctx, override, settings, expe
 
 
 def test_settings_that_a_head_does_not_read_get_one_line():
-    anchors, given = AnchorHead(*LEVELS, 3), ("obj=2", "anchor_t=3", "box=5")
+    anchors = AnchorHead(*LEVELS, 3)
+    given = ("obj=2", "anchor_t=3", "box=5")
     assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, noautoanchor=True)) == 3
     assert lines_with(anchors, ONE, *given, noautoanchor=True) == []
     assert set(lines(ONE, *given, noautoanchor=True)) == {
@@ -119,7 +120,8 @@ def test_settings_of_tiles_need_tiles():
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
-    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
     given += ["--set", "close_mosaic=1"]
     run_main(train.main, [str(g) for g in given])

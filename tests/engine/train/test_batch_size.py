@@ -17,7 +17,7 @@ import torch
 import yaml
 
 import engine.train.batch_size
-import engine.train.build
+import engine.train.run_checks
 import train
 from engine.optim.build import SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan
@@ -89,7 +89,9 @@ class Counted:
     """Stands in for `CudaMemory`: counts the bytes that are saved for the backward pass at the same time."""
 
     def __init__(self, limit: int = 0) -> None:
-        self._limit, self.kept, self.peaks = limit, 0, []
+        self._limit = limit
+        self.kept = 0
+        self.peaks = []
 
     def limit(self) -> int:
         return self._limit
@@ -140,7 +142,8 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     gradients = {name: p.grad for name, p in model.named_parameters()}
     values = [None if g is None else g.clone() for g in gradients.values()]
     modes = [module.training for module in model.modules()]
-    state, loss_state = state_of(model), state_of(criterion)
+    state = state_of(model)
+    loss_state = state_of(criterion)
     drawn = global_generators()
 
     take_step = prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=2)
@@ -275,7 +278,8 @@ def test_refused(ctx, settings, message):
 class Cuda:
     """The functions of torch.cuda that `CudaMemory` uses, for machines without a GPU."""
 
-    reserved, free = 3 * GIB, 40 * GIB
+    reserved = 3 * GIB
+    free = 40 * GIB
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -349,7 +353,7 @@ def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
     monkeypatch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-    monkeypatch.setattr(engine.train.build, "check_batch_search", lambda ctx, config: None)
+    monkeypatch.setattr(engine.train.run_checks, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
     content = read_checkpoint(tmp_path / "exp" / "last.pt")

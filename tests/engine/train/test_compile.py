@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
+from engine.train import build_step as step_setup
 from engine.train import compile as compilation
-from engine.train import step as step_setup
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of
@@ -258,7 +258,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     """See pytorch#109261."""
     options = {}
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
-    model, steps = build_detector(TINY_MODEL, 2), StepPlan(accumulate, per_epoch=4, epochs=1)
+    model = build_detector(TINY_MODEL, 2)
+    steps = StepPlan(accumulate, per_epoch=4, epochs=1)
     step_setup.build_strategy(CPU, TrainConfig(**flags), model=model, optimizer=None, steps=steps, autocast=nullcontext)
     assert options["static"] is static
 

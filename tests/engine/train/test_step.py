@@ -15,7 +15,8 @@ from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
 from engine.run.starting_model import freeze_layers
-from engine.train.step import FullBatch, build_step, check_step_settings, drop_zero_gradients
+from engine.train.build_step import FullBatch, build_step, check_step_settings
+from engine.train.step import drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -123,7 +124,7 @@ def test_clipping_bounds_the_gradient():
     step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
     before = weights_of(model).clone()
     seen = []
-    step.optimizer.step = lambda: seen.append(
+    step.optimizer.step = lambda nonfinite: seen.append(
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     )
     step([global_batch()], [6], 1)
@@ -136,7 +137,9 @@ class _Poison(Criterion):
 
     def __init__(self, criterion, at: int) -> None:
         super().__init__()
-        self.criterion, self.at, self.calls = criterion, at, 0
+        self.criterion = criterion
+        self.at = at
+        self.calls = 0
 
     def forward(self, raw, targets, teacher_maps):
         out = self.criterion(raw, targets, teacher_maps)
@@ -184,7 +187,8 @@ def test_the_step_has_no_host_sync(kind, optimizer):
 
 def test_norms_count_their_batches_in_one_kernel(monkeypatch):
     """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
-    counters, kernels = [], []
+    counters = []
+    kernels = []
     for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
         monkeypatch.setattr("models.layers.conv.BatchNorm2d", kind)
         step, model = make_step(DistributedContext.single(), "anchor_free")
@@ -228,7 +232,8 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
 
 def ranks(count: int) -> DistributedContext:
     """Rank 0 of ``count`` processes; there is no process group, and none is used. 0: one process with two GPUs."""
-    single, gpus = DistributedContext.single("cpu"), (torch.device("cuda:0"), torch.device("cuda:1"))
+    single = DistributedContext.single("cpu")
+    gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
     changes = {0: {"devices": gpus}, 1: {}}.get(count, {"local_rank": 0, "world_size": count})
     return replace(single, **changes)
 

@@ -71,7 +71,8 @@ def taught(world: Path, teacher: Path, *more: object) -> list[object]:
 
 def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
     """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
-    weights, whole = tmp_path / "old.pt", tmp_path / "whole"
+    weights = tmp_path / "old.pt"
+    whole = tmp_path / "whole"
     shutil.copy(world / "old.pt", weights)
     given = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
     call(train.main, *flags(world, *given), "--name", "whole")

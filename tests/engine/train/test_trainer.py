@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,15 @@ import torch
 
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import PendingEpoch, Position, Progress
+from engine.eval_ranks.messages import Weights
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
-from engine.train.trainer import Trainer
+from engine.train.trainer import Trainer, Validator
+from engine.train.validation import LocalValidator, RemoteValidator
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
@@ -87,7 +89,8 @@ class Watch(Hook):
     """Notes each call with the position, and answers as it is told: {point: (epoch, batch, action)}."""
 
     def __init__(self, **answers: tuple[int, int, Action]) -> None:
-        self.calls, self._answers = [], answers
+        self.calls = []
+        self._answers = answers
 
     def __getattribute__(self, name: str):
         if name not in POINTS:
@@ -105,23 +108,59 @@ class Watch(Hook):
         return [call for call in self.calls if call[0] in names]
 
 
+class Evaluates:
+    """The evaluator. A signal ends its run ``stopped_run``, from 1."""
+
+    def __init__(self, signals: StopSignals | None = None, stopped_run: int = 0) -> None:
+        self.runs = 0
+        self._signals = signals
+        self._stopped_run = stopped_run
+
+    def run(self, model, loader, *, should_stop: Callable[[], bool]) -> None:
+        self.runs += 1
+        if self.runs == self._stopped_run:
+            self._signals.requeue = True
+            assert should_stop()
+
+
+class Service:
+    """The evaluating processes: they are free for the first epoch, and have no scores in time."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def can_take_weights(self) -> bool:
+        return not self.sent
+
+    def send(self, epoch: int, weights: Weights) -> None:
+        self.sent.append(epoch)
+
+    def collect(self, should_stop: Callable[[], bool]) -> None: ...
+
+
 def build(
     *hooks: Hook,
     progress: Progress | None = None,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
+    validator: Validator | None = None,
     **settings,
 ) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
     run = TrainingRun(folder=Path(), settings=settings)
-    return trainer_of(run, step, progress or Progress(), *hooks, signals=signals)
+    return trainer_of(run, step, progress or Progress(), *hooks, signals=signals, validator=validator)
 
 
 def trainer_of(
-    run: TrainingRun, step: TrainStep, progress: Progress, *hooks: Hook, signals: StopSignals | None = None
+    run: TrainingRun,
+    step: TrainStep,
+    progress: Progress,
+    *hooks: Hook,
+    signals: StopSignals | None = None,
+    validator: Validator | None = None,
 ) -> Trainer:
     loader = Loader()
     return Trainer(
@@ -132,6 +171,7 @@ def trainer_of(
         progress=progress,
         control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
         checkpointer=Saves(),
+        validator=validator or LocalValidator(Evaluates(), None, val_every=1),
         hooks=hooks,
     )
 
@@ -146,7 +186,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
     epoch = [
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
-        ("after_last_step", 0, 3), ("validate", 0, 3),
+        ("after_last_step", 0, 3), ("before_validation", 0, 3),
         ("score", 1, 0), ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "after_read"]
@@ -161,7 +201,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
 
 
 @pytest.mark.parametrize(
-    ("signal_name", "code"), [("stop", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
+    ("signal_name", "code"), [("requeue", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
 )
 def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch, signal_name, code):
     """A signal to all processes of a terminal or a job ends the compiler of ``--compile``, too, and torch then raises.
@@ -226,32 +266,33 @@ def test_a_save_is_not_lost_when_another_hook_ends_the_run():
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0), (1, 0)]
 
 
-class Elsewhere(Hook):
-    """Validates the first epoch elsewhere. ``stops``: a signal ends the wait for its result."""
-
-    def __init__(self, *, stops: bool = False) -> None:
-        self._stops = stops
-
-    def validate(self, trainer: Training, epoch: Epoch) -> None:
-        if epoch.number == 1:
-            progress = replace(trainer.progress, epoch=1, batch=0)
-            epoch.pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=progress, ema={})
-
-    def validate_pending(self, trainer: Training, epoch: Epoch, pending: PendingEpoch) -> Action | None:
-        assert (epoch.number, epoch.row) == (1, {"time": 1.5})
-        epoch.is_best = True
-        return Action.STOP if self._stops else None
-
-
-def test_a_pending_epoch_is_completed_by_the_end_of_the_next_one():
+def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     watch = Watch()
-    trainer = build(Elsewhere(), watch, epochs=2)
+    signals = StopSignals()
+    validator = LocalValidator(Evaluates(signals, stopped_run=2), None, val_every=1)
+    trainer = build(watch, validator=validator, signals=signals, epochs=3)
+    with pytest.raises(Stopped):
+        trainer.fit()
+    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0), (1, 3)]
+    assert watch.of("record", "after_epoch") == [("record", 1, 0), ("after_epoch", 1, 0)]
+
+
+class BestFirst(Hook):
+    def score(self, trainer: Training, epoch: Epoch) -> None:
+        epoch.is_best = epoch.number == 1
+
+
+def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
+    watch = Watch()
+    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
-    end = ["validate", "validate_pending", "score", "record", "report", "after_epoch"]
+    end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
     assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
-        ("validate", 0), ("after_epoch", 1),
-        ("validate_pending", 1), ("score", 1), ("record", 1), ("report", 1),
-        ("validate", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
+        ("after_last_step", 0), ("after_epoch", 1),
+        ("after_last_step", 1),
+        ("before_validation", 1), ("score", 1), ("record", 1), ("report", 1),
+        ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
     saves = trainer.checkpointer
     assert [(epoch, position.pending is not None) for epoch, _, position in saves.saved] == [(1, True), (2, False)]
@@ -259,25 +300,38 @@ def test_a_pending_epoch_is_completed_by_the_end_of_the_next_one():
 
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
-    trainer = build(Elsewhere(stops=True), epochs=3)
-    trainer.fit()
+    signals = StopSignals()
+    validator = RemoteValidator(Evaluates(signals, stopped_run=1), None, Service(), val_every=1)
+    trainer = build(validator=validator, signals=signals, epochs=3)
+    with pytest.raises(Stopped):
+        trainer.fit()
     epoch, batch, position = trainer.checkpointer.saved[-1]
-    assert (epoch, batch, position.pending.row) == (1, 3, {"time": 1.5})
+    assert (epoch, batch, position.pending.progress.epoch) == (1, 3, 1)
     assert trainer.checkpointer.scored == []
 
 
-@pytest.mark.parametrize("moment", ["start", "end"])
-def test_a_pending_epoch_that_no_other_follows_is_completed_and_saved(moment):
-    """That of an earlier start, and that of a run which a callback has ended."""
-    answers = {"after_epoch": (1, 0, Action.END)} if moment == "end" else {}
-    watch = Watch(**answers)
-    trainer = build(Elsewhere(), watch, epochs=3, progress=Progress(epoch=3) if moment == "start" else None)
-    if moment == "start":
-        progress = Progress(epoch=1)
-        trainer._pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=progress, ema={})
+def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once():
+    """Also without ``--eval-ranks``."""
+    pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
+    watch = Watch()
+    validator = LocalValidator(Evaluates(), None, val_every=1, pending=pending)
+    trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1))
+    pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
-    assert len(watch.of("score", "record", "report")) == 3
-    assert [position.pending is None for *_, position in trainer.checkpointer.saved][-1]
+    assert watch.of("record", "before_epoch") == [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
+    saved = [(epoch, batch, position.pending) for epoch, batch, position in trainer.checkpointer.saved]
+    assert saved == [(1, 0, None), (2, 0, None)]
+    assert trainer.checkpointer.scored == [(1, True)]
+
+
+def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
+    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    watch = Watch(after_epoch=(1, 0, Action.END))
+    trainer = build(BestFirst(), watch, validator=validator, epochs=3)
+    trainer.fit()
+    assert watch.of("record") == [("record", 1, 0)]
+    saved = [(epoch, batch, position.pending is None) for epoch, batch, position in trainer.checkpointer.saved]
+    assert saved == [(1, 0, False), (1, 0, True)]
     assert trainer.checkpointer.scored == [(1, True)]
 
 
@@ -289,7 +343,6 @@ def test_a_pending_epoch_that_no_other_follows_is_completed_and_saved(moment):
         ({"start": (0, 0, Action.END)}, 0, []),
         ({"after_epoch": (1, 0, Action.END)}, 3, [(1, 0)]),
         ({"after_last_step": (0, 3, Action.STOP)}, 3, [(0, 3)]),
-        ({"validate": (0, 3, Action.STOP)}, 3, [(0, 3)]),  # a signal during validation
     ],
 )
 def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
@@ -325,7 +378,7 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
 
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
-            signals.stop |= trainer.progress.updates == 1
+            signals.requeue |= trainer.progress.updates == 1
 
     watch = Watch()
     trainer = build(Signals(), watch, signals=signals, epochs=9)

@@ -14,7 +14,8 @@ from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 STRIDES = (8, 16, 32)
 CANVAS = 128
 SHAPES = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
-ALPHA, BETA = 0.5, 6.0
+ALPHA = 0.5
+BETA = 6.0
 
 
 def pyramid() -> torch.Tensor:
@@ -25,10 +26,8 @@ def pyramid() -> torch.Tensor:
 def scene(batch: int, slots: int, classes: int, seed: int):
     """Targets (some tiny, some overlapping, some slots empty) and predictions near them."""
     rng = np.random.default_rng(seed)
-    center, size = (
-        rng.uniform(10, 118, (batch, slots, 2)),
-        np.exp(rng.uniform(np.log(2), np.log(90), (batch, slots, 2))),
-    )
+    center = rng.uniform(10, 118, (batch, slots, 2))
+    size = np.exp(rng.uniform(np.log(2), np.log(90), (batch, slots, 2)))
     boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((center, size), -1)).float()).clamp(0, CANVAS)
     mask = torch.from_numpy(np.arange(slots) < rng.integers(0, slots + 1, (batch, 1)))
     mask[0] = True
@@ -151,7 +150,8 @@ def test_a_tiny_target_is_learned_from_an_untrained_head():
     predicted = torch.cat((centers - 60, centers + 60), -1)[None]
     boxes = torch.tensor([[[61.0, 61, 63, 63]]])
     assigner = TaskAlignedAssigner(topk=10)
-    labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    labels = torch.zeros(1, 1, dtype=torch.long)
+    mask = torch.ones(1, 1, dtype=torch.bool)
     logits = torch.full((1, len(centers), 1), -8.0)
     assignment = assign(assigner, logits, predicted, centers, labels, boxes, mask)
     assert iou(predicted, boxes, "ciou").max() < 0.001

@@ -34,7 +34,8 @@ def assign(
     objectness, logits, predicted, centers, strides, labels, boxes, mask, *, one_to_one: bool = False
 ) -> SimOtaAssignment:
     """The assignment of what `simota_scene` returns."""
-    predictions, objects = Predictions(objectness, logits, predicted), Objects(labels, boxes, mask)
+    predictions = Predictions(objectness, logits, predicted)
+    objects = Objects(labels, boxes, mask)
     return SimOtaAssigner(one_to_one=one_to_one)(predictions, objects, Cells(centers, strides, min(STRIDES)))
 
 
@@ -58,7 +59,8 @@ def assign_by_loops(objectness, logits, predicted, centers, strides, labels, box
             if not mask[b, k]:
                 continue
             middle = [(box[i] + box[i + 2]) / 2 for i in (0, 1)]
-            costs, overlaps = {}, {}
+            costs = {}
+            overlaps = {}
             for n, (center, stride) in enumerate(places):
                 inside = inside_by_hand(center, box, min(STRIDES))
                 near = all(abs(center[i] - middle[i]) < 2.5 * stride for i in (0, 1))
@@ -91,7 +93,8 @@ def test_assignment_equals_loops() -> None:
     for seed in range(8):
         inputs = simota_scene(3, 7, 4, seed)
         assignment = assign(*inputs)
-        (expected, contested), found = assign_by_loops(*inputs), as_dictionary(assignment)
+        expected, contested = assign_by_loops(*inputs)
+        found = as_dictionary(assignment)
         assert {key: k for key, (k, _) in found.items()} == {key: k for key, (k, _) in expected.items()}
         overlaps = [found[k][1] for k in expected]
         np.testing.assert_allclose(overlaps, [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
@@ -129,11 +132,14 @@ def test_grouping_images_does_not_change_the_assignment(monkeypatch: pytest.Monk
 
 def test_a_single_target_always_gets_a_cell() -> None:
     rng = np.random.default_rng(0)
-    center, size = rng.uniform(0, CANVAS, (200, 1, 2)), rng.uniform(0.01, 100, (200, 1, 2))
+    center = rng.uniform(0, CANVAS, (200, 1, 2))
+    size = rng.uniform(0.01, 100, (200, 1, 2))
     boxes = torch.from_numpy(np.concatenate((center - size / 2, center + size / 2), -1)).float()
     _, logits, predicted, centers, strides, *_ = simota_scene(1, 1, 2, 0)
-    logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
-    labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
+    logits = logits.expand(200, -1, -1)
+    far = (predicted + 1000).expand(200, -1, -1)
+    labels = torch.zeros(200, 1, dtype=torch.long)
+    mask = torch.ones(200, 1, dtype=torch.bool)
     assignment = assign(logits[..., :1], logits, far, centers, strides, labels, boxes, mask)
     assert assignment.assigned.sum(-1).eq(1).all()
     assert (assignment.overlap == 0).all()

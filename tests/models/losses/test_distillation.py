@@ -39,7 +39,8 @@ class OldModel(nn.Module):
 
 
 class WholeTeacher(OldModel):
-    taught, unlabeled_only = (2, 0), False
+    taught = (2, 0)
+    unlabeled_only = False
 
 
 def criterion(teacher: type[OldModel] = OldModel):
@@ -54,9 +55,11 @@ def test_the_terms_are_those_of_a_loop(bins):
     sizes = ((2, 8, 4 * bins), (2, 8, 3), (2, 8, 4 * bins), (2, 8, OLD))
     new_boxes, new, old_boxes, old = (torch.randn(size, generator=rng).double() * 2 for size in sizes)
     if bins == 1:
-        new_boxes, old_boxes = new_boxes.abs() + 0.5, old_boxes.abs() + 0.5
+        new_boxes = new_boxes.abs() + 0.5
+        old_boxes = old_boxes.abs() + 0.5
     unlabeled = torch.rand((2, 8, 3), generator=rng) < 0.6
-    outputs, unlabeled = (new_boxes, new[..., :OLD]), unlabeled[..., :OLD]
+    outputs = (new_boxes, new[..., :OLD])
+    unlabeled = unlabeled[..., :OLD]
     found = distill(outputs, (old_boxes, old), unlabeled, centers.double(), strides.double())
     expected = np.zeros(4)
     for image in range(2):
@@ -64,7 +67,8 @@ def test_the_terms_are_those_of_a_loop(bins):
             best = 0.0
             for c in range(OLD):
                 if unlabeled[image, cell, c]:
-                    p, q = old[image, cell, c].sigmoid().item(), new[image, cell, c].sigmoid().item()
+                    p = old[image, cell, c].sigmoid().item()
+                    q = new[image, cell, c].sigmoid().item()
                     expected[1] += p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
                     best = max(best, p)
             if best <= MIN_TEACHER_SCORE:
@@ -111,7 +115,8 @@ def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
 
 def test_a_teacher_of_labeled_classes_is_compared_in_all_cells():
     """Of two of the three classes, in the order of the teacher's maps, with the same number of bins or none."""
-    raw, targets = raw_maps("anchor_free", 2), as_targets(TARGETS)
+    raw = raw_maps("anchor_free", 2)
+    targets = as_targets(TARGETS)
     plain = tiny_head("anchor_free").build_loss(HYP)(raw, targets)
     centers, strides = cell_centers(grid_shapes(raw), STRIDES, torch.device("cpu"))
     boxes, classes = split_rows(raw, 4 * REG_MAX)
@@ -135,12 +140,15 @@ def test_without_ignored_classes_nothing_is_taught():
 
 
 def test_images_add_up():
-    raw, old = raw_maps("anchor_free", 2), old_maps()
+    raw = raw_maps("anchor_free", 2)
+    old = old_maps()
     whole = criterion()(raw, as_targets(TARGETS, EVERYWHERE), old)
     parts = []
     for image in range(2):
-        of_image, ignore = TARGETS[TARGETS[:, 0] == image].clone(), EVERYWHERE[EVERYWHERE[:, 0] == image].copy()
-        of_image[:, 0], ignore[:, 0] = 0, 0
+        of_image = TARGETS[TARGETS[:, 0] == image].clone()
+        ignore = EVERYWHERE[EVERYWHERE[:, 0] == image].copy()
+        of_image[:, 0] = 0
+        ignore[:, 0] = 0
         maps = [[level[image : image + 1] for level in levels] for levels in (raw, old)]
         parts.append(criterion()(maps[0], as_targets(of_image, ignore), maps[1]))
     for name in ("total", "normalizer", "parts"):
@@ -149,7 +157,8 @@ def test_images_add_up():
 
 def test_many_ignored_classes_are_one_region():
     """As of an image that does not label them: the cells are those of each class's own region."""
-    raw, rng = raw_maps("anchor_free", 2, classes=40), np.random.default_rng(0)
+    raw = raw_maps("anchor_free", 2, classes=40)
+    rng = np.random.default_rng(0)
     rows = [[i, c, *box] for i in range(2) for box in rng.uniform(0.2, 0.8, (3, 4)) for c in rng.choice(40, 9, False)]
     ignore = np.float32([[1, -1, 0.1, 0.1, 0.2, 0.2], *rows])
     ignore = ignore[np.argsort(ignore[:, 0], kind="stable")]

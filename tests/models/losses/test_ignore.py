@@ -35,7 +35,8 @@ def test_cells_are_those_of_a_loop():
     expected = np.zeros((2, found.shape[1], CLASSES), bool)
     for region in REGIONS:
         cells = np.concatenate([inside(region, stride).ravel() for stride in STRIDES])
-        image, kind = int(region[0]), int(region[1])
+        image = int(region[0])
+        kind = int(region[1])
         for c in range(CLASSES) if kind < 0 else [kind]:
             expected[image, :, c] |= cells
     np.testing.assert_array_equal(found, expected)
@@ -56,7 +57,8 @@ def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, sl
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_background_inside_has_no_gradient(kind):
-    criterion, raw = tiny_head(kind).build_loss(HYP), raw_maps(kind, 2)
+    criterion = tiny_head(kind).build_loss(HYP)
+    raw = raw_maps(kind, 2)
     without = gradients(criterion(raw, as_targets(TARGETS)), raw)
     output = criterion(raw, as_targets(TARGETS, REGIONS))
     checked = 0
@@ -64,7 +66,8 @@ def test_only_the_background_inside_has_no_gradient(kind):
         expected = plain.clone()
         for channel, decisive, box in background(kind, level.detach()):
             for region in REGIONS:
-                image, of = int(region[0]), int(region[1])
+                image = int(region[0])
+                of = int(region[1])
                 is_of = (decisive[image] == of) | (of == -1)
                 is_positive = plain[image, box].abs().sum(0) > 0
                 ignored = torch.from_numpy(inside(region, stride)) & ~is_positive & is_of
@@ -77,7 +80,8 @@ def test_only_the_background_inside_has_no_gradient(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_region_over_everything_leaves_the_positives_alone(kind):
-    raw, everywhere = raw_maps(kind, 2), np.float32([[0, -1, 0.5, 0.5, 1, 1], [1, -1, 0.5, 0.5, 1, 1]])
+    raw = raw_maps(kind, 2)
+    everywhere = np.float32([[0, -1, 0.5, 0.5, 1, 1], [1, -1, 0.5, 0.5, 1, 1]])
     criterion = tiny_head(kind).build_loss(HYP)
     empty = criterion(raw, as_targets(TARGETS[:0], everywhere))
     assert empty.total == 0

@@ -57,7 +57,8 @@ def some_targets(counts=(3, 0, 5, 1), classes: int = 3, seed: int = 0) -> torch.
     rng = np.random.default_rng(seed)
     total = sum(counts)
     image = np.repeat(np.arange(len(counts)), counts)
-    center, size = rng.uniform(0.1, 0.9, (total, 2)), np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
+    center = rng.uniform(0.1, 0.9, (total, 2))
+    size = np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
     table = np.column_stack((image, rng.integers(0, classes, total), center, size))
     return torch.from_numpy(table).float()
 
@@ -89,7 +90,8 @@ def test_sparse_cross_entropy_equals_torch_on_dense_targets(weights):
 def test_splitting_maps_into_rows_equals_autograd(dtype, layout):
     raw = [level.detach().to(dtype, memory_format=layout).requires_grad_() for level in raw_maps("anchor_free", 2)]
     width = 4 * REG_MAX
-    ours, theirs = split_rows(raw, width), flatten_levels(raw).split((width, 3), -1)
+    ours = split_rows(raw, width)
+    theirs = flatten_levels(raw).split((width, 3), -1)
     weights = [torch.randn(part.shape).to(part) for part in theirs]
     assert all(part.is_contiguous() and torch.equal(part, other) for part, other in zip(ours, theirs))
     for a, b in zip(*(torch.autograd.grad(parts, raw, weights) for parts in (ours, theirs))):
@@ -121,7 +123,8 @@ def test_the_expected_distance_is_the_mean_of_the_distribution():
 
 
 def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
-    scores, labels = torch.tensor([0.8, 0.0]), torch.tensor([2, 1])
+    scores = torch.tensor([0.8, 0.0])
+    labels = torch.tensor([2, 1])
     smooth = smooth_labels(scores, labels, LossSettings((8,), 4, HYP, 0.1))
     torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
     assert not smooth[1].any()
@@ -145,7 +148,8 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
     inner = criterion.assigner
 
     def spy(*args, **kwargs):
-        seen["labels"], seen["boxes"] = args[2], args[3]
+        seen["labels"] = args[2]
+        seen["boxes"] = args[3]
         seen["assignment"] = inner(*args, **kwargs)
         return seen["assignment"]
 
@@ -160,7 +164,8 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
         if score == 0:
             continue
         n = int(seen["assignment"].cells[b, k, j])
-        label, target = int(seen["labels"][b, k]), seen["boxes"][b, k].double()
+        label = int(seen["labels"][b, k])
+        target = seen["boxes"][b, k].double()
         wanted[b, n] = score * eps / 3
         wanted[b, n, label] += score * (1 - eps)
         logits = flat[b, : 4 * REG_MAX, n].view(4, REG_MAX)
@@ -169,7 +174,8 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
         middle = (centers[n] * strides[n]).double()
         true = torch.cat((middle - target[:2], target[2:] - middle)) / strides[n]
         for side in range(4):
-            p, d = logits[side].softmax(-1).tolist(), min(max(float(true[side]), 0.0), REG_MAX - 1.0)
+            p = logits[side].softmax(-1).tolist()
+            d = min(max(float(true[side]), 0.0), REG_MAX - 1.0)
             left = min(int(d), REG_MAX - 2)
             dfl -= score * ((left + 1 - d) * math.log(p[left]) + (d - left) * math.log(p[left + 1])) / 4
         normalizer += score
@@ -183,11 +189,13 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
 
 
 def test_anchor_loss_equals_loops():
-    eps, classes = 0.1, 3
+    eps = 0.1
+    classes = 3
     head = tiny_head("anchor")
     raw = raw_maps("anchor", 4)
     targets = some_targets()
-    targets[0, 2:4], targets[3, 2:4] = 0.001, 0.999  # corners have no neighbors outside
+    targets[0, 2:4] = 0.001  # corners have no neighbors outside
+    targets[3, 2:4] = 0.999
     targets = torch.cat((targets, targets[-1:]))  # two equal boxes: the same cells and anchors twice
     targets[-1, 1] = (targets[-1, 1] + 1) % classes
     output = head.build_loss(HYP, label_smoothing=eps)(raw, as_targets(targets))
@@ -197,7 +205,8 @@ def test_anchor_loss_equals_loops():
         maps = level.detach().double().view(4, 2, 5 + classes, grid, grid)
         objectness = np.zeros((4, 2, grid, grid))
         for b, label, *place in targets.double().tolist():
-            b, (cx, cy, w, h) = int(b), (v * grid for v in place)
+            b = int(b)
+            cx, cy, w, h = (v * grid for v in place)
             x, y = int(cx), int(cy)
             cells = {(x, y), (x + (1 if cx - x >= 0.5 else -1), y), (x, y + (1 if cy - y >= 0.5 else -1))}
             for a in range(2):
@@ -230,12 +239,14 @@ def test_anchor_loss_equals_loops():
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_add_up_to_the_batch(kind):
     """Any sharding, also with a shard without targets, gives the sums, normalizers and gradients of the whole batch."""
-    raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
+    raw = raw_maps(kind, 5)
+    targets = some_targets((3, 0, 5, 1, 7))
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
     with NoSync():
         whole = criterion(raw, as_targets(targets))
         whole_gradients = gradients(whole, raw)
-    outputs, shard_gradients = [], []
+    outputs = []
+    shard_gradients = []
     for low, high in ((0, 1), (1, 2), (2, 4), (4, 4), (4, 5)):
         shard = [level.detach()[low:high].requires_grad_() for level in raw]
         inside = (targets[:, 0] >= low) & (targets[:, 0] < high)
@@ -253,7 +264,8 @@ def test_shards_add_up_to_the_batch(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_targets_only_the_background_is_learned(kind):
-    criterion, raw = tiny_head(kind).build_loss(HYP), raw_maps(kind, 2)
+    criterion = tiny_head(kind).build_loss(HYP)
+    raw = raw_maps(kind, 2)
     assert not criterion.state_dict()
     assert not list(criterion.parameters())
     output = criterion(raw, as_targets(torch.zeros(0, 6)))
@@ -270,9 +282,12 @@ def test_without_targets_only_the_background_is_learned(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
-    raw, rows = raw_maps(kind, 4), some_targets()
-    criterion, targets = tiny_head(kind).build_loss(HYP), as_targets(rows)
-    reference, padded = criterion(raw, targets), dataclasses.replace(targets, counts=(60, 0, 5, 1))
+    raw = raw_maps(kind, 4)
+    rows = some_targets()
+    criterion = tiny_head(kind).build_loss(HYP)
+    targets = as_targets(rows)
+    reference = criterion(raw, targets)
+    padded = dataclasses.replace(targets, counts=(60, 0, 5, 1))
     assert (targets.max_targets, padded.max_targets) == (16, 64)
     order = torch.tensor([2, 0, 1, 7, 6, 5, 4, 3, 8])
     for other in (criterion(raw, padded), criterion(raw, as_targets(rows[order]))):
@@ -285,7 +300,8 @@ class Traffic(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest, self.mixed = 0, []
+        self.largest = 0
+        self.mixed = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -319,7 +335,8 @@ def test_assignment_allocates_no_tensor_of_targets_times_cells():
     boxes = 96
     raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
     targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
-    targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0
+    targets[:, 0] = torch.arange(images * boxes) // boxes
+    targets[:, 1] = 0
     with Traffic() as traffic:
         head.build_loss(HYP)(raw, as_targets(targets))
     cells = sum(level.shape[2] * level.shape[3] for level in raw)
@@ -338,7 +355,8 @@ def test_shapes_do_not_depend_on_values(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_values(kind):
     low = [level.detach().bfloat16() for level in raw_maps(kind, 4)]
-    criterion, targets = tiny_head(kind).build_loss(HYP), some_targets()
+    criterion = tiny_head(kind).build_loss(HYP)
+    targets = some_targets()
     expected = criterion([level.float() for level in low], as_targets(targets))
     with torch.autocast("cpu", torch.bfloat16):
         output = criterion(low, as_targets(targets))
@@ -359,10 +377,12 @@ def test_extreme_maps_stay_finite(kind):
 def test_minimizing_the_loss_finds_every_target(kind):
     """The raw maps are optimized directly: each target gets a high-scoring cell with its box, the background gets
     none."""
-    head, targets = tiny_head(kind), some_targets((2, 3), seed=3)
+    head = tiny_head(kind)
+    targets = some_targets((2, 3), seed=3)
     targets[0, 4:] = 0.06
     raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
-    criterion, optimizer = head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion = head.build_loss(HYP)
+    optimizer = torch.optim.Adam(raw, lr=0.1)
     for _ in range(250):
         output = criterion(raw, as_targets(targets))
         optimizer.zero_grad()
@@ -382,7 +402,8 @@ def test_minimizing_the_loss_finds_every_target(kind):
 
 @pytest.mark.parametrize(("kind", "factors"), [("anchor_free", (2.0, 0.0, 1.0)), ("yolox", (2.0, 3.0, 0.0, 1.0))])
 def test_gains_come_from_the_hyper_parameters(kind, factors):
-    raw, targets = raw_maps(kind, 4), as_targets(some_targets())
+    raw = raw_maps(kind, 4)
+    targets = as_targets(some_targets())
     other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
     base, scaled = (tiny_head(kind).build_loss(hyp)(raw, targets).parts for hyp in (HYP, other))
     torch.testing.assert_close(scaled, base * torch.tensor(factors))
@@ -405,7 +426,8 @@ def test_class_weights_are_inverse_frequencies_with_mean_one(power):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_class_weight_multiplies_the_gradient_of_its_scores_and_nothing_else(kind):
-    raw, weights = raw_maps(kind, 4), torch.tensor([0.25, 1.0, 1.75])
+    raw = raw_maps(kind, 4)
+    weights = torch.tensor([0.25, 1.0, 1.75])
     targets = some_targets()
     plain = gradients(tiny_head(kind).build_loss(HYP)(raw, as_targets(targets)), raw)
     weighted = gradients(tiny_head(kind).build_loss(HYP, class_weights=weights)(raw, as_targets(targets)), raw)

@@ -18,7 +18,8 @@ def crowd(batch, count, num_classes, seed):
     """Several boxes of each of 12 objects, some of which overlap."""
     rng = np.random.default_rng(seed)
     owner = rng.integers(0, 12, count)
-    center, half = rng.uniform(50, 270, (batch, 12, 2))[:, owner], rng.uniform(8, 60, (batch, 12, 2))[:, owner]
+    center = rng.uniform(50, 270, (batch, 12, 2))[:, owner]
+    half = rng.uniform(8, 60, (batch, 12, 2))[:, owner]
     center = center + half * rng.normal(0, 0.1, (batch, count, 2))
     half = half * rng.uniform(0.85, 1.2, (batch, count, 2))
     boxes = torch.from_numpy(np.concatenate((center - half, center + half), -1)).float()
@@ -31,7 +32,8 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
     candidates = brute_force(boxes, scores, **rules)  # none is suppressed
-    boxes, result = boxes.double().tolist(), []
+    boxes = boxes.double().tolist()
+    result = []
     for rank, (own_score, own_class, own) in enumerate(kept):
         total = own_score
         sums = [own_score * x for x in boxes[own]]
@@ -216,7 +218,8 @@ def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
         for b in range(2):
             count = int(expected.counts[b])
             assert torch.equal(found.boxes_xyxy[b, extra : extra + count], expected.boxes_xyxy[b, :count])
-            first, own = found.boxes_xyxy[b, :extra], unmoved.boxes_xyxy[b, :extra]
+            first = found.boxes_xyxy[b, :extra]
+            own = unmoved.boxes_xyxy[b, :extra]
             assert torch.equal(first.nan_to_num(), own.nan_to_num())
 
 

@@ -23,7 +23,8 @@ def sizes(request, monkeypatch):
 
 def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False, multi_label=True, classes=None):
     """One image, greedy, in float64 Python: list of (score, class, box index)."""
-    boxes, scores = boxes.double().tolist(), scores.tolist()
+    boxes = boxes.double().tolist()
+    scores = scores.tolist()
     candidates = []
     for n, row in enumerate(scores):
         labels = range(len(row)) if multi_label else [int(np.argmax(row))]
@@ -128,7 +129,8 @@ def test_the_class_filter_keeps_only_its_classes():
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
 def test_no_candidates_give_no_detections_and_need_few_host_syncs(shape):
-    boxes, scores = torch.rand(*shape[:2], 4), torch.full(shape, 0.1)
+    boxes = torch.rand(*shape[:2], 4)
+    scores = torch.full(shape, 0.1)
     with KernelCount() as count:
         select(boxes, scores * 0, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert count.waits.total() <= 4

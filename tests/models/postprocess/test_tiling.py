@@ -99,16 +99,19 @@ def test_many_objects_are_stitched_exactly(seed, overlap):
     """Objects of all sizes; those of a class do not overlap, as NMS would ask of any detector."""
     rng = np.random.default_rng(seed)
     height, width = (int(v) for v in rng.integers(640, 3000, 2))
-    boxes, classes = [], []
+    boxes = []
+    classes = []
     for _ in range(400):
         size = np.exp(rng.uniform(np.log(4), np.log(1500), 2)).clip(max=(width, height))
         corner = rng.uniform(0, 1, 2) * ((width, height) - size)
-        box, kind = np.float32([*corner, *(corner + size)]), int(rng.integers(CLASSES))
+        box = np.float32([*corner, *(corner + size)])
+        kind = int(rng.integers(CLASSES))
         others = np.array([b for b, k in zip(boxes, classes) if k == kind]).reshape(-1, 4)
         if not ((np.minimum(others[:, 2:], box[2:]) > np.maximum(others[:, :2], box[:2])).all(1)).any():
             boxes.append(box)
             classes.append(kind)
-    boxes, classes = np.array(boxes, np.float64), np.array(classes)
+    boxes = np.array(boxes, np.float64)
+    classes = np.array(classes)
     result = stitched(boxes, classes, (height, width), overlap=overlap, whole=seed % 2 == 1)
     assert_exact(result, boxes, classes)
 
@@ -198,7 +201,9 @@ def test_a_part_that_is_not_linked_to_the_whole_is_left_out():
     """Its predicted sides are too far from the whole's for a link in the narrow common area."""
     windows = np.array([[0, 0, 640, 640], [512, 0, 1152, 640]], float)
     whole = (400, 100, 520, 300)  # of which the second tile sees 8 pixels
-    part, elsewhere, other = (512, 110, 515, 200), (560, 110, 580, 200), (700, 110, 710, 200)
+    part = (512, 110, 515, 200)
+    elsewhere = (560, 110, 580, 200)
+    other = (700, 110, 710, 200)
     for box, score, expected in (
         (part, 0.9, [0.9, 0.4]),
         (elsewhere, 0.9, [0.95, 0.9, 0.4]),
@@ -252,7 +257,8 @@ def test_tables_of_many_images_are_stitched_image_by_image():
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():
-    image, reader = torch.full((1, 3, 300, 500), GRAY / 255), PixelReader()
+    image = torch.full((1, 3, 300, 500), GRAY / 255)
+    reader = PixelReader()
     image[:, :, 80:160, 120:240] = 1
     tiles = Tiles(128, full_image=False, scaled=True)
     tiles.check(32, (64, 64))

@@ -7,8 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
+from models.weights import catalog as catalog_module
 from models.weights import download as downloads
-from models.weights.download import CATALOG, fetch_weights, find_entry, origin_of, origin_of_run
+from models.weights.catalog import CATALOG, find_entry
+from models.weights.download import fetch_weights
+from models.weights.origin import origin_of, origin_of_run
 from models.weights.read import StoredWeights
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
@@ -81,7 +84,7 @@ def fetch(server, tmp_path, monkeypatch):
         catalog = tmp_path / "weights.yaml"
         entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
-        monkeypatch.setattr(downloads, "CATALOG", catalog)
+        monkeypatch.setattr(catalog_module, "CATALOG", catalog)
         ctx = ctx or DistributedContext.single()
         return fetch_weights(name, ctx=ctx, offline=offline, cache_dir=tmp_path / "cache")
 
@@ -172,7 +175,8 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
 
 
 def test_urls_with_equal_file_names_do_not_collide(fetch, server):
-    one, two = fetch(server.url), fetch(server.url + "?v=2")
+    one = fetch(server.url)
+    two = fetch(server.url + "?v=2")
     assert one.name == two.name == "tiny.pt"
     assert one != two
 
@@ -198,7 +202,7 @@ def test_shipped_checksums_match_the_public_files(shared):
 
 
 def _fetch_on_a_rank(ctx, catalog, cache):
-    downloads.CATALOG = catalog  # of this process, which ends here
+    catalog_module.CATALOG = catalog  # of this process, which ends here
     return fetch_weights("tiny", ctx=ctx, offline=False, cache_dir=cache).read_bytes() == BODY
 
 
@@ -212,12 +216,13 @@ def test_only_the_first_process_downloads(server, tmp_path):
 @pytest.fixture
 def public(tmp_path, monkeypatch):
     """A file that the catalog lists with its checksum as tiny, and another, plain, without one."""
-    file, url = tmp_path / "tiny.pt", "https://example.com/a.pt"
+    file = tmp_path / "tiny.pt"
+    url = "https://example.com/a.pt"
     file.write_bytes(BODY)
     catalog = tmp_path / "weights.yaml"
     known = {"url": url, "license": "MIT", "sha256": SHA}
     catalog.write_text(yaml.safe_dump({"tiny": known, "plain": {"url": url, "license": "Apache-2.0"}}))
-    monkeypatch.setattr(downloads, "CATALOG", catalog)
+    monkeypatch.setattr(catalog_module, "CATALOG", catalog)
     return file
 
 
@@ -229,7 +234,8 @@ def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
     for path in (public, shutil.copy(public, tmp_path / "mine.pt")):
         assert origin_of({"format": "foreign"}, path) == ("tiny, a public file", "MIT")
         assert origin_of_run(stored(path)) == ("tiny, a public file", "MIT")
-    plain, other = tmp_path / "plain.pt", tmp_path / "other.pt"
+    plain = tmp_path / "plain.pt"
+    other = tmp_path / "other.pt"
     for path in (plain, other):
         path.write_bytes(b"others")
     assert origin_of({}, plain) == ("plain.pt", "Apache-2.0, if it was the public file of this name")
@@ -241,7 +247,8 @@ def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
 def test_a_file_of_unknown_license_under_a_public_name_is_named_once(fetch, public, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     monkeypatch.setattr(downloads.get_logger(), "handlers", [])
-    mine, changed = shutil.copy(public, tmp_path / "mine.pt"), tmp_path / "other/tiny.pt"
+    mine = shutil.copy(public, tmp_path / "mine.pt")
+    changed = tmp_path / "other/tiny.pt"
     changed.parent.mkdir()
     changed.write_bytes(b"others")
     for path in (public, mine, changed, changed):

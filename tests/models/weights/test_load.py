@@ -34,7 +34,8 @@ from utils.files.pickle_program import Name
 
 @pytest.mark.parametrize("name", ["yolov8n", "yolov5n"])
 def test_public_weights_give_the_reference_output(shared: Path, name: str) -> None:
-    weights, golden = shared / "weights" / f"{name}.pt", shared / "golden" / f"{name}_raw.npz"
+    weights = shared / "weights" / f"{name}.pt"
+    golden = shared / "golden" / f"{name}_raw.npz"
     picture = next((shared / "datasets" / "coco128").rglob("000000000009.jpg"), None)
     if picture is None or not weights.is_file() or not golden.is_file():
         pytest.skip("needs weights, golden outputs and coco128")
@@ -134,7 +135,8 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     assert len(report.new_rows) == 6
     assert not report.skipped
     assert "6 loaded partly (rows of 1 common class: dog )" in report.lines()[0]
-    old, new = source.state_dict(), target.state_dict()
+    old = source.state_dict()
+    new = target.state_dict()
     for key in report.taken:
         assert torch.equal(new[key], old[key])
     for key in report.new_rows:

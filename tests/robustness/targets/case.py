@@ -25,7 +25,9 @@ class Case:
     """One input: its random numbers, an empty folder of its own, the valid files, and what the program has logged."""
 
     def __init__(self, chance: random.Random, folder: Path, world: World) -> None:
-        self.chance, self.folder, self.world = chance, folder, world
+        self.chance = chance
+        self.folder = folder
+        self.world = world
         self.said: list[str] = []
         self.files: list[Path | str] = []  # of which a line may name any
 
@@ -48,7 +50,8 @@ class Case:
     ) -> None:
         """Changes a file: with probability ``share`` its bytes, else its values by ``by``, which follows from its
         suffix if there is such a change."""
-        data, by = path.read_bytes(), by or fuzz_inputs.BY_SUFFIX.get(path.suffix)
+        data = path.read_bytes()
+        by = by or fuzz_inputs.BY_SUFFIX.get(path.suffix)
         if by is None or self.chance.random() < share:
             self.write(path, change_bytes(data, self.chance, list(others)))
         else:
@@ -98,7 +101,8 @@ class Target(NamedTuple):
 def captured() -> list[str]:
     """A list that receives the messages that the program logs from now on in this process."""
     said: list[str] = []
-    handler, logger = logging.Handler(), get_logger()
+    handler = logging.Handler()
+    logger = get_logger()
     handler.emit = lambda record: said.append(record.getMessage())
     logger.handlers[:] = [handler]
     logger.propagate = False

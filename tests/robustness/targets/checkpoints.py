@@ -62,7 +62,8 @@ def checkpoints(case: Case) -> str:
 
 def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
-    checkpoint, flags = Checkpoint.read(path), TrainConfig()
+    checkpoint = Checkpoint.read(path)
+    flags = TrainConfig()
     config, _ = resumed_config(checkpoint.config, flags, ())
     resumed_hyperparameters(checkpoint.hyp, flags, (), pretrained=False)
     resumed_position(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))

@@ -26,12 +26,14 @@ from tests.robustness.targets.case import REFUSED, Case, must_work
 def images(case: Case) -> str:
     """A changed image: refused by the scan, reported by name when it is used, or one whose change no decoder can
     notice."""
-    chance, pictures = case.chance, case.world.pictures
+    chance = case.chance
+    pictures = case.world.pictures
     path = case.folder / chance.choice(list(pictures))
     same_kind = [d for n, d in pictures.items() if n != path.name and Path(n).suffix == path.suffix]
     data, what = change_bytes(pictures[path.name], chance, same_kind)
     if path.suffix == ".png" and chance.random() < 0.4:
-        data, what = _with_true_sums(data), f"{what}, CRCs put right"
+        data = _with_true_sums(data)
+        what = f"{what}, CRCs put right"
     case.write(path, (data, what))
     verdict = ""
     for decode in (False, True):
@@ -105,7 +107,8 @@ def _strictly(data: bytes) -> str:
 
 def _with_true_sums(data: bytes) -> bytes:
     """A PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
-    out, at = bytearray(data[:8]), 8
+    out = bytearray(data[:8])
+    at = 8
     while at + 12 <= len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
         end = at + 8 + length

@@ -34,7 +34,8 @@ def readings(root: Path, kind: str) -> dict[str, Reading]:
 
 def labels(case: Case, kind: str) -> str:
     """Changed labels: the boxes are those that a strict reader reads, or the file is reported."""
-    root, changed = case.copy(case.world.labeled), case.chance.choice(list(SIZES))
+    root = case.copy(case.world.labeled)
+    changed = case.chance.choice(list(SIZES))
     others = [label_file(root, kind, name).read_bytes() for name in SIZES]
     path = label_file(root, kind, changed)
     case.change(path, others=others, by=fuzz_inputs.change_rows if kind == "yolo" else None)

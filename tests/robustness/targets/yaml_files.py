@@ -43,7 +43,8 @@ def read_plainly(path: Path, *, as_written: bool = False) -> Any:
 
 def data_yaml(case: Case) -> str:
     """A changed YAML of a data set: refused, or read as a plain reader reads it."""
-    root, path = case.world.labeled, case.folder / "changed.yaml"
+    root = case.world.labeled
+    path = case.folder / "changed.yaml"
     text = (root / f"{case.chance.choice(('yolo', 'voc', 'coco'))}.yaml").read_text()
     path.write_text(text.replace("path: .", f"path: {root}") + "download: x\n")
     case.change(path)

@@ -250,7 +250,8 @@ def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
 @pytest.mark.parametrize("here", [".", "images/train", "labels"])
 def test_the_page_is_not_written_to_the_data_set(data, tmp_path, monkeypatch, here):
     """If the working folder is in the data set, the page is in the cache folder."""
-    spec, before = load_dataset_spec(data.yaml), data.content()
+    spec = load_dataset_spec(data.yaml)
+    before = data.content()
     assert [str(new_folder(spec)) for _ in range(2)] == ["runs/check/exp", "runs/check/exp2"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(data.root / here)

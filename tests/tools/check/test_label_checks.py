@@ -87,7 +87,8 @@ def test_every_box_that_repeats_an_earlier_one_is_listed(tmp_path, kind):
     """With as many of its partners as there are, but with at most a few, as a plain comparison of all pairs finds."""
     split = many_boxes(tmp_path / "set", kind, 300)
     first = slice(*split.index.offsets[:2])
-    xywh, classes = split.index.boxes_xywh_px[first], split.index.classes[first]
+    xywh = split.index.boxes_xywh_px[first]
+    classes = split.index.classes[first]
     is_pair = np.triu(iou_of(np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1)) > SAME_IOU, 1)
     is_pair &= ~split.index.repeated[first][:, None] & ~split.index.repeated[first][None]
     same = classes[:, None] == classes[None]
@@ -159,7 +160,8 @@ def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index
     monkeypatch.setattr(get_logger(), "warning", lambda text, *values: lines.append(text % values))
     boxes = index.boxes_xywh_px[:, 2:] / 64  # the images have 64 x 64 pixels
     median = float(np.median(np.sqrt(boxes.prod(1))))
-    large, small = int(17 / median), int(12 / median)
+    large = int(17 / median)
+    small = int(12 / median)
     warn_of_small_boxes(index, imgsz=large, stride=32)
     assert lines == []
     warn_of_small_boxes(index, imgsz=small, stride=32)

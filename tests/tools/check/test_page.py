@@ -208,7 +208,8 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
 
 
 def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
-    images, classes = 160, 1203
+    images = 160
+    classes = 1203
     rng = np.random.default_rng(0)
     names = [f"a rather long class name {i}" for i in range(classes)]
     data = EditableSet(tmp_path / "set")
@@ -219,7 +220,8 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     for file in files:
         cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
     for i in range(images):
-        split, name = "train" if i % 2 else "val", f"a-rather-long-file-name-{i}"
+        split = "train" if i % 2 else "val"
+        name = f"a-rather-long-file-name-{i}"
         os.link(files[i % 20], data.root / "images" / split / f"{name}.jpg")
         a, b, c, d = rng.integers(0, classes, 4)
         rows = [f"{a} 0.3 0.3 0.3 0.3", f"{b} 0.301 0.3 0.3 0.3", f"{c} 0.97 0.5 0.3 0.3", f"{d} 0.5 0.5 0.002 0.002"]

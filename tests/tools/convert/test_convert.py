@@ -267,7 +267,8 @@ WRITERS = (
 
 def boxes_of(yaml: Path) -> Counter:
     """Class and corners in pixels of all objects, as training sees them."""
-    spec, found = load_dataset_spec(yaml), Counter()
+    spec = load_dataset_spec(yaml)
+    found = Counter()
     for split in spec.splits:
         truth = load_index(spec, split, IndexSettings(progress=False)).ground_truth()
         corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))

@@ -67,7 +67,8 @@ def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("kfold")
-    data, model = write_dataset(root / "set", train=8, val=4), write_model(root / "tiny.yaml")
+    data = write_dataset(root / "set", train=8, val=4)
+    model = write_model(root / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root, "--folds", "2"]
     return root, [str(flag) for flag in (*flags, "--set", "ema_tau=1")]
 

@@ -47,7 +47,8 @@ def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path)
 
 
 def config_of(tmp_path: Path, *more: str) -> TrainConfig:
-    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--cache-dir", str(tmp_path), *more]
     return parse_config(TrainConfig, flags, "")
 

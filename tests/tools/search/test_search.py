@@ -28,8 +28,8 @@ from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import CONFIGS
 from utils.files.locks import FileLock
+from utils.files.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
@@ -144,7 +144,8 @@ def test_wrong_ranges_are_one_line(tmp_path, text, message):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("search")
-    data, model = write_dataset(root / "set", train=8, val=4), write_model(root / "tiny.yaml")
+    data = write_dataset(root / "set", train=8, val=4)
+    model = write_model(root / "tiny.yaml")
     (root / "ranges.yaml").write_text(RANGES)
     flags = ["--hyp", root / "ranges.yaml", "--data", data, "--model", model, *SMALL, "--fitness", "recall"]
     return root, [str(flag) for flag in (*flags, "--project", root, "--cache-dir", root)]
@@ -168,7 +169,8 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     flags = [*flags, "--trials", "2", "--epochs", "6"]
     main([*flags, "--name", "whole"])
     printed = capsys.readouterr().out
-    whole, broken = root / "whole", root / "broken"
+    whole = root / "whole"
+    broken = root / "broken"
     assert "2 trials: 2 complete" in printed
     assert f"--fitness=recall --hyp {whole / 'best.yaml'}" in printed
     command = [python(), "-m", "tools.search", *flags, "--name", "broken"]

@@ -166,7 +166,8 @@ def test_a_recipe_of_yolov5_is_used_and_what_has_no_effect_is_named(tmp_path: Pa
     lines: list[str] = []
     hyp = read_recipe(write(tmp_path / "low.yaml", YOLOV5_HYPERPARAMETERS), pretrained=False, lines=lines)
     assert hyp == Hyperparameters(lr0=0.01, warmup_bias_lr=0.1)
-    scale, weights = "for YOLOv5's losses, which are divided differently", "the losses have no positive weights"
+    scale = "for YOLOv5's losses, which are divided differently"
+    weights = "the losses have no positive weights"
     assert lines == [
         f"{tmp_path}/low.yaml: without effect here: box 0.05 ({scale}), cls 0.5 ({scale}), cls_pw 1.0 ({weights}), "
         f"obj 1.0 ({scale}), obj_pw 1.0 ({weights}), iou_t 0.2 (YOLOv5 does not use it either), "

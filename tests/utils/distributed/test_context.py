@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
-from torch import nn
 
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import (
-    DistributedContext,
-    broadcast_object,
-    gather_arrays,
-    is_parallel,
-    torch_distributed_zero_first,
-    unwrap,
-)
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.machine.devices import parse_devices
 
@@ -78,15 +70,6 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, cu
     assert three_gpus == [ctx.device] * 2
 
 
-def test_parallel_wrappers_are_recognized_and_removed():
-    model = nn.Linear(2, 2)
-    wrapped = nn.DataParallel(model)
-    assert is_parallel(wrapped)
-    assert not is_parallel(model)
-    assert unwrap(wrapped) is model
-    assert unwrap(model) is model
-
-
 def _order(ctx, folder):
     with torch_distributed_zero_first(ctx):
         existed = os.path.exists(f"{folder}/node{ctx.node_rank}")
@@ -128,7 +111,8 @@ def test_followers_raise_when_their_leader_raises():
 def _outlive(ctx, folder):
     """The leader of node 1 dies; rank 0, which hosts the store, keeps running."""
     dist.barrier()  # until each rank has connected to all others
-    started, done = time.monotonic(), Path(folder, "done")
+    started = time.monotonic()
+    done = Path(folder, "done")
     if ctx.rank == 2:
         with torch_distributed_zero_first(ctx):
             os.kill(os.getpid(), 9)

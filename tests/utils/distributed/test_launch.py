@@ -1,4 +1,4 @@
-"""Launches: the variables of launchers, real processes with them, and how many may be started."""
+"""Launches: the variables of launchers, and real processes with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.helpers.messages import refused
 from tests.helpers.processes import LAUNCHED, ROOT
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
-from utils.distributed import launch as launching
 from utils.distributed import rendezvous
-from utils.distributed.launch import Launch, check_processes, read_launch, torchrun_variables
+from utils.distributed.launch import Launch, read_launch, torchrun_variables
 from utils.entrypoint import run_main
 
 LAUNCH = torchrun_variables(1, 2, 29500)
@@ -133,7 +132,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     store = _Store([[0, gpus] for gpus in seen])
     launch = Launch(1, 2, 1, 2, 0, "h", 1)
     if expected is None:
-        with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
+        with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
             rendezvous._locate_on_node(store, launch, "")
     else:
         assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
@@ -155,43 +154,11 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
     for rank, position in enumerate(expected):
         launch = Launch(rank, processes, rank, processes, 0, "h", 1)
         if position is None:
-            with refused("2 processes on a node with 1 GPU: lower --nproc_per_node"):
+            with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
                 rendezvous._locate_on_node(_Store(notes), launch, "", 1)
         else:
             local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
             assert (local_rank, local_world_size, str(device)) == position
-
-
-@pytest.fixture
-def small_machine(monkeypatch) -> None:
-    """Four cores, memory for eight processes, and no GPU."""
-    monkeypatch.setattr(launching, "available_cores", lambda: 4)
-    monkeypatch.setattr(launching, "available_memory", lambda: 8 * launching.PROCESS_BYTES)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("small_machine")
-@pytest.mark.parametrize(
-    ("count", "device", "threads", "files", "message"),
-    [
-        (4, "cpu", 0, [], ""),
-        (5, "cpu", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
-        (5, "", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
-        (5, "", None, [], "5 processes on 4 CPU cores; start at most 4"),  # val.py
-        (5, "", 0, ["nvidia0"], ""),
-        (5, "cpu", 0, ["nvidia0"], "5 processes on 4 CPU cores; ..."),
-        (8, "cpu", 1, [], ""),
-        (9, "cpu", 1, [], "9 processes need about 5.4 GB before the first batch, and 4.8 GB are free; start at most 8"),
-        (9, "0", 0, ["nvidia0"], "9 processes need about 5.4 GB ..."),
-    ],
-)
-def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, count, device, threads, files, message):
-    monkeypatch.setattr(os, "listdir", lambda _: ["null", *files])
-    if not message:
-        check_processes(count, device, threads=threads)
-        return
-    with refused(f"--spawn {count}: {message}"):
-        check_processes(count, device, threads=threads)
 
 
 def test_too_many_processes_are_refused_before_torch_is_imported():

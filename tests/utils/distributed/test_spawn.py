@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.distributed.spawn import killed_by
 
 PROGRAM = """
 import os, signal, sys, time
@@ -59,12 +58,6 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
     assert time.monotonic() - begun < 50
-
-
-def test_a_signal_is_described_by_its_name_and_what_may_have_caused_it():
-    assert killed_by(40) == "killed by signal 40"
-    assert killed_by(signal.SIGSEGV) == "killed by SIGSEGV"
-    assert killed_by(signal.SIGKILL) == "killed by SIGKILL; is there enough memory?"
 
 
 @pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])

@@ -65,7 +65,8 @@ def test_columns_share_a_chart_by_what_they_measure():
 
 def test_names_are_drawn_as_text(recwarn):
     """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
-    given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    given = ("a", "$\\frac$", "_hidden", "x" * 300)
+    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
     drawn = []
     for names in (given, shown):
         lines = [Line(name, X, X + i) for i, name in enumerate(names)]

@@ -19,7 +19,8 @@ def folders(tmp_path) -> list[Path]:
     links = {"a/b/up": "..", "a/out": "../store/x", "store/x/back": tmp_path / "a", "far": "a/b/c", "a/pics": "images"}
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)
-    ways, last = [], [tmp_path]
+    ways = []
+    last = [tmp_path]
     for _ in range(4):
         parts = ["..", *os.listdir(tmp_path), *(path.name for path in tmp_path.rglob("*"))]
         last = [way / part for way in last for part in sorted(set(parts)) if (way / part).is_dir()]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.folders import replace_path, temporary_folder
+from utils.files.temporary_folder import replace_path, temporary_folder
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
-from utils.files.folders import temporary_folder
+from utils.files.temporary_folder import temporary_folder
 with temporary_folder(sys.argv[1]) as folder:
     (folder / "half").write_text("half a file")
     print(folder, flush=True)
@@ -60,7 +60,8 @@ def test_what_is_in_the_way(tmp_path: Path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "mine").touch()
-    link, folder = tmp_path / "link", tmp_path / "folder"
+    link = tmp_path / "link"
+    folder = tmp_path / "folder"
     link.symlink_to(kept)
     (folder / "old").mkdir(parents=True)
     for target in (link, folder):

@@ -15,7 +15,8 @@ from utils.machine.decoder_warnings import pass_on, watched
 
 
 def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
-    sound, damaged = photo(1), with_middle(photo(2), "other")
+    sound = photo(1)
+    damaged = with_middle(photo(2), "other")
 
     def decode(data):
         return watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
@@ -43,7 +44,8 @@ def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
 
 
 def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):
-    inside, goes_on = threading.Event(), threading.Event()
+    inside = threading.Event()
+    goes_on = threading.Event()
     decoder = threading.Thread(target=watched, args=(lambda: inside.set() or goes_on.wait(20),))
     decoder.start()
     inside.wait(20)

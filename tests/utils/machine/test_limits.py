@@ -66,7 +66,8 @@ def world(tmp_path_factory) -> Path:
 
 
 def flags(world: Path, project: Path) -> list[str]:
-    data, model = str(world / "set" / "data.yaml"), str(world / "tiny.yaml")
+    data = str(world / "set" / "data.yaml")
+    model = str(world / "tiny.yaml")
     return ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", str(project / "runs")]
 
 

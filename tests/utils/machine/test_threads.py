@@ -8,7 +8,8 @@ import pytest
 
 from utils.machine.threads import AHEAD_BYTES, BackgroundWriter, ReadAheadLimit, iterate_ahead, map_ahead
 
-A, B = Path("a"), Path("b")
+A = Path("a")
+B = Path("b")
 
 
 class Disk:
@@ -16,7 +17,8 @@ class Disk:
 
     def __init__(self) -> None:
         self.written: list[tuple[Path, int]] = []
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
 
     def __call__(self, content: int, path: Path) -> None:
         self.begun.set()

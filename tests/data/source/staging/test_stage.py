@@ -217,7 +217,8 @@ def test_only_files_that_are_on_the_disk_are_in_the_tree(tmp_path, monkeypatch):
 def test_changes_of_the_original_are_copied(tmp_path):
     source = write_dataset(tmp_path / "set", train=4, val=2)
     stage(source, tmp_path / "stage")
-    images, labels = source.parent / "images" / "train", source.parent / "labels" / "train"
+    images = source.parent / "images" / "train"
+    labels = source.parent / "labels" / "train"
     (images / "001.png").write_bytes((images / "002.png").read_bytes())
     (labels / "003.txt").unlink()
     (images / "000.png").unlink()
@@ -276,7 +277,8 @@ def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
 
 def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
     """Rows with absolute paths, images outside the data set's folder and linked folders are all in the copy."""
-    shared, names = tmp_path / "shared", ["light", "dark"]
+    shared = tmp_path / "shared"
+    names = ["light", "dark"]
     write_dataset(shared / "real", train=3, val=2)
     (shared / "pool" / "images").mkdir(parents=True)
     for number, image in enumerate(sorted((shared / "real" / "images" / "train").iterdir())):

@@ -1,4 +1,5 @@
-"""Training whose last processes validate: the same files as without, whatever happens to those processes."""
+"""Which epochs are validated, and training whose last processes validate: the same files as without, whatever happens
+to those processes."""
 
 from __future__ import annotations
 
@@ -18,18 +19,16 @@ from data.source.open import open_data
 from engine.eval_ranks.messages import Setup, Weights, common_facts, discard_message, post_message, read_message
 from engine.eval_ranks.process import Scorer
 from engine.eval_ranks.service import patience_s
-from engine.hooks import remote_validation
-from engine.hooks.remote_validation import RemoteValidation
-from engine.hooks.validation import Validation
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunSettings
 from engine.train.build import build_training
+from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
@@ -61,6 +60,12 @@ def alone(world, tmp_path_factory) -> Path:
         run.ranks(1, *flags(world, folder))
         assert run.codes() == [0], run.output()
     return folder / "exp"
+
+
+@pytest.mark.parametrize(("val_every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
+def test_the_last_epoch_is_always_validated(val_every, expected):
+    validator = LocalValidator(None, None, val_every=val_every)
+    assert [epoch for epoch in range(1, 6) if validator.is_due(epoch, epochs=5)] == expected
 
 
 def scorers(file: Path) -> list[int]:
@@ -190,23 +195,23 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
 
 
 @pytest.mark.parametrize("has_two_branches", [False, True])
-def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, monkeypatch, has_two_branches):
+def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, has_two_branches):
     """The weights of the classes in the loss are sent, whatever the loss is made of."""
     model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
-    setups: list[Setup] = []
-    monkeypatch.setattr(remote_validation, "ValidationService", lambda ctx, evaluator, setup: setups.append(setup))
     ctx = DistributedContext.single("cpu")
     argv = flags(world, tmp_path, "--model", str(model))
-    config = parse_config(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv, "")
     with ExitStack() as stack:
-        trainer = build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
-        RemoteValidation(ctx, config, DataSource.of_training(config)).start(trainer)
-        validation = trainer.hooks.get(Validation)
-        own_result = validation.evaluator.run(trainer.step.ema.module, validation.loader)
-    (setup,) = setups
+        trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        local = trainer.validator
+        assert isinstance(local, LocalValidator)
+        own_result = local.evaluator.run(trainer.step.ema.module, local.loader)
+        description = trainer.checkpointer.description
+        source = DataSource.of_training(command.config)
+        setup = build_setup(trainer.run.settings, trainer.step, description, source, local.loader.index)
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
-    scores = Scorer(ctx, config, (), setup)(Weights(setup.ema, is_closing=False))
+    scores = Scorer(ctx, command.config, (), setup)(Weights(setup.ema, is_closing=False))
     assert scores is not None
     own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
     assert len(own_losses) == 1 + len(trainer.step.criterion.names)

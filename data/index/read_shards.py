@@ -1,4 +1,4 @@
-"""Opens the index of a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
+"""Reads a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from data.image_io.shards import open_shards
 from data.index.cache_file import restored_index
+from data.index.full_split import FullSplit
 from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of
-from data.index.loaded import LoadedSplit
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
 from data.source.walk import stamp_of
 from utils.errors import UserError
-from utils.files.schema import Count, check
 from utils.pixels import RGB8
+from utils.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 7  # increase it when the layout or the meaning of the arrays changes
@@ -36,8 +36,8 @@ class _Meta(TypedDict):
     notes: list[str]
 
 
-def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit:
-    """Opens the index of a split in shards. Raises UserError as `sharded_content`."""
+def read_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> FullSplit:
+    """Reads a split in shards. Raises UserError as `sharded_content`."""
     index = restored_index(*sharded_content(path, spec), spec.as_labeled().names, path)
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
@@ -46,7 +46,7 @@ def from_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> LoadedSplit
     if is_check:
         scans = (Scan(spec, root=path, source=None, findings=list(index.report.findings)),)
         index = replace(index, origins=np.column_stack([np.zeros(len(index), np.int64), np.arange(len(index))]))
-    return LoadedSplit(index, note=" (shards)", scans=scans, first_label=path.name)
+    return FullSplit(index, note=" (shards)", scans=scans, first_label=path.name)
 
 
 def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -91,7 +91,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     offsets = arrays["offsets"]
     classes = arrays["classes"]
     column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
-    is_right = {
+    checks = {
         "report": len(column_lengths) == 1,
         "offsets": offsets[0] == 0 and offsets[-1] == num_boxes and (np.diff(offsets) >= 0).all(),
         "image_hw": (arrays["image_hw"] > 0).all(),
@@ -101,9 +101,9 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "category_ids": len(meta["category_ids"]) in (0, num_names),
     }
     for name in ("incomplete", "crowd", "repeated"):  # a file may hold bytes that are no booleans
-        is_right[name] = (arrays[name].view(np.uint8) <= 1).all()
-    for name, is_as_expected in is_right.items():
-        if not is_as_expected:
+        checks[name] = (arrays[name].view(np.uint8) <= 1).all()
+    for name, is_correct in checks.items():
+        if not is_correct:
             raise ValueError(f"wrong {name}")
     if not _are_boxes_inside(arrays):
         raise ValueError("wrong boxes_xywh_px")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from utils.errors import UserError
-from utils.files.schema import Bounds, Count, build, check
+from utils.schema import Bounds, Count, build, check
 
 
 class Facts(TypedDict):

@@ -1,10 +1,9 @@
-"""Run folders count up; the data set of a checkpoint is found from any working folder, and after a move."""
+"""The data set of a checkpoint is found from any working folder, and after a move."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,11 @@ import yaml
 
 import train
 import val
-from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.folders import cache_folder, describe_location, find_location, increment_path
+from utils.files.data_location import describe_location, find_location
 
 
 @pytest.fixture(scope="module")
@@ -73,46 +71,3 @@ def test_a_checkpoint_without_a_stored_location_is_read():
     assert find_location({}, "last.pt") == ("", "")
     assert find_location({"source": "/none.yaml", "root": "/none"}, "last.pt") == ("/none.yaml", "/none")
     assert describe_location("/a/b.yaml", "/a", "/a/runs/exp")["source_from_run"] == "../../b.yaml"
-
-
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache_folder() == Path("/home/somebody/.cache/lockstep")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as in a container whose user has no entry
-    with refused("this user has no home folder for caches; set HOME or XDG_CACHE_HOME"):
-        cache_folder()
-
-
-def test_run_folders_count_up(tmp_path):
-    made = [increment_path(tmp_path / "runs", "exp") for _ in range(3)]
-    assert [folder.name for folder in made] == ["exp", "exp2", "exp3"]
-    made[1].rmdir()
-    assert increment_path(tmp_path / "runs", "exp").name == "exp2"
-    assert increment_path(tmp_path / "runs", "exp", exist_ok=True) == made[0]
-
-
-def test_a_run_folder_whose_name_has_a_dot_counts_up_at_its_end(tmp_path):
-    assert [increment_path(tmp_path, "v1.5").name for _ in range(2)] == ["v1.5", "v1.52"]
-
-
-def test_runs_that_are_started_together_get_different_folders(tmp_path):
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
-    assert len(set(made)) == 40
-
-
-@pytest.mark.parametrize(
-    ("folder", "exist_ok", "message"),
-    [
-        ("runs", False, "runs/exp: a file of this name exists; choose another --project or --name"),
-        ("runs", True, "runs/exp: a file of this name exists; choose another --project or --name"),
-        (".", True, "exp: a file of this name exists; choose another --project or --name"),
-        ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project"),
-    ],
-)
-def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path, folder, exist_ok, message):
-    (tmp_path / "runs").write_text("")
-    (tmp_path / "exp").write_text("")
-    with refused(message):
-        increment_path(tmp_path / folder, "exp", exist_ok)

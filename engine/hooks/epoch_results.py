@@ -1,22 +1,18 @@
-"""What follows from the result of an epoch: its row, the best epoch, class weights, and the log at the end of a run."""
+"""The result of an epoch: its row of results.csv, and whether it is the best one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import METRICS, Fitness
-from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Epoch, Hook, Training
 from utils.distributed.context import broadcast_object
 from utils.files.results_csv import CONFIDENCE_COLUMN
-from utils.strings import counted
-from utils.structures import EvalResult, GroundTruth
+from utils.structures import EvalResult
 
 log = logging.getLogger("lockstep")
 
@@ -100,78 +96,3 @@ def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, flo
     ordered |= metrics
     ordered |= row  # what is there already keeps its place
     return ordered
-
-
-class ClassWeights(Hook):
-    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``
-    has the weights of a run that has not been validated yet."""
-
-    decides_next_epoch = True
-
-    def __init__(self, loader: InfiniteDataLoader) -> None:
-        self._base = np.array(loader.class_weights)
-
-    def start(self, trainer: Training) -> None:
-        if trainer.progress.class_weights:  # of a resumed run
-            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
-
-    def record(self, trainer: Training, epoch: Epoch) -> None:
-        if epoch.class_ap is not None:
-            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
-            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
-
-
-class ClassScores(Hook):
-    """Logs the scores of best.pt by class at the end of a run, on rank 0.
-
-    After a resume without a new best epoch, logs those of the newest validation. ``names``: of the classes.
-    """
-
-    def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
-        self._truth = truth
-        self._names = names
-        self._best: Epoch | None = None
-        self._newest: Epoch | None = None
-
-    def record(self, trainer: Training, epoch: Epoch) -> None:
-        if epoch.result is not None:
-            self._newest = epoch
-        if epoch.is_best:
-            self._best = epoch
-
-    def finish(self, trainer: Training) -> None:
-        shown = self._best or self._newest
-        if shown is None or shown.result is None or not shown.result.class_targets.any():
-            return
-        if shown.number == trainer.progress.best_epoch:
-            model = "best.pt"
-        elif shown.number == trainer.progress.epoch:
-            model = "last.pt"
-        else:
-            model = "newest validation"
-        log.info("%s, after epoch %d:", model, shown.number)
-        for line in format_table(result_rows(shown.result, self._truth, self._names)):
-            log.info("%s", line)
-
-
-class Summary(Hook):
-    """The last line of the log. Comes after all other hooks."""
-
-    def __init__(self, fitness: str) -> None:
-        self._fitness = fitness
-
-    def finish(self, trainer: Training) -> None:
-        progress = trainer.progress
-        checkpointer = trainer.checkpointer
-        done = counted(progress.epoch, "epoch")
-        if progress.best_epoch < 0:
-            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
-        else:
-            log.info(
-                "done: %s; best %s %.4f in epoch %d: %s",
-                done,
-                self._fitness,
-                progress.best_fitness,
-                progress.best_epoch,
-                checkpointer.best.path,
-            )

@@ -1,0 +1,78 @@
+"""Checks that a split can be used, and raises UserError if not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from data.index.full_split import FullSplit, LoadedSplit
+from data.labels.ledger import refusal
+from data.source.dataset_spec import IGNORED, DatasetSpec
+from utils.errors import UserError
+from utils.files.paths import path_of
+from utils.logger import get_logger
+from utils.strings import counted
+
+
+@contextlib.contextmanager
+def problems_as_warnings(is_check: bool) -> Iterator[None]:
+    """For a check, logs a UserError as a warning, since a check reports everything else, too."""
+    try:
+        yield
+    except UserError as error:
+        if not is_check:
+            raise
+        get_logger().warning("%s", error)
+
+
+def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float) -> None:
+    """Raises UserError if more than the fraction ``max_bad`` of the labels or images is lost, or no image is left."""
+    report = full.index.report
+    reason = refusal(report.ledger, max_bad)
+    if reason:
+        raise UserError(f"{spec.source}: '{split}': {'; '.join((reason, *report.advice))}{full.report_note()}")
+
+
+def check_objects(loaded: LoadedSplit, max_bad: float) -> None:
+    """Raises UserError if a training split has no object; logs a warning if another split has none. Says nothing if too
+    much is lost, or no image has a label file: that has been said."""
+    full = loaded.full
+    index = loaded.used
+    if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(max_bad):
+        return
+    spec = loaded.spec
+    message = f"{spec.source}: '{loaded.split}' has {counted(len(index), 'image')} and no object"
+    if spec.classes or spec.class_of:
+        message += f" of the class {' or '.join(index.names[:5])}"
+    if full.first_label:
+        message += f" (first label file: {path_of(full.first_label, spec.root)})"
+    if loaded.split == "train":
+        raise UserError(f"{message}; there is nothing to train on")
+    message += "; nothing can be scored"
+    if loaded.split == "val":
+        message += ", and training writes no best.pt"
+    get_logger().warning("%s", message)
+
+
+def check_backgrounds(loaded: LoadedSplit) -> None:
+    """Raises UserError if a class with objects is ignored in all of every image, so that nothing is background for it.
+    This happens if each of the joined data sets lacks one of the classes that are merged."""
+    if not loaded.full.parts:
+        return
+    index = loaded.used
+    num_classes = len(index.names)
+    is_whole_image = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
+    regions = index.with_boxes(index.crowd & is_whole_image & (index.classes != IGNORED))
+    images_with_region = replace(regions, crowd=np.zeros_like(regions.crowd)).images_per_class(num_classes)
+    has_no_background = (images_with_region == len(index)) & (index.boxes_per_class(num_classes) > 0)
+    if not has_no_background.any():
+        return
+    name = index.names[has_no_background.argmax()]
+    raise UserError(
+        f"{loaded.spec.source}: '{loaded.split}' has no image in which all objects of '{name}' are labeled: of the "
+        "classes that are merged into it, each data set leaves one out; label them, or do not merge them ('classes:' "
+        "or --single-cls)"
+    )

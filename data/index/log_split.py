@@ -1,0 +1,137 @@
+"""Logs what has been read of a split: its numbers, what was corrected or lost, and which files are unusual."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+
+from data.image_io.file_kinds import unread_summary
+from data.index.full_split import LoadedSplit
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
+from data.labels.ledger import warning
+from data.labels.report import ScanReport
+from data.source.dataset_spec import DatasetSpec
+from data.source.files import Listing
+from data.source.listing.images import unread_files
+from utils.errors import look_alike
+from utils.files.paths import path_of
+from utils.logger import get_logger
+from utils.strings import counted, listed
+
+_BACKGROUND_CLASS = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
+_MAX_UNLABELED_FRACTION = 0.1  # if fewer images have no label file, no warning says so; COCO has 0.9 %
+
+
+def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> None:
+    """Logs a line about the images and boxes that are used, and warnings. ``title``: the split in log messages.
+
+    A held-out part has the line only: the training split has reported the rest.
+    """
+    full = loaded.full
+    report = loaded.used.report
+    if full.parts and not loaded.is_held_out:
+        for part in full.parts:
+            log_split(part, settings, title=f"{part.split} of {part.spec.source}")
+        _log_joining(loaded)
+    report_note = full.report_note() if report.problems else ""
+    get_logger().info("%s: %s%s%s", title, report.summary(), full.note, report_note)
+    if full.parts or loaded.is_held_out:
+        return
+    _log_losses(loaded, settings.max_bad, title)
+    if loaded.split == "train" and not settings.is_check:  # a check reports the use of each class
+        _warn_about_background_class(loaded.used, loaded.spec)
+
+
+def _log_joining(loaded: LoadedSplit) -> None:
+    """Logs which classes each of the joined data sets does not label, and warns about images that several have."""
+    names = loaded.spec.as_labeled().names
+    parts = loaded.full.parts
+    for part in parts:
+        unlabeled = [name for name in names if name not in part.used.names]
+        if unlabeled:
+            message = "%s: %s does not label %s: ignored in its images"
+            get_logger().info(message, loaded.split, part.spec.source, listed(unlabeled, 5))
+    paths = Counter(part.used.path(i) for part in parts for i in range(len(part.used)))
+    num_repeated = paths.total() - len(paths)
+    if num_repeated:
+        message = "%s: data sets that %s joins share %s, which count more than once"
+        get_logger().warning(message, loaded.split, loaded.spec.source, counted(num_repeated, "image"))
+
+
+def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
+    """Logs what was corrected, misread and lost, unless a check has warned that too much is lost, and which files are
+    unusual."""
+    full = loaded.full
+    ledger = full.index.report.ledger
+    has_logged_losses = full.has_lost_too_much(max_bad) or _log_labels(full.index.report, title)
+    logged_kinds = {loss.kind for loss in ledger.main_losses} if has_logged_losses else set()
+    if full.listing is not None and full.has_labels:
+        _warn_about_files(full.listing, loaded.spec, title, logged_kinds)
+
+
+def _log_labels(report: ScanReport, title: str) -> bool:
+    """Logs what was corrected, what is probably misread, and what is lost. Returns whether anything worth a warning
+    is lost."""
+    for note in report.notes:
+        get_logger().info("%s: %s", title, note)
+    for advice in report.advice:
+        get_logger().warning("%s: %s", title, advice)
+    lost = warning(report.ledger)
+    if lost:
+        get_logger().warning("%s: %s", title, lost)
+    return bool(lost)
+
+
+def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_kinds: Container[str]) -> None:
+    """Logs label files in unusual places, files that are not read, and missing label files. ``logged_kinds``: kinds of
+    findings that have been logged as losses, which are not repeated."""
+    if listing.unusual_labels:
+        image, label = next(iter(listing.unusual_labels.items()))
+        count = counted(len(listing.unusual_labels), "label file")
+        if look_alike(Path(label).stem, Path(image).stem):
+            label, image = ascii(label), ascii(image)
+        get_logger().info("%s: %s with another name or folder than usual, first %s of %s", title, count, label, image)
+    if listing.num_equal_views:
+        message = "%s: %s left out, which symbolic links show under another name with the same labels"
+        get_logger().info(message, title, counted(listing.num_equal_views, "image"))
+    for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
+        findings = [finding for finding in listing.findings if finding.kind == kind]
+        if findings and kind not in logged_kinds:
+            first = findings[0]
+            get_logger().warning("%s: %s: %d, first %s: %s", title, kind, len(findings), first.where, first.text)
+    unread = unread_files(listing.findings)
+    if unread:
+        get_logger().warning("%s: %s", title, unread_summary(unread))
+    missing = [file.name for file in listing.labels if file.stamp is None]
+    if len(missing) > _MAX_UNLABELED_FRACTION * len(listing.labels):
+        shown = listed([path_of(name, spec.root) for name in missing], 3)
+        get_logger().warning(
+            "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
+            "files to avoid this warning",
+            title,
+            len(missing),
+            len(listing.labels),
+            shown,
+        )
+
+
+def _warn_about_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
+    """Warns about a class for the background, as other programs have it: here, background is what is in no box."""
+    for number, name in enumerate(index.names):
+        if not _BACKGROUND_CLASS.fullmatch(name):
+            continue
+        boxes = int(((index.classes == number) & ~index.crowd).sum())
+        remedy = f"leave it out with 'ignore: [{name}]' in the YAML"
+        if boxes:
+            remedy = "its boxes are learned as objects; if they are none, leave it out with --classes or 'ignore:'"
+        get_logger().warning(
+            "%s: '%s' is one of the classes, with %s: what is in no box is background already; %s",
+            spec.source,
+            name,
+            counted(boxes, "box"),
+            remedy,
+        )

@@ -1,0 +1,54 @@
+"""Reads a split in files, from its cache file or by a scan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from data.index.cache_file import IndexCache, fingerprint_of
+from data.index.check_split import problems_as_warnings
+from data.index.full_split import FullSplit
+from data.index.index import Scan, source_name
+from data.index.index_settings import IndexSettings
+from data.index.missing_labels import check_label_files
+from data.index.scan import scan_split
+from data.source.dataset_spec import DatasetSpec, class_names
+from data.source.files import list_split
+from utils.files.program_folders import cache_folder
+
+
+def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:
+    """Reads a split from its cache file, or scans it and writes that file. For a check all images are decoded, and no
+    cache is read or written.
+
+    Raises UserError as `list_split` and `scan_split`, and if no image has a label file.
+    """
+    labeled = spec.as_labeled()
+    listing = list_split(labeled, split)
+    with problems_as_warnings(settings.is_check):
+        check_label_files(listing, spec, split)  # before the images are read
+
+    # Classes are chosen before they are merged, and a scan that merges them checks none.
+    single_cls = settings.single_cls and not (spec.classes or spec.class_of)
+    fingerprint = fingerprint_of(labeled, split, listing, single_cls=single_cls)
+    source = source_name(spec, split, single_cls)
+    cache = IndexCache.find(cache_folder(settings.cache_dir), source, fingerprint)
+    index = None if settings.is_check else cache.open(class_names(labeled, single_cls), spec.root)
+    note = " (cached)"
+    scans: tuple[Scan, ...] = ()
+    if index is None:
+        note = ""
+        scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
+        index = replace(scanned.index, fingerprint=fingerprint)
+        if settings.is_check:
+            scans = (Scan(spec, spec.root, scanned.source, scanned.findings),)
+        else:
+            cache.write(index)
+            index = replace(index, origins=None)  # as from the cache
+    return FullSplit(
+        replace(index, pixels=spec.pixels),
+        note=note,
+        scans=scans,
+        listing=listing,
+        first_label=next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name),
+        report_path=cache.report_path,
+    )

@@ -1,0 +1,27 @@
+"""``--image-weights``: the classes whose images are drawn more often."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data.loading.loader import InfiniteDataLoader
+from engine.hooks.hook import Epoch, Hook, Training
+
+
+class ClassWeights(Hook):
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``
+    has the weights of a run that has not been validated yet."""
+
+    decides_next_epoch = True
+
+    def __init__(self, loader: InfiniteDataLoader) -> None:
+        self._base = np.array(loader.class_weights)
+
+    def start(self, trainer: Training) -> None:
+        if trainer.progress.class_weights:  # of a resumed run
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+    def record(self, trainer: Training, epoch: Epoch) -> None:
+        if epoch.class_ap is not None:
+            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))

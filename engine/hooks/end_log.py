@@ -1,0 +1,69 @@
+"""What the log says at the end of a run: the scores of each class, and where the weights are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from engine.evaluation.tables import format_table, result_rows
+from engine.hooks.hook import Epoch, Hook, Training
+from utils.strings import counted
+from utils.structures import GroundTruth
+
+log = logging.getLogger("lockstep")
+
+
+class ClassScores(Hook):
+    """Logs the scores of best.pt by class at the end of a run, on rank 0.
+
+    After a resume without a new best epoch, logs those of the newest validation. ``names``: of the classes.
+    """
+
+    def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
+        self._truth = truth
+        self._names = names
+        self._best: Epoch | None = None
+        self._newest: Epoch | None = None
+
+    def record(self, trainer: Training, epoch: Epoch) -> None:
+        if epoch.result is not None:
+            self._newest = epoch
+        if epoch.is_best:
+            self._best = epoch
+
+    def finish(self, trainer: Training) -> None:
+        shown = self._best or self._newest
+        if shown is None or shown.result is None or not shown.result.class_targets.any():
+            return
+        if shown.number == trainer.progress.best_epoch:
+            model = "best.pt"
+        elif shown.number == trainer.progress.epoch:
+            model = "last.pt"
+        else:
+            model = "newest validation"
+        log.info("%s, after epoch %d:", model, shown.number)
+        for line in format_table(result_rows(shown.result, self._truth, self._names)):
+            log.info("%s", line)
+
+
+class Summary(Hook):
+    """The last line of the log. Comes after all other hooks."""
+
+    def __init__(self, fitness: str) -> None:
+        self._fitness = fitness
+
+    def finish(self, trainer: Training) -> None:
+        progress = trainer.progress
+        checkpointer = trainer.checkpointer
+        done = counted(progress.epoch, "epoch")
+        if progress.best_epoch < 0:
+            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
+        else:
+            log.info(
+                "done: %s; best %s %.4f in epoch %d: %s",
+                done,
+                self._fitness,
+                progress.best_fitness,
+                progress.best_epoch,
+                checkpointer.best.path,
+            )

@@ -1,0 +1,64 @@
+"""Where weights come from, and under which license: stored in checkpoints and exported files, or looked up in the
+catalog of public weights."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from models.weights.catalog import UNKNOWN, catalog_name, known_weights
+
+if TYPE_CHECKING:
+    from models.weights.read import StoredWeights
+
+
+class Origin(NamedTuple):
+    """Origin of weights; `UNKNOWN` if it was not recorded."""
+
+    weights: str  # that training started from
+    license: str  # of the trained weights
+
+
+RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
+
+
+def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
+    """Returns the origin of a checkpoint with the content ``info``."""
+    stored = info.get("origin")
+    if stored and isinstance(stored, dict):
+        return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
+    return public_origin(path)
+
+
+def origin_of_run(start: StoredWeights) -> Origin:
+    """Returns the origin of the checkpoints of a run that starts from these weights."""
+    if not start.is_ours:
+        return public_origin(start.path)
+    start_origin = origin_of(start.content, start.path)
+    return start_origin._replace(weights=f"{start.path.name}, trained from {start_origin.weights}")
+
+
+def public_origin(path: Path) -> Origin:
+    """Looks up a file in the catalog by its checksum; by its name if the checksum is not known or the file missing."""
+    catalog = known_weights()
+    digest = ""
+    if path.is_file():
+        status = path.stat()
+        digest = _digest(path, status.st_size, status.st_mtime_ns)
+    for name, entry in catalog.items():
+        if digest and entry.sha256.lower() == digest:
+            return Origin(f"{name}, a public file", entry.license)
+    namesake = catalog.get(catalog_name(path.name))
+    if namesake is None or (digest and namesake.sha256):  # not in the catalog, or another file of the same name
+        return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
+    return Origin(path.name, f"{namesake.license}, if it was the public file of this name")
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Computes the sha256 of a file. ``size`` and ``mtime_ns`` tell versions of it apart in the cache."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

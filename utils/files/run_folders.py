@@ -1,0 +1,61 @@
+"""Folders of runs: exp, exp2, ..."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from utils.errors import UserError
+
+
+def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
+    """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
+    base = _base(project, name)
+    try:
+        if exist_ok and base.exists() and not base.is_dir():
+            raise FileExistsError
+        existing = next(folder for folder in base.parents if folder.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError
+        with tempfile.TemporaryDirectory(prefix=".", dir=existing):
+            pass
+    except OSError as error:
+        raise _explain(base, error) from None
+
+
+def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Path:
+    """Creates and returns ``project/name``, or the first of ``name2``, ``name3``, ... that does not exist; runs that
+    start at the same time get different folders. ``exist_ok``: an existing ``project/name`` may be returned.
+
+    Raises UserError if the folder cannot be created.
+    """
+    base = _base(project, name)
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        path = base
+        number = 1
+        while True:
+            try:
+                path.mkdir(exist_ok=exist_ok)
+                return path
+            except FileExistsError:
+                if exist_ok:  # a file
+                    raise
+            number += 1
+            path = base.with_name(f"{base.name}{number}")
+    except OSError as error:
+        raise _explain(base, error) from None
+
+
+def _base(project: str | Path, name: str) -> Path:
+    if not Path(name).name.strip() or ".." in Path(name).parts:  # "", "." and "/" have no name
+        raise UserError(f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp")
+    return Path(project) / name
+
+
+def _explain(base: Path, error: OSError) -> UserError:
+    """Says why the folder of a run cannot be created."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return UserError(f"{base}: a file of this name exists; choose another --project or --name")
+    reason = (error.strerror or str(error)).lower()
+    return UserError(f"{base}: cannot be created ({reason}); choose another --project")
