@@ -89,6 +89,9 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
 def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
     """Runs train.py with ``flags`` and ``settings``."""
+    spawn = settings.get("spawn")
+    if devices > 1 and spawn is not None:
+        raise UserError(f"devices={devices}, spawn={spawn}: both say how many processes train; give one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
     return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
