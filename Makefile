@@ -1,10 +1,13 @@
 # `make demo` trains on a data set that it renders itself, `make test` runs the tests, `make help` lists the rest.
 PYTHON ?= python3
-# The versions of all packages: those of the tested file, LOCK= the newest, LOCK=lowest.txt the lowest that are allowed.
-LOCK ?= constraints.txt
-VENV ?= .venv$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))$(VENV_OF_LOCK)
-VENV_OF_LOCK := $(if $(LOCK),$(patsubst %,-%,$(filter-out constraints,$(basename $(notdir $(LOCK))))),-newest)
+VENV ?= .venv
 WHEEL_VENV ?= .venv-wheel
+# The file with the versions of all packages; LOCK= takes the newest.
+LOCK ?= constraints.txt
+# The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
+TESTS ?=
+# Processes that run tests: more than two cores need, as many tests wait for processes that they start.
+JOBS ?= 3
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
@@ -17,7 +20,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help test test-slow test-benchmarks test-wheel lint types format lock clean always
+.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -31,13 +34,21 @@ demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders
 	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
 
 help:  ## lists the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
+	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.%-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
-# The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
-TESTS ?=
+check: lint types test  ## checks style and types and runs the tests: before a commit
 
-test: lint  ## runs ruff, mypy and the tests; TESTS='tests/models -k nms' runs some of them
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(TESTS)
+test: $(STAMP)  ## runs the tests; TESTS='tests/models -k nms' runs some of them
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+
+test-newest:  ## runs the tests with the newest versions of all packages
+	$(MAKE) test VENV=.venv-newest LOCK=
+
+test-lowest: lowest.txt  ## runs the tests with the lowest versions that pyproject.toml allows
+	$(MAKE) test VENV=.venv-lowest LOCK=lowest.txt
+
+test-python3.%:  ## test-python3.12 runs the tests with that Python
+	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
 
 test-slow: $(STAMP)  ## runs the long proofs, for releases
 	$(BIN)/python -m pytest -m slow $(TESTS)
@@ -51,10 +62,9 @@ test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that 
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
 	tests/wheel.sh $(WHEEL_VENV)/bin
 
-lint: $(STAMP)  ## checks style, format and types
+lint: $(STAMP)  ## checks style and format with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 types: $(STAMP)  ## checks types with mypy
 	$(BIN)/mypy

@@ -22,24 +22,14 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import UserError, all_mistakes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
     require_one_process("detect.py")
-    if config.save_conf and not config.save_txt:
-        raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-    if config.save_conf and config.track:
-        raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
-    from engine.inference.source_files import check_source
-    from models.weights.catalog import check_weights
+    from engine.commands.input_files import check_detection
 
-    with all_mistakes() as mistakes:
-        with mistakes.noted():
-            check_source(config.source)
-        with mistakes.noted():
-            check_weights(config.weights)
+    check_detection(config)
     from engine.commands.detect import detect  # imports torch, once the flags and files are known to be valid
 
     _exit_in_order_on_signals()

@@ -26,7 +26,7 @@ class Hyperparameters(TypedDict, total=False):
     warmup_momentum: float
     """momentum at step 0"""
     warmup_bias_lr: float
-    """learning rate of biases at step 0"""
+    """learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones"""
     bn_momentum: float
     """weight of a batch in the running statistics of batch norm; more for short runs"""
     clip_norm: float

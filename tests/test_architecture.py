@@ -49,7 +49,7 @@ OF_EXTRA = {
     "search": ("tools.search",),
     "tiff": ("data.image_io.channels",),
     "track": ("engine.inference.object_tracks",),
-    "trackers": ("engine.hooks.trackers",),
+    "trackers": ("engine.hooks.tracking_services",),
 }
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 

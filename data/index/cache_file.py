@@ -90,14 +90,15 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     files: Sequence[ImageFile | LabelFile]
-    for files in (listing.images, listing.labels, listing.others.images):
+    others = listing.others
+    other_images = [*others.before, *others.after, *(ImageFile(name, "", None) for name in others.of_no_split)]
+    for files in (listing.images, listing.labels, other_images):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
     # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
     findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
-    others = listing.others
-    is_first_or_before = others.num_before or True  # True as it has always been, so that older fingerprints stay valid
-    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, is_first_or_before]).encode())
+    num_before_or_true = len(others.before) or True  # True as it has always been, so that older fingerprints stay valid
+    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_before_or_true]).encode())
     return digest.hexdigest()
 
 

@@ -95,9 +95,9 @@ def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_ki
         if look_alike(Path(label).stem, Path(image).stem):
             label, image = ascii(label), ascii(image)
         get_logger().info("%s: %s with another name or folder than usual, first %s of %s", title, count, label, image)
-    if listing.num_equal_views:
+    if listing.num_aliases:
         message = "%s: %s left out, which symbolic links show under another name with the same labels"
-        get_logger().info(message, title, counted(listing.num_equal_views, "image"))
+        get_logger().info(message, title, counted(listing.num_aliases, "image"))
     for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         findings = [finding for finding in listing.findings if finding.kind == kind]
         if findings and kind not in logged_kinds:

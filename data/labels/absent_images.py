@@ -17,7 +17,7 @@ class Owner(Enum):
     LISTED = auto()  # to this one: a row of its lists names it, and counts as the lost image
     HERE = auto()  # to this one
     ELSEWHERE = auto()  # to another one
-    ANY = auto()  # to any split with this label file
+    UNKNOWN = auto()  # any split with this label file may be the owner
 
 
 class AbsentImages:
@@ -27,7 +27,7 @@ class AbsentImages:
     def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
         self._images = images
         self._others = others
-        self._images_of_other_splits = [image for image in others.images if image.key]
+        self._images_of_other_splits = [*others.before, *others.after]
 
     def owner(self, file_name: str) -> Owner:
         """Returns the owner of the image that a label file names so."""
@@ -36,11 +36,11 @@ class AbsentImages:
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
             return Owner.ELSEWHERE
         if not self._images_of_other_splits:
-            return Owner.ANY
+            return Owner.UNKNOWN
         here = self._folders_here.agreement(file_name)
         elsewhere = self._folders_elsewhere.agreement(file_name)
         if here == elsewhere:
-            return Owner.ANY
+            return Owner.UNKNOWN
         return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
 
     @cached_property

@@ -45,19 +45,29 @@ class MatchedEntries(NamedTuple):
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
-    num_images = len(request.images)
-    images = [*request.images, *(image for image in request.others.images if image.key)]
+    others = request.others
+    images = [*request.images, *others.before, *others.after]
     names = ImageNames([image.name for image in images])
     number_of = _match_keys(entries, images)  # positions of entries by those of images
     with_key = set(number_of.values())
     fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in with_key}
     number_of |= _match_names(entries, fits_of, number_of, names)
-    matched = set(number_of.values())
 
-    images_of_no_split = ImageNames([image.name for image in request.others.images if not image.key])
-    end_before = num_images + request.others.num_before
-    before = [entries[number] for image, number in number_of.items() if num_images <= image < end_before]
-    after = [entries[number] for image, number in number_of.items() if image >= end_before]
+    entry_of: dict[int, ImageEntry] = {}
+    before: list[ImageEntry] = []
+    after: list[ImageEntry] = []
+    first_before = len(request.images)
+    first_after = first_before + len(others.before)
+    for image, number in number_of.items():
+        if image < first_before:
+            entry_of[image] = entries[number]
+        elif image < first_after:
+            before.append(entries[number])
+        else:
+            after.append(entries[number])
+
+    images_of_no_split = ImageNames(others.of_no_split)
+    matched = set(number_of.values())
     unmatched: list[UnmatchedEntry] = []
     for number, fits in fits_of.items():
         if number in matched:
@@ -68,13 +78,14 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         else:
             reason = _why_unmatched(entry, [images[i] for i in fits], names)
             unmatched.append(UnmatchedEntry(entry, reason, has_name=bool(fits)))
-    entry_of = {image: entries[number] for image, number in number_of.items() if image < num_images}
     return MatchedEntries(entry_of, before, after, unmatched)
 
 
 def _match_keys(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the entry whose file name is the key of an image, by the image's position. Of several
-    entries of an image, the first that has annotations is taken: without these, it would be a background."""
+    """Returns the position of the entry whose file name is the key of an image, by the image's position.
+
+    Of several entries of an image, prefers the first with annotations: without any, the image would be a background.
+    """
     key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
     image_of_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
     number_of: dict[int, int] = {}

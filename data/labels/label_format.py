@@ -34,20 +34,18 @@ class ImageFile(NamedTuple):
     """An image that a split lists."""
 
     name: str  # relative to the data set's folder, with /
-    # Relative to the split's folder, with /; the bare name for images of a .txt list; "" for an image of no split.
-    key: str
+    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
     stamp: FileStamp | None  # None: not of this split (`OtherImages`)
 
 
 class OtherImages(NamedTuple):
-    """Names what the label file of a split may name besides the images of the split."""
+    """Names what the one label file of a split may name besides the images of the split."""
 
-    # Without stamps: images of other splits with the same label file, those of splits that the data set names before
-    # this one first; and, with empty keys, images of no split.
-    images: Sequence[ImageFile] = ()
+    before: Sequence[ImageFile] = ()  # of splits with this label file that the data set names before this one, and
+    after: Sequence[ImageFile] = ()  # of those that it names after this one; both without stamps
+    of_no_split: Sequence[str] = ()  # names of images in the same folders
     missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
     missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
-    num_before: int = 0  # number of ``images`` of splits before this one
 
 
 class LabelFile(NamedTuple):
@@ -104,7 +102,7 @@ class FilesPerImage(LabelFiles):
 
     # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
     # these images may be, the usual one first; absolute paths.
-    folders: Callable[[str, str, Path | None], list[str]]
+    label_folders: Callable[[str, str, Path | None], list[str]]
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
 

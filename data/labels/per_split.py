@@ -79,22 +79,21 @@ class LabelsPerSplit:
         last; as many of them as this split does not count have no losses."""
         absent = AbsentImages(request.images, request.others)
         of_this_split = []
-        of_any_split = []
+        of_unknown_owner = []
         for unmatched in matched.unmatched:
             owner = absent.owner(unmatched.entry.file_name)
-            if owner == Owner.ANY:
-                of_any_split.append(self._absent_image(unmatched, owner))
+            if owner == Owner.UNKNOWN:
+                of_unknown_owner.append(self._absent_image(unmatched, owner))
             elif owner != Owner.ELSEWHERE:
                 of_this_split.append(self._absent_image(unmatched, owner))
-        num_elsewhere = sum(bool(image.key) for image in request.others.images)
         charged = charged_range(
-            len(of_any_split),
-            before=request.others.num_before,
+            len(of_unknown_owner),
+            before=len(request.others.before),
             ours=len(request.images),
-            after=num_elsewhere - request.others.num_before,
+            after=len(request.others.after),
         )
-        lost_here = [of_any_split[i] for i in charged]
-        lost_elsewhere = [finding for i, finding in enumerate(of_any_split) if i not in charged]
+        lost_here = [of_unknown_owner[i] for i in charged]
+        lost_elsewhere = [finding for i, finding in enumerate(of_unknown_owner) if i not in charged]
         return of_this_split + lost_here + [each._replace(lost_images=0, lost_objects=0) for each in lost_elsewhere]
 
     def _absent_image(self, unmatched: UnmatchedEntry, owner: Owner) -> Finding:

@@ -121,7 +121,7 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _label_folders(images: str, key: str, annotations: Path | None) -> list[str]:
     """Returns where XML files may be: they mirror the split's folder, are all in one folder, or are in folders named
     like those of the images."""
     assert annotations is not None, "a split in VOC format names the folder of its XML files"
@@ -149,7 +149,7 @@ _FILES = FilesPerImage(
     suffix=".xml",
     is_labels=is_voc,
     advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    folders=_folders,
+    label_folders=_label_folders,
     num_objects=_num_objects,
     named_image=named_image,
 )

@@ -212,7 +212,7 @@ def _replaced(parts: list[str], positions: list[int], word: str) -> str:
     return os.sep.join(word if i in positions else part for i, part in enumerate(parts))
 
 
-def _folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _label_folders(images: str, key: str, annotations: Path | None) -> list[str]:
     return label_folders(images)
 
 
@@ -225,5 +225,7 @@ def _num_rows(data: bytes) -> int:
     return sum(not row.isspace() for row in data.splitlines(keepends=True))
 
 
-_FILES = FilesPerImage(suffix=".txt", is_labels=has_row, advice="{move}", folders=_folders, num_objects=_num_rows)
+_FILES = FilesPerImage(
+    suffix=".txt", is_labels=has_row, advice="{move}", label_folders=_label_folders, num_objects=_num_rows
+)
 YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)

@@ -7,7 +7,7 @@ The sizes and modification times of these files show whether the split has chang
     unused_labels.py   the label files that no image has, also in other folders (misplaced_labels.py) and formats
                        (unread_labels.py); the images to which one of them may belong (similar_names.py) are left out
     other_splits.py    the data set's other images: label files may be theirs
-    equal_views.py     one image under several names, by symbolic links
+    aliases.py         one image under several names, by symbolic links
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL, Finding
-from data.labels.label_format import FilesPerImage, ImageFile, LabelFile, LabelFormat, OtherImages
-from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat, OtherImages
+from data.source.dataset_spec import DatasetSpec, Original, SplitSource
+from data.source.listing.aliases import without_aliases
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.equal_views import without_equal_views
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
-from data.source.listing.label_files import FoundLabels, LabelSearch, ListedImage
-from data.source.listing.other_splits import OtherSplits
-from data.source.listing.unused_labels import UnusedLabels
+from data.source.listing.label_files import ListedImage, find_label_files, label_files_of_copy
+from data.source.listing.other_splits import OtherSplits, images_in_label_file
+from data.source.listing.unused_labels import report_unused
 from data.source.walk import Folders, stamp_of, walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
@@ -35,24 +36,32 @@ from utils.files.safe_io import read_text
 from utils.logger import get_logger
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Listing:
     """Holds the files of a split."""
 
     images: list[ImageFile]  # sorted by name
     labels: list[LabelFile]  # one per image, or one for all
     label_format: LabelFormat
-    findings: list[Finding] = field(default_factory=list)
-    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
+    findings: list[Finding]
+    lists: dict[Path, list[str]]  # image names in each .txt list, in order
+    num_aliases: int  # number of images left out because symbolic links show them under another name
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    num_equal_views: int = 0  # number of images left out because symbolic links show them under another name
     others: OtherImages = OtherImages()  # images that one label file for all may name, too
+
+
+class _PairedImages(NamedTuple):
+    """The images of a split with their label files, and what was learned from finding these."""
+
+    images: list[ListedImage]
+    original: Original
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
     """Lists the files of a split.
 
-    Raises UserError if the split, its folder, its annotations or any image is missing, or it joins data sets.
+    Raises UserError if the split, its folder, its annotations or any image is missing, if no label file can be read, or
+    if it joins data sets.
     """
     source = spec.split(split)
     if source.parts:
@@ -62,11 +71,29 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     folders = Folders(spec.root)
     split_images = find_images(spec, split, folders)
     label_format = _label_format(source, spec)
-    if split in spec.originals:
-        split_images.findings += spec.originals[split].findings
+    original = spec.originals.get(split)  # of a copy, which does not show all of it
     if label_format.per_image is None:
-        return _list_one_label_file(split_images, label_format, spec, split)
-    return _list_label_file_per_image(split_images, label_format, label_format.per_image, spec, split, folders)
+        paired = _pair_with_one_file(split_images, original, spec, split)
+    else:
+        candidates = CandidateFiles(label_format.per_image, source.annotations, folders, split_images.other_files)
+        paired = _pair_with_own_files(split_images, candidates, original, spec, split)
+    share_labels = label_format.per_image is None
+    listed = without_aliases(paired.images, split_images.aliases, spec.root, share_labels=share_labels)
+    pairs = [(image.file, image.label) for image in listed if image.label is not None]
+    findings = [*split_images.findings, *paired.original.findings]
+    if not pairs:
+        first = next(finding for finding in findings if finding.kind == BAD_LABEL)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
+    return Listing(
+        images=[image for image, _ in pairs],
+        labels=[pairs[0][1]] if share_labels else [label for _, label in pairs],
+        label_format=label_format,
+        findings=findings,
+        lists=split_images.lists,
+        num_aliases=len(paired.images) - len(listed),
+        unusual_labels=paired.original.unusual_labels,
+        others=paired.original.other_images,
+    )
 
 
 def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
@@ -81,72 +108,31 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _list_one_label_file(
-    split_images: SplitImages, label_format: LabelFormat, spec: DatasetSpec, split: str
-) -> Listing:
-    """Lists a split in a format with one label file for all images."""
+def _pair_with_one_file(
+    split_images: SplitImages, original: Original | None, spec: DatasetSpec, split: str
+) -> _PairedImages:
+    """Pairs each image with the one label file of a split."""
     annotations = spec.split(split).annotations
     assert annotations is not None, "such a format is known by its annotations"
     label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
-    all_images = [ListedImage(image, label_file) for image in split_images.sorted()]
-    images = without_equal_views(all_images, split_images.views, spec.root, share_labels=True)
-    if split in spec.originals:
-        other_images = spec.originals[split].other_images
-    else:
-        other_images = OtherSplits(spec, split, split_images.images).images_in_label_file(split_images.missing)
-    return Listing(
-        images=[image.file for image in images],
-        labels=[label_file],
-        label_format=label_format,
-        findings=split_images.findings,
-        lists=split_images.lists,
-        num_equal_views=len(all_images) - len(images),
-        others=other_images,
-    )
+    images = [ListedImage(image, label_file) for image in split_images.sorted()]
+    if original is None:
+        original = Original((), {}, images_in_label_file(spec, split, split_images))
+    return _PairedImages(images, original)
 
 
-def _list_label_file_per_image(
-    split_images: SplitImages,
-    label_format: LabelFormat,
-    files: FilesPerImage,
-    spec: DatasetSpec,
-    split: str,
-    folders: Folders,
-) -> Listing:
-    """Lists a split in a format with one label file per image. Raises UserError if none of these can be read."""
-    candidates = CandidateFiles(files, spec.split(split).annotations, folders)
-    found_labels = _find_label_files(split_images, candidates, spec, split)
-    findings = split_images.findings + found_labels.findings
-    images = without_equal_views(found_labels.images, split_images.views, spec.root, share_labels=False)
-    pairs = [(image.file, image.label) for image in images if image.label is not None]
-    if not pairs:
-        first = next(finding for finding in findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
-    return Listing(
-        images=[image for image, _ in pairs],
-        labels=[label for _, label in pairs],
-        label_format=label_format,
-        findings=findings,
-        lists=split_images.lists,
-        unusual_labels=found_labels.unusual,
-        num_equal_views=len(found_labels.images) - len(images),
-    )
-
-
-def _find_label_files(
-    split_images: SplitImages, candidates: CandidateFiles, spec: DatasetSpec, split: str
-) -> FoundLabels:
-    """Finds the label files of a split. Images to which a label file of another name may belong are left out."""
-    search = LabelSearch(split_images.sorted(), candidates)
-    if split in spec.originals:  # whose findings say which label files are unused
-        return search.run_on_copy(spec.originals[split].unusual_labels)
-    found = search.run()
+def _pair_with_own_files(
+    split_images: SplitImages, candidates: CandidateFiles, original: Original | None, spec: DatasetSpec, split: str
+) -> _PairedImages:
+    """Pairs each image with a label file of its own. Images to which a label file of another name may belong are left
+    out."""
+    if original is not None:  # whose findings say which label files are unused
+        return _PairedImages(label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels), original)
+    found = find_label_files(split_images.sorted(), candidates)
     split_folders = [str(entry) for entry in spec.split(split).images if entry.is_dir()]
-    unused = UnusedLabels(found, split_folders, OtherSplits(spec, split, split_images.images)).report()
-    found.findings += unused.findings
-    for image in unused.left_out:
-        image.label = None
-    return found
+    unused = report_unused(found, split_folders, OtherSplits(spec, split, split_images.images))
+    findings = (*found.findings, *unused.findings)
+    return _PairedImages(found.leave_out(unused.left_out), Original(findings, found.unusual, OtherImages()))
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:

@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
 from utils.machine.limits import explanation
 
-MAX_VIEWS = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
+MAX_ALIASES = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
 T = TypeVar("T")
 
 
@@ -33,20 +33,20 @@ class Visit(NamedTuple):
 
 def walk(folder: Path) -> Iterator[Visit]:
     """Yields the folders from ``folder`` on. Symbolic links are followed, except to a folder above them, which would
-    have no end; so a folder comes once under each of its names, of which at most `MAX_VIEWS` are visited."""
+    have no end; so a folder comes once under each of its names, of which at most `MAX_ALIASES` are visited."""
     start = os.path.realpath(folder)
     pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with the real paths of it and those above
-    views: dict[str, int] = {}
+    num_visits: dict[str, int] = {}  # by real path
     while pending:
         path, reals = pending.pop()
         real = reals[-1]
-        views[real] = views.get(real, 0) + 1
-        if views[real] > MAX_VIEWS:
+        num_visits[real] = num_visits.get(real, 0) + 1
+        if num_visits[real] > MAX_ALIASES:
             continue
         everything = _scan_all(path)
         entries = [entry for entry in everything if not entry.name.startswith(".")]
         for entry in entries:
-            if not query(entry.is_dir):
+            if not none_if_missing(entry.is_dir):
                 continue
             inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
             if inner not in reals:
@@ -72,7 +72,7 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
-def query(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
+def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
     """Returns the result of a call about a file; None if it does not exist or is a dangling link. Raises OSError if the
     disk fails: without the file this would be another data set."""
     try:
@@ -87,7 +87,7 @@ def query(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
 
 def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
     """Returns size and modification time of a file; None if it does not exist."""
-    status = query(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
+    status = none_if_missing(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
@@ -100,7 +100,6 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
-        self._non_images: dict[str, dict[str, os.DirEntry]] = {}  # by folder that a walk has seen, and name
         self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
         self._prefixes: dict[str, str] = {}
         self._normal: dict[str, str] = {}
@@ -108,26 +107,10 @@ class Folders:
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
         """Returns the entries of a folder by name; none if there is no such folder."""
         if folder not in self._entries:
-            status = query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
+            status = none_if_missing(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
             entries = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
             self._entries[folder] = {entry.name: entry for entry in entries}
         return self._entries[folder]
-
-    def keep_non_images(self, folder: str, entries: list[os.DirEntry]) -> None:
-        """Stores the files in ``folder`` other than images, which a walk has seen, for `non_images`."""
-        self._non_images[folder] = {entry.name: entry for entry in entries}
-
-    def was_walked(self, folder: str) -> bool:
-        return folder in self._non_images
-
-    def walked_below(self, folder: str) -> list[str]:
-        """Returns ``folder`` and the folders below it that a walk has seen, sorted."""
-        return sorted(path for path in self._non_images if path == folder or path.startswith(os.path.join(folder, "")))
-
-    def non_images(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the files in a folder other than images, by name, if a walk has seen it; else all of its entries."""
-        files = self._non_images.get(folder)
-        return self.entries(folder) if files is None else files
 
     def stamp(self, path: str) -> FileStamp | None:
         folder, name = os.path.split(path)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import weights_part
-from engine.checkpoint.progress import Progress
-from utils.errors import UserError
+from engine.checkpoint.progress import Progress, read_progress
 from utils.files.checkpoint_file import read_checkpoint
 
 
@@ -39,31 +38,22 @@ class BestFile:
     def set_aside(self) -> Path | None:
         """Renames the file to bestN.pt, N being its epoch, or bestN-2.pt and so on if there is one, so that the run
         does not overwrite it. Returns the new path, or None if there is no such file."""
-        stored = _stored_progress(self.path)
+        stored = read_progress(self.path)
         if stored is None:
             return None
-        path = self.path.with_name(f"best{stored['epoch']}.pt")
+        path = self.path.with_name(f"best{stored.epoch}.pt")
         for number in itertools.count(2):
             if not os.path.lexists(path):
                 break
-            path = self.path.with_name(f"best{stored['epoch']}-{number}.pt")
+            path = self.path.with_name(f"best{stored.epoch}-{number}.pt")
         self.path.rename(path)
         return path
 
 
-def _stored_progress(path: Path) -> dict[str, Any] | None:
-    """Returns the progress that a checkpoint file stores; None if there is no such file, or if it is damaged."""
-    try:
-        progress = read_checkpoint(path).get("progress") if path.is_file() else None
-    except UserError:
-        return None
-    return progress if isinstance(progress, dict) and isinstance(progress.get("epoch"), int) else None
-
-
 def _is_of_best_epoch(path: Path, progress: Progress) -> bool:
     """Whether the file was saved after the best epoch that ``progress`` knows, by a run with the same one."""
-    stored = _stored_progress(path)
+    stored = read_progress(path)
     if stored is None:
         return False
-    is_best = stored["epoch"] == stored.get("best_epoch") == progress.best_epoch
-    return is_best and stored.get("best_fitness") == progress.best_fitness
+    is_best = stored.epoch == stored.best_epoch == progress.best_epoch
+    return is_best and stored.best_fitness == progress.best_fitness

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.progress import Position
+from engine.checkpoint.progress import CheckpointHeader
 from engine.checkpoint.rank_buffers import gather_rank_buffers, put_means, restore_rank_buffers
 from models.modules import unwrap
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
+from utils.errors import UserError, all_mistakes
 from utils.files.checkpoint_file import read_checkpoint
 from utils.schema import build
 
@@ -42,59 +42,67 @@ class TrainState(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(RunDescription, Position):
-    """What a checkpoint file stores: the description, the position and the state of a run, which can resume from it.
-
-    The file has one level of keys, the fields of all three.
-    """
+class StoredState:
+    """The state dicts of a `TrainState`."""
 
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
     rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint file stores, from which a run can resume. The file has one level of keys: the fields of all
+    three parts."""
+
+    header: CheckpointHeader
+    description: RunDescription
+    state: StoredState
     path: Path = Path()  # of the file that it was read from
 
     @classmethod
     def capture(
-        cls, ctx: DistributedContext, state: TrainState, position: Position, description: RunDescription
+        cls, ctx: DistributedContext, state: TrainState, header: CheckpointHeader, description: RunDescription
     ) -> Checkpoint | None:
         """Returns the checkpoint of a run at a step boundary, with the tensors of the run itself, on rank 0; None on
         the others. Every rank must call this."""
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         rank_buffers = None
-        if position.progress.batch > 0 and not position.progress.buffers_averaged:  # within an epoch
+        if header.progress.batch > 0 and not header.progress.buffers_averaged:  # within an epoch
             rank_buffers = gather_rank_buffers(ctx, models)
         if not ctx.is_main:
             return None
         states = {name: unwrap(module).state_dict() for name, module in models.items()}
         for name, values in (rank_buffers or {}).items():
             put_means(values, models[name], states[name])
-        return cls(
-            **vars(description),
-            **vars(position),
+        stored = StoredState(
             model=states["model"],
             ema=states["ema"],
             optimizer=state.optimizer.state_dict(),
             scaler=state.scaler.state_dict(),
             rank_buffers=rank_buffers,
         )
+        return cls(header=header, description=description, state=stored)
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
         """Loads what `capture` took into a run, on all ranks. Raises UserError when it does not fit."""
+        stored = self.state
         with _errors_of_fit(self.path):
-            unwrap(state.model).load_state_dict(self.model)
-            state.ema.module.load_state_dict(self.ema)
-            restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
-            state.optimizer.load_state_dict(self.optimizer)
-        if self.scaler and state.scaler.is_enabled():
-            state.scaler.load_state_dict(self.scaler)
+            unwrap(state.model).load_state_dict(stored.model)
+            state.ema.module.load_state_dict(stored.ema)
+            restore_rank_buffers(stored.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
+            state.optimizer.load_state_dict(stored.optimizer)
+        if stored.scaler and state.scaler.is_enabled():
+            state.scaler.load_state_dict(stored.scaler)
 
     def content(self) -> dict[str, Any]:
-        """Returns what the file stores: everything but its path; `rank_buffers` and `pending` only if there are any."""
-        content = plain_content(self)
-        del content["path"]
+        """Returns what the file stores: `rank_buffers` and `pending` only if there are any."""
+        content: dict[str, Any] = {}
+        for part in (self.header, self.description, self.state):
+            content |= plain_content(part)
         for name in ("rank_buffers", "pending"):
             if content[name] is None:
                 del content[name]
@@ -112,20 +120,16 @@ class Checkpoint(RunDescription, Position):
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        names = {item.name for item in fields(cls)} - {"path"}
-        values = {key: value for key, value in content.items() if key in names}
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
-            if name in values:  # a setting of another version of this program is no damage
-                values[name] = build(settings, values[name], f"{path}: {name}")
-        return build(cls, values | {"path": path}, f"{path}: damaged checkpoint")
-
-    def free_tensors(self) -> None:
-        """Frees the tensors of a checkpoint that has been restored."""
-        self.model.clear()
-        self.ema.clear()
-        self.optimizer.clear()
-        if self.rank_buffers is not None:
-            self.rank_buffers.clear()
+            if name in content:  # a setting of another version of this program is no damage
+                content[name] = build(settings, content[name], f"{path}: {name}")
+        parts: dict[str, Any] = {}
+        with all_mistakes() as mistakes:
+            for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
+                values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
+                with mistakes.noted():
+                    parts[part] = build(kind, values, f"{path}: damaged checkpoint")
+        return cls(**parts, path=path)
 
 
 @contextmanager

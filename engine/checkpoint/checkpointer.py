@@ -13,7 +13,7 @@ from engine.checkpoint.best_file import BestFile
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
-from engine.checkpoint.progress import PendingEpoch, Position, Progress
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
@@ -41,33 +41,33 @@ class Checkpointer(BackgroundWriter):
         config = replace(self.description.config, epochs=epochs)
         self.description = replace(self.description, config=config)
 
-    def save_position(self, state: TrainState, position: Position) -> None:
-        """Saves where the run stands, in last.pt.
+    def save_last(self, state: TrainState, header: CheckpointHeader) -> None:
+        """Saves the run in last.pt alone.
 
         The state is copied, and written in the background. Raises the error of an earlier write (`check`).
         """
-        content = self._copy_content(state, position)
+        content = self._copy_content(state, header)
         if content is not None:
             self.submit({self.last: content})
 
-    def save_epoch(self, state: TrainState, position: Position, *, is_best: bool) -> None:
-        """Saves the run at the end of an epoch, like `save_position`, and best.pt and epochN.pt if they are due."""
-        content = self._copy_content(state, position)
+    def save_epoch(self, state: TrainState, header: CheckpointHeader, *, is_best: bool) -> None:
+        """Saves the run at the end of an epoch, like `save_last`, and best.pt and epochN.pt if they are due."""
+        content = self._copy_content(state, header)
         if content is None:
             return
         files: dict[Path, dict[str, Any]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
             files[self.best.path] = weights_part(content)
-        if self._is_kept(position.progress.epoch):
-            files[self.periodic(position.progress.epoch)] = content
+        if self._is_kept(header.progress.epoch):
+            files[self.periodic(header.progress.epoch)] = content
         files[self.last] = content
         self.submit(files)
 
-    def _copy_content(self, state: TrainState, position: Position) -> dict[str, Any] | None:
+    def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
         """Returns a copy on the CPU of what a checkpoint stores, on rank 0; None on the others. Every rank must call
         this."""
-        checkpoint = Checkpoint.capture(self.ctx, state, position, self.description)
+        checkpoint = Checkpoint.capture(self.ctx, state, header, self.description)
         return None if checkpoint is None else copy_to_cpu(checkpoint.content())
 
     def save_scored(

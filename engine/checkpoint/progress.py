@@ -1,22 +1,26 @@
-"""Where a run stands: its steps, the losses of its epoch, its best epoch, and an epoch that has no scores yet."""
+"""How far a run has come, and with what: its counters, its processes and data, and an epoch that has no scores yet."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
 from torch import Tensor
 
 from utils.config.settings import validates_after
-from utils.schema import Bounds, Count
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_part
+from utils.schema import Bounds, Count, build
 from utils.strings import counted
 
 
 @dataclass
 class Progress:
-    """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
+    """Counts epochs, steps and losses, and knows the best epoch. Everything random is keyed by these numbers, so no RNG
+    is saved."""
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
@@ -102,6 +106,16 @@ class Progress:
 _RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
 
 
+def read_progress(path: Path) -> Progress | None:
+    """Reads where a run stood when it wrote the checkpoint ``path``, without its tensors; None if there is no such
+    file, or a damaged one."""
+    try:
+        stored = read_part(path, "progress")
+        return None if stored is None else build(Progress, stored, f"{path}: progress")
+    except UserError:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PendingEpoch:
     """A completed epoch that other processes validate: what is saved with its scores, when these have come."""
@@ -117,21 +131,21 @@ class PendingEpoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStatus:
-    """How long a run has trained, and on what."""
+class RunConditions:
+    """The processes and the data of a run when it was saved, and how long it had trained."""
 
     world_size: int | None = None  # None: not known
     device: str | None = None  # its type; None: not known
-    seconds: float  # in all its processes
+    seconds: float  # over all its starts
     epoch_batches: Count  # micro-batches of an epoch on each rank
     images: int | None = None  # of the training split, or its tiles; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands, and what is known of its weights there."""
+class CheckpointHeader:
+    """What a checkpoint says of the moment at which it was saved, a step boundary."""
 
     progress: Progress
-    run: RunStatus
+    run: RunConditions
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
     pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet

@@ -49,9 +49,8 @@ def detect(config: DetectConfig) -> Path | None:
         check_sequence(config.source)
         require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     predictor = _open_predictor(config)
-    with (
-        contextlib.ExitStack() as stack
-    ):  # waits for the files that are being written, then closes them, then the source
+    with contextlib.ExitStack() as stack:
+        # At its end: waits for the files that are being written, then closes them, then the source.
         stream = stack.enter_context(_open_stream(predictor, config))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
         output = stack.enter_context(contextlib.closing(Output(stream, predictor.model.names, config)))
@@ -62,7 +61,7 @@ def detect(config: DetectConfig) -> Path | None:
             if not window.show(item.drawing, wait=not item.detected.frame.is_video):
                 break
     output.summarise()
-    output.raise_failures()
+    output.failures.raise_error()
     return output.run_dir
 
 
@@ -137,6 +136,16 @@ def _open_folder(config: DetectConfig) -> Path:
     return folder
 
 
+def _remove_if_empty(folder: Path) -> bool:
+    """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
+    free again. Returns whether it is removed."""
+    try:
+        folder.rmdir()
+    except OSError:  # there are files in it
+        return False
+    return True
+
+
 def _reason(error: Exception, path: str) -> str:
     """Returns why a file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
     if isinstance(error, UserError):
@@ -148,36 +157,16 @@ def _reason(error: Exception, path: str) -> str:
     raise error
 
 
-class Output:
-    """Draws, logs and writes the frames of a stream and their detections, and reports the files for which that
-    failed, whose other frames the stream skips."""
+class FrameDrawer:
+    """Draws and encodes the boxes of frames, as the flags ask. Several threads may call one."""
 
-    def __init__(self, stream: DetectionStream, names: tuple[str, ...], config: DetectConfig) -> None:
+    def __init__(self, names: tuple[str, ...], config: DetectConfig) -> None:
         """``names``: of the classes."""
-        self._stream = stream
         self._names = names
         self._config = config
-        self._log = FrameLog(names, config)
-        self._files: ResultFiles | None = None  # until the first frame; an unreadable source leaves no folder
-        self._used: set[str] = set()  # files that had frames
-        self._failed: dict[str, str] = {}  # reasons by file
 
-    @property
-    def run_dir(self) -> Path | None:
-        """Folder of the results; None if there is none."""
-        return None if self._files is None else self._files.run_dir
-
-    def draw_and_write(self, threads: int) -> Generator[DrawnFrame | None, None, None]:
-        """Draws in ``threads`` threads and writes in another, while the stream detects in the next frames. Yields each
-        frame when it is written, in order; None for a file that has failed."""
-        ahead = self._stream.ahead
-        drawn = map_ahead(self._draw, self._stream, threads=threads, ahead=ahead)
-        written = map_ahead(self._write, drawn, threads=1, ahead=ahead)
-        with contextlib.closing(drawn), contextlib.closing(written):  # closes the last stage first
-            yield from written
-
-    def _draw(self, item: Detected | FileProblem) -> DrawnFrame | FileProblem:
-        """Draws and encodes the boxes of a frame. Several threads may call it."""
+    def draw(self, item: Detected | FileProblem) -> DrawnFrame | FileProblem:
+        """Draws a frame. An error becomes the outcome of the frame."""
         if isinstance(item, FileProblem):
             return item
         is_unused = self._config.nosave and not self._config.view_img
@@ -202,18 +191,77 @@ class Output:
         is_needed = item.frame.is_video or self._config.view_img
         return DrawnFrame(item, drawing if is_needed else None, encoded)
 
+
+class FileFailures:
+    """Logs and counts the files that could not be used."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()  # files that had frames
+        self._reasons: dict[str, str] = {}  # by file
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._reasons
+
+    def add_used(self, path: str) -> None:
+        """Counts a file that has frames."""
+        self._used.add(path)
+
+    def add_problem(self, problem: FileProblem) -> None:
+        """Logs a problem. The file counts as failed if it is skipped."""
+        problem.log()
+        if problem.is_skipped:
+            self._reasons[problem.path] = problem.reason
+
+    def raise_error(self) -> None:
+        """Raises UserError if a file has failed."""
+        if self._reasons:
+            first_reason = next(iter(self._reasons.values()))
+            count = len(self._used | self._reasons.keys())
+            raise UserError(f"{len(self._reasons)} of {count} files could not be used (first: {first_reason})")
+
+
+class Output:
+    """Draws, logs and writes the frames of a stream and their detections. The stream skips the other frames of a file
+    for which that fails.
+
+    Attributes:
+        failures: the files that could not be used.
+        run_dir: folder of the results; None if there is none.
+    """
+
+    def __init__(self, stream: DetectionStream, names: tuple[str, ...], config: DetectConfig) -> None:
+        """``names``: of the classes."""
+        self.failures = FileFailures()
+        self.run_dir: Path | None = None
+        self._stream = stream
+        self._names = names
+        self._config = config
+        self._drawer = FrameDrawer(names, config)
+        self._log = FrameLog(names, config)
+        self._files: ResultFiles | None = None  # until the first frame; an unreadable source leaves no folder
+
+    def draw_and_write(self, threads: int) -> Generator[DrawnFrame | None, None, None]:
+        """Draws in ``threads`` threads and writes in another, while the stream detects in the next frames. Yields each
+        frame when it is written, in order; None for a file that has failed."""
+        ahead = self._stream.ahead
+        drawn = map_ahead(self._drawer.draw, self._stream, threads=threads, ahead=ahead)
+        written = map_ahead(self._write, drawn, threads=1, ahead=ahead)
+        with contextlib.closing(drawn), contextlib.closing(written):  # closes the last stage first
+            yield from written
+
     def _write(self, item: DrawnFrame | FileProblem) -> DrawnFrame | None:
         """Logs and writes the next frame. Returns it, or None if its file has failed."""
         if isinstance(item, FileProblem):
-            self._add_problem(item)
+            self.failures.add_problem(item)
             return None
         detected = item.detected
         path = detected.frame.path
-        if path in self._failed:  # a later frame of a video
+        if path in self.failures:  # a later frame of a video
             return None
         if self._files is None and writes_files(self._config):
-            self._files = ResultFiles(_open_folder(self._config), self._names, self._config)
-        self._used.add(path)
+            self.run_dir = _open_folder(self._config)
+            self._files = ResultFiles(self.run_dir, self._names, self._config)
+        self.failures.add_used(path)
         try:
             if isinstance(detected.outcome, Exception):
                 raise detected.outcome
@@ -221,22 +269,10 @@ class Output:
             if self._files is not None:
                 self._files.add(item, detected.outcome)
         except Exception as error:
-            self._add_problem(FileProblem(path, _reason(error, path), is_skipped=True))
+            self.failures.add_problem(FileProblem(path, _reason(error, path), is_skipped=True))
             self._stream.skip(path)
             return None
         return item
-
-    def _add_problem(self, problem: FileProblem) -> None:
-        problem.log()
-        if problem.is_skipped:
-            self._failed[problem.path] = problem.reason
-
-    def raise_failures(self) -> None:
-        """Raises UserError if there are files that could not be used."""
-        if self._failed:
-            first_reason = next(iter(self._failed.values()))
-            count = len(self._used | self._failed.keys())
-            raise UserError(f"{len(self._failed)} of {count} files could not be used (first: {first_reason})")
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""
@@ -244,18 +280,12 @@ class Output:
             self._files.close()
 
     def summarise(self) -> None:
-        """Logs the totals, and the folder of the results, which is removed if nothing was written, such as crops where
-        nothing was detected, so that its number is free again."""
+        """Logs the totals and the folder of the results."""
         self._log.summarise()
-        run_dir = self.run_dir
-        if run_dir is None:
-            return
-        if not self._config.exist_ok:
-            with contextlib.suppress(OSError):  # there are files in it
-                run_dir.rmdir()
-                self._files = None
-                return
-        get_logger().info("results are in %s", run_dir)
+        if self.run_dir is not None and not self._config.exist_ok and _remove_if_empty(self.run_dir):
+            self.run_dir = None
+        if self.run_dir is not None:
+            get_logger().info("results are in %s", self.run_dir)
 
 
 class FrameLog:

@@ -1,4 +1,4 @@
-"""Checks of the files that a command names. They need no torch, so a misspelled path ends a command at once.
+"""Checks of the files and flags of a command. They need no torch, so a misspelled path ends a command at once.
 
 Commands of several processes leave out these checks: one of the processes finds the same mistakes later, for all.
 """
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.source.open import check_data
+from engine.inference.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.parser import read_recipe
-from utils.config.settings import TrainConfig
+from utils.config.settings import DetectConfig, TrainConfig
 from utils.distributed.launch import read_launch
 from utils.errors import UserError, all_mistakes
 
@@ -55,3 +56,16 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
         with mistakes.noted():
             if weights:
                 check_weights(weights)
+
+
+def check_detection(config: DetectConfig) -> None:
+    """Raises UserError for flags of detect.py that do nothing, and a source or weights that are missing."""
+    with all_mistakes() as mistakes:
+        if config.save_conf and not config.save_txt:
+            mistakes.add("--save-conf: adds the confidence to the txt labels; give --save-txt too")
+        elif config.save_conf and config.track:
+            mistakes.add("--save-conf: the txt files of --track always have the confidence; leave it out")
+        with mistakes.noted():
+            check_source(config.source)
+        with mistakes.noted():
+            check_weights(config.weights)

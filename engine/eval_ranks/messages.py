@@ -1,8 +1,9 @@
 """What training and evaluating processes (``--eval-ranks``) tell each other, in the run's store.
 
 The last processes of a job validate the averaged weights while the others train. Both have process groups of their own,
-so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts `Setup`, then the
-`Weights` of an epoch whenever the evaluating processes are free, and finds the `Scores` there an epoch later.
+so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts a `SetupMessage`, then
+a `WeightsMessage` with those of an epoch whenever the evaluating processes are free, and finds the `ScoresMessage` an
+epoch later.
 
 Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
 torch.distributed.rpc would wait.
@@ -40,7 +41,7 @@ _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class SetupMessage:
     """What the evaluating processes need to know about the run. Tensors are on the CPU."""
 
     settings: RunSettings
@@ -56,7 +57,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsMessage:
     """The averaged weights of an epoch, on the CPU."""
 
     ema: dict[str, Tensor]
@@ -64,7 +65,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class ScoresMessage:
     """The result of a validation, and what is drawn of it, unless ``--noplots`` is given."""
 
     result: EvalResult

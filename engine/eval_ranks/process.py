@@ -29,9 +29,9 @@ from engine.eval_ranks.messages import (
     SCORES,
     SETUP,
     WEIGHTS,
-    Scores,
-    Setup,
-    Weights,
+    ScoresMessage,
+    SetupMessage,
+    WeightsMessage,
     common_facts,
     post_message,
     read_message,
@@ -106,7 +106,7 @@ class Scorer:
     """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
 
     def __init__(
-        self, ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: Setup
+        self, ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: SetupMessage
     ) -> None:
         """``explicit_flags``: names of the settings on this process's command line."""
         machine_settings = names_with(TrainConfig, scope="machine")
@@ -124,7 +124,7 @@ class Scorer:
         self._validation = build_validation(ctx, settings, spec, self._model, self._criterion)
         _check_facts(self._validation.loader.index, setup.facts)
 
-    def __call__(self, weights: Weights) -> Scores | None:
+    def __call__(self, weights: WeightsMessage) -> ScoresMessage | None:
         """Returns the scores of ``weights`` on rank 0, None elsewhere."""
         self._model.load_state_dict(weights.ema)
         evaluator = self._validation.evaluator
@@ -137,7 +137,7 @@ class Scorer:
             preview = batch, Detections(*map(_cpu_copy, detections))
         if result is None:
             return None
-        return Scores(
+        return ScoresMessage(
             result=result,
             detections=evaluator.detections if self._has_plots else None,
             shown=evaluator.shown if self._has_plots else None,
@@ -145,7 +145,7 @@ class Scorer:
         )
 
 
-def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: Setup) -> DatasetSpec:
+def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: SetupMessage) -> DatasetSpec:
     """Opens the data set of the run from where this process finds it."""
     spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
     if setup.val_images:

@@ -18,9 +18,9 @@ from engine.eval_ranks.messages import (
     SCORES,
     SETUP,
     WEIGHTS,
-    Scores,
-    Setup,
-    Weights,
+    ScoresMessage,
+    SetupMessage,
+    WeightsMessage,
     discard_message,
     post_message,
     read_message,
@@ -55,7 +55,7 @@ class ValidationService:
         evaluator: gets the detections and the preview, as if it had validated itself.
     """
 
-    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: Setup) -> None:
+    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: SetupMessage) -> None:
         if ctx.store is None:
             raise ValueError("evaluating processes need the store of a distributed run")
         self._ctx = ctx
@@ -87,7 +87,7 @@ class ValidationService:
         if self._is_busy and self._store.check([self._scores_key]):
             self._receive()
 
-    def send(self, epoch: int, weights: Weights) -> None:
+    def send(self, epoch: int, weights: WeightsMessage) -> None:
         """Sends the averaged weights of an epoch from rank 0, in the background."""
         if not self._ctx.is_main:
             return
@@ -138,7 +138,7 @@ class ValidationService:
     def _scores_key(self) -> str:
         return SCORES.format(number=self._number)
 
-    def _receive(self) -> Scores:
+    def _receive(self) -> ScoresMessage:
         """Takes the newest scores out of the store, and the weights that they are of."""
         scores = read_message(self._store, self._scores_key)
         discard_message(self._store, self._scores_key)

@@ -168,6 +168,9 @@ class Evaluator:
     ) -> EvalResult | None:
         """Scores ``model`` on ``loader``. Modules keep their training modes.
 
+        The detections of each of `SELECTIONS` are matched with the objects: `SCORED` for AP, `DETECTED` for precision,
+        recall, F1 and their threshold, `DETECTED_UNVOTED` for its threshold alone.
+
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
         and ``val/<part>``, sums over all images divided by the sum of the normalizers.
@@ -240,11 +243,9 @@ class Evaluator:
             if batch.images.shape[0] == 0:
                 continue
             images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
-            with (
-                timer.phase("inference"),
-                torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None),
-            ):
-                raw = [level.float() for level in _forward_in_chunks(model, images)]
+            with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
+                with timer.phase("inference"):
+                    raw = [level.float() for level in _forward_in_chunks(model, images)]
                 teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
             batches.prefetch(1)  # before NMS, for which the host waits
             with timer.phase("nms"):

@@ -4,7 +4,7 @@ Only the few detections that overlap an object of their group by at least the lo
 is a pair of image and class, or an image where classes do not matter.
 
 Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
-IoU thresholds.
+IoU thresholds, L objects that a detection overlaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from utils.boxes import xyxy_to_xywh
 from utils.structures import DetectionTable, GroundTruth
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's T
+IOU_50, IOU_75 = 0, 5  # positions in `IOU_THRESHOLDS`
 AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # COCO's A: all, small, medium, large
+ALL_SIZES = 0  # position in `AREA_RANGES`
 _CHUNK_PAIRS = 1 << 21  # overlaps computed at a time; bounds the memory at some 200 MB
 
 
@@ -170,13 +172,12 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
-    overlapping, detection = np.unique(pairs.detection, return_inverse=True)
+    overlapping, overlapped, pairs = _compact(pairs)
     rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
+    step_of_pair = rank[pairs.detection]
     # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
-    order = np.lexsort((pairs.target, pairs.overlap, detection, rank[detection]))
-    step_ends = np.cumsum(np.bincount(rank[detection]))
-    overlapped, target = np.unique(pairs.target, return_inverse=True)  # objects that are in a pair
-    candidates = Pairs(detection, target, pairs.overlap).take(order)  # numbered in ``overlapping`` and ``overlapped``
+    candidates = pairs.take(np.lexsort((pairs.target, pairs.overlap, pairs.detection, step_of_pair)))
+    step_ends = np.cumsum(np.bincount(step_of_pair))
     candidate_crowd = crowd[overlapped]
     candidate_ignored = target_ignored[overlapped]
 
@@ -192,12 +193,22 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
         chosen = _choose_objects(step, is_available, is_ignored)
         # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
         is_taken[step.target] |= chosen
-        at_first = np.flatnonzero(chosen[:, 0, 0])
+        at_first = np.flatnonzero(chosen[:, ALL_SIZES, IOU_50])
         matched_target[step.detection[at_first]] = overlapped[step.target[at_first]]
         starts = _run_starts(step.detection)
         matched[step.detection[starts]] = np.logical_or.reduceat(chosen, starts, axis=0)
         ignored[step.detection[starts]] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
     return CocoAssignment(overlapping, matched, ignored, matched_target)
+
+
+def _compact(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, Pairs]:
+    """Renumbers detections and objects among those that are in a pair.
+
+    Returns the rows of these detections int64 (N,) and objects int64 (L,), ascending, and pairs that index them.
+    """
+    overlapping, detection = np.unique(pairs.detection, return_inverse=True)
+    overlapped, target = np.unique(pairs.target, return_inverse=True)
+    return overlapping, overlapped, Pairs(detection, target, pairs.overlap)
 
 
 def _choose_objects(pairs: Pairs, is_available: np.ndarray, is_ignored: np.ndarray) -> np.ndarray:

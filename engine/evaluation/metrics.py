@@ -13,6 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import (
+    ALL_SIZES,
+    IOU_50,
+    IOU_75,
     Objects,
     Outcomes,
     match_by_overlap,
@@ -57,8 +60,8 @@ class ConfidenceCurves:
             descending = exceeding[:, 1:][:, ::-1]
             return descending.cumsum(1)[:, ::-1]
 
-        tp = counts_above(outcomes.true_positive[:, 0, 0])
-        detections = tp + counts_above(outcomes.false_positive[:, 0, 0])
+        tp = counts_above(outcomes.true_positive[:, ALL_SIZES, IOU_50])
+        detections = tp + counts_above(outcomes.false_positive[:, ALL_SIZES, IOU_50])
         precision = tp / np.maximum(detections, 1)
         # No detection is left above the best score of a class: keep the last measured value.
         last_measured = np.maximum((detections > 0).sum(1) - 1, 0)
@@ -94,18 +97,42 @@ class Metric(NamedTuple):
 
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
-    # Maps curves and interpolated precision (C, A, T, R) to float64 (C, ...), averaged to the metric of a class or of
-    # all.
+    # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...), whose means are the metric of a class,
+    # and of all.
     values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
 
 
+def _precision(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
+    return curves.precision[:, curves.best]
+
+
+def _recall(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
+    return curves.recall[:, curves.best]
+
+
+def _f1(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
+    return curves.f1[:, curves.best]
+
+
+def _ap50(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
+    return interpolated[:, ALL_SIZES, IOU_50]
+
+
+def _ap75(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
+    return interpolated[:, ALL_SIZES, IOU_75]
+
+
+def _ap(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
+    return interpolated[:, ALL_SIZES]
+
+
 METRICS = (
-    Metric("precision", "P", lambda curves, _: curves.precision[:, curves.best]),
-    Metric("recall", "R", lambda curves, _: curves.recall[:, curves.best]),
-    Metric("f1", "F1", lambda curves, _: curves.f1[:, curves.best]),
-    Metric("AP50", "AP50", lambda _, precision: precision[:, 0, 0]),
-    Metric("AP75", "AP75", lambda _, precision: precision[:, 0, 5]),
-    Metric("AP", "AP", lambda _, precision: precision[:, 0]),
+    Metric("precision", "P", _precision),
+    Metric("recall", "R", _recall),
+    Metric("f1", "F1", _f1),
+    Metric("AP50", "AP50", _ap50),
+    Metric("AP75", "AP75", _ap75),
+    Metric("AP", "AP", _ap),
 )
 
 
@@ -204,7 +231,7 @@ def score_detections(
         curve_precision=curves.precision,
         curve_recall=curves.recall,
         pr_recall=RECALL_POINTS.copy(),
-        pr_precision=precision[:, 0, 0].copy(),
+        pr_precision=precision[:, ALL_SIZES, IOU_50].copy(),
         num_images=gt.num_images,
         scored_confidence=scored_confidence,
         plain_confidence=plain_confidence,
@@ -216,7 +243,8 @@ def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     return _confidence_curves(gt, table, num_classes).threshold
 
 
-# The matches of a large split take gigabytes. The next two functions return without them.
+# The matches of a large split take gigabytes. The next two functions return without them, so that those of only one of
+# a validation's selections are in memory at a time (`Evaluator.run`).
 
 
 def _precision_and_curves(

@@ -176,13 +176,16 @@ def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Threshol
 def _output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig, *, votes: bool) -> float | None:
     """Returns the threshold for the output of a file as it is; None: unknown.
 
-    Rows of `end2end` are selected like the detections that a validation scores. But scores with and without box voting
-    differ more than those of two kinds of NMS (yolov8n on COCO128: 0.289 with votes; without, 0.203 and 0.205), so
-    without votes in the graph the threshold of detections without votes is the better one.
+    It is that of the detections most like the output, of those that ``scores`` has a threshold for:
 
-    ``votes``: whether boxes vote in the scored detections of ``scores``.
+        scored_confidence   detections whose AP is computed; ``votes``: whether boxes voted in them
+        plain_confidence    detections as detect.py finds them, but without box voting
+
+    The NMS of the two differs as well, which matters less: for yolov8n on COCO128, the threshold is 0.289 with votes,
+    and without votes 0.203 under one kind of NMS, 0.205 under the other.
     """
-    if config.layout == "end2end" and config.box_voting == votes:
+    has_final_rows = config.layout == "end2end"
+    if has_final_rows and config.box_voting == votes:
         return scores.scored_confidence
     return scores.plain_confidence
 

@@ -125,35 +125,61 @@ class LiteRtFormat(ModelFormat):
         try_in_process(path, _TRIAL, (path,), "LiteRT")
         with errors_of_runtime(path):
             interpreter = _open_interpreter(path)
+        runner = _Runner(path, interpreter, parsed)
+        return Session(runner.run, metadata, runner.input_shape)
+
+
+class _Runner:
+    """Runs an interpreter on images (B, C, H, W), and returns its output with boxes in pixels.
+
+    Attributes:
+        input_shape: batch, channels, height, width.
+    """
+
+    def __init__(self, path: Path, interpreter: Any, metadata: ExportMetadata) -> None:
+        """Raises UserError for a file whose input and output are not those of a detector of float images."""
+        with errors_of_runtime(path):
             inputs = interpreter.get_input_details()
             outputs = interpreter.get_output_details()
         check_ports(path, len(inputs), len(outputs))
-        if inputs[0]["dtype"] != np.float32 or outputs[0]["dtype"] != np.float32:
-            names = f"{np.dtype(inputs[0]['dtype'])} and returns {np.dtype(outputs[0]['dtype'])}"
-            raise UserError(
-                f"{path}: takes {names}, not float images and boxes; export it without integers at its ends"
-            )
-        shape = checked_shape(path, inputs[0]["shape"].tolist())
-        channels_last = shape[3] == parsed.channels
-        batch, channels, height, width = [shape[axis] for axis in ((0, 3, 1, 2) if channels_last else (0, 1, 2, 3))]
+        self._interpreter = interpreter
+        self._input = inputs[0]
+        self._output = outputs[0]
+        self._lock = threading.Lock()  # an interpreter serves one caller at a time
+        self._check_types(path)
+        shape = checked_shape(path, self._input["shape"].tolist())
+        self._is_channels_last = shape[3] == metadata.channels
+        axes = (0, 3, 1, 2) if self._is_channels_last else (0, 1, 2, 3)
+        batch, channels, height, width = (shape[axis] for axis in axes)
         if batch is None or channels is None or height is None or width is None:
             raise UserError(f"{path}: its input has no size")
-        check_input_size(path, (batch, channels, height, width))
-        has_rows = parsed.layout == "end2end"
-        if not parsed.is_ours and len(outputs[0]["shape"]) == 3:
-            has_rows = outputs[0]["shape"][1] > outputs[0]["shape"][2]
-        scale = box_scale(tuple(outputs[0]["shape"]), (height, width), has_rows=has_rows)
-        lock = threading.Lock()  # an interpreter serves one caller at a time
+        self.input_shape = (batch, channels, height, width)
+        check_input_size(path, self.input_shape)
+        output_shape = tuple(self._output["shape"])
+        has_rows = metadata.layout == "end2end"
+        if not metadata.is_ours and len(output_shape) == 3:
+            has_rows = output_shape[1] > output_shape[2]
+        self._scale = box_scale(output_shape, (height, width), has_rows=has_rows)
 
-        def run(images: Tensor) -> Tensor:
-            pixels = images.to("cpu").permute(0, 2, 3, 1) if channels_last else images.to("cpu")
-            with lock:
-                interpreter.set_tensor(inputs[0]["index"], pixels.contiguous().numpy())
-                interpreter.invoke()
-                output = torch.from_numpy(interpreter.get_tensor(outputs[0]["index"]))
-            return (output * scale).to(images.device)
+    def _check_types(self, path: Path) -> None:
+        taken = self._input["dtype"]
+        returned = self._output["dtype"]
+        if taken != np.float32 or returned != np.float32:
+            raise UserError(
+                f"{path}: takes {np.dtype(taken)} and returns {np.dtype(returned)}, not float images and boxes; export "
+                "it without integers at its ends"
+            )
 
-        return Session(run, metadata, (batch, channels, height, width))
+    def run(self, images: Tensor) -> Tensor:
+        """Returns the output for ``images``, float32 (B, C, H, W), on their device."""
+        pixels = images.to("cpu")
+        if self._is_channels_last:
+            pixels = pixels.permute(0, 2, 3, 1)
+        with self._lock:
+            self._interpreter.set_tensor(self._input["index"], pixels.contiguous().numpy())
+            self._interpreter.invoke()
+            output = torch.from_numpy(self._interpreter.get_tensor(self._output["index"]))
+        return (output * self._scale).to(images.device)
 
 
 def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: bool) -> Tensor:

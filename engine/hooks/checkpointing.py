@@ -20,10 +20,10 @@ class Checkpoints(Hook):
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
-        checkpoint = trainer.run.checkpoint
-        if checkpoint is None:
+        started_from = trainer.run.started_from
+        if started_from is None:
             return None
-        is_last = checkpoint.path.resolve() == trainer.checkpointer.last.resolve()
+        is_last = started_from.path.resolve() == trainer.checkpointer.last.resolve()
         return None if is_last else Action.SAVE
 
     def after_step(self, trainer: Training) -> None:

@@ -68,7 +68,7 @@ class Plots(Hook):
             fitness=self._fitness,
             batches=len(trainer.loader),
         )
-        is_continued = run.checkpoint is not None
+        is_continued = run.started_from is not None
         self._page = ReportPage(run.folder, subject, is_resumed=is_continued)
         if not is_continued:
             self._draw_batches(trainer.loader)

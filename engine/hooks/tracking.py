@@ -95,7 +95,7 @@ class Tracking(Hook):
         """Returns the tracked run that this one continues; one without a key if it is to be new."""
         run = trainer.run
         epoch = trainer.progress.epoch
-        if run.checkpoint is None and run.config.exist_ok:
+        if run.started_from is None and run.config.exist_ok:
             # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
             self._path.unlink(missing_ok=True)
         if not self._path.exists():
@@ -173,5 +173,5 @@ class Tracking(Hook):
 
 def _trains_otherwise(trainer: Training) -> bool:
     """Whether the epochs after the checkpoint will differ from those that were tracked before."""
-    checkpoint = trainer.run.checkpoint
-    return checkpoint is not None and not trainer.checkpointer.description.trains_like(checkpoint)
+    started_from = trainer.run.started_from
+    return started_from is not None and not trainer.checkpointer.description.trains_like(started_from.description)

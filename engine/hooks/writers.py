@@ -49,7 +49,7 @@ class TensorBoard(Hook):
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Training) -> None:
-        first_step = 0 if trainer.run.checkpoint is None else trainer.progress.epoch + 1
+        first_step = 0 if trainer.run.started_from is None else trainer.progress.epoch + 1
         try:
             from torch.utils.tensorboard import SummaryWriter
 

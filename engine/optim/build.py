@@ -17,7 +17,7 @@ SHORT_RUN = 20_000  # steps
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
-def choose_optimizer(name: str, total_steps: int) -> str:
+def resolve_optimizer(name: str, total_steps: int) -> str:
     """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
     one."""
     if name != "auto":

@@ -68,6 +68,7 @@ class OptimizerSet:
         """Sets the learning rates and momenta of all groups to those of ``step``."""
         momentum = schedule.momentum_at(step)
         for group in self.param_groups:
+            # An absolute rate, as in YOLOv5: `lr_factor` does not multiply it. Loaded biases are slower there, too.
             start = schedule.warmup_bias_lr * group["lr_mult"] if group["kind"] == "bias" else 0.0
             group["lr"] = schedule.learning_rate(step, group["initial_lr"], start=start)
             if "momentum" in group:

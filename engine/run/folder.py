@@ -17,7 +17,7 @@ import yaml
 
 from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.run import RunPlan, RunSettings, StartedFrom, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -61,7 +61,8 @@ def claim_folder(
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
     write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, checkpoint=plan.checkpoint)
+    started_from = None if plan.checkpoint is None else StartedFrom.of(plan.checkpoint)
+    return TrainingRun(folder=folder, settings=settings, started_from=started_from)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
-from engine.checkpoint.progress import RunStatus
+from engine.checkpoint.progress import RunConditions
 from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.resume import (
     check_can_continue,
@@ -60,7 +60,7 @@ def plan_run(
         plan = _plan_resumed(ctx, command, stack)
     else:
         plan = _plan_new(ctx, command)
-    progress = None if plan.checkpoint is None else asdict(plan.checkpoint.progress)
+    progress = None if plan.checkpoint is None else asdict(plan.checkpoint.header.progress)
     check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
     return plan
 
@@ -122,12 +122,13 @@ def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path)
     """Returns the plan of the run that wrote the checkpoint ``path``, with what the command line changes."""
     checkpoint = Checkpoint.read(path)
     check_is_newest(checkpoint)
+    stored = checkpoint.description
     explicit_flags = command.explicit_flags
     hyp, hyp_changes = resumed_hyperparameters(
-        checkpoint.hyp, command.config, explicit_flags, pretrained=bool(checkpoint.config.weights)
+        stored.hyp, command.config, explicit_flags, pretrained=bool(stored.config.weights)
     )
-    source, known_root = find_location(checkpoint.data, path)
-    stored_config = checkpoint.config
+    source, known_root = find_location(stored.data, path)
+    stored_config = stored.config
     if stored_config.data != "demo":
         stored_config = replace(stored_config, data=source)
     config, config_changes = resumed_config(stored_config, command.config, explicit_flags)
@@ -144,7 +145,7 @@ def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path)
             f"resuming {path} after {_position(checkpoint, config)}",
             *config_changes,
             *hyp_changes,
-            *_machine_changes(ctx, checkpoint.run),
+            *_machine_changes(ctx, checkpoint.header.run),
         ],
         launchers=command.launchers,
     )
@@ -152,22 +153,22 @@ def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path)
 
 def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
     """Says how far a run has come."""
-    progress = checkpoint.progress
+    progress = checkpoint.header.progress
     epochs = f"epoch {progress.epoch} of {config.epochs}"
-    if progress.has_trained(checkpoint.run.epoch_batches):
+    if progress.has_trained(checkpoint.header.run.epoch_batches):
         return f"{epochs} and the steps of epoch {progress.epoch + 1}"
     if progress.batch:
         return f"{epochs} and {counted(progress.batch, 'batch')}"
     return epochs
 
 
-def _machine_changes(ctx: DistributedContext, status: RunStatus) -> list[str]:
+def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list[str]:
     """Returns a message for each change of the processes and devices since a checkpoint."""
     messages = []
-    if status.world_size not in (None, ctx.world_size):
-        messages.append(f"resume: processes {status.world_size} -> {ctx.world_size}")
-    if status.device not in (None, ctx.device.type):
-        messages.append(f"resume: device {status.device} -> {ctx.device.type}")
+    if conditions.world_size not in (None, ctx.world_size):
+        messages.append(f"resume: processes {conditions.world_size} -> {ctx.world_size}")
+    if conditions.device not in (None, ctx.device.type):
+        messages.append(f"resume: device {conditions.device} -> {ctx.device.type}")
     return messages
 
 

@@ -1,4 +1,4 @@
-"""Puts a run that continues where its checkpoint was: its state, its position in the epoch, and its best.pt."""
+"""Puts a run that continues where its checkpoint was saved: its state, its progress, and its best.pt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
 from utils.config.settings import TrainConfig
@@ -33,7 +34,7 @@ def check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> 
     """Raises UserError when the data set ``source``, with classes ``names``, has other classes than the run, or has
     them in another order."""
     path = checkpoint.path
-    difference = class_difference(checkpoint.names, names)
+    difference = class_difference(checkpoint.description.names, names)
     if difference:
         raise UserError(
             f"{path}: the run and {source} do not have the same classes ({difference}); for other classes start a new "
@@ -44,11 +45,10 @@ def check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> 
 def restore_run(
     ctx: DistributedContext, checkpoint: Checkpoint, state: TrainState, config: TrainConfig, data: EpochData
 ) -> Progress:
-    """Restores weights, averaged weights, optimizer and loss scale from a checkpoint, and frees its tensors. Returns
-    where the run continues. Raises UserError when the state does not fit the run."""
+    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns where the
+    run continues. Raises UserError when the state does not fit the run."""
     checkpoint.restore(ctx, state)
-    checkpoint.free_tensors()
-    progress, messages = resumed_position(checkpoint, config, data)
+    progress, messages = resumed_progress(checkpoint, config, data)
     for message in messages:
         get_logger().info("%s", message)
     if not config.image_weights:
@@ -56,59 +56,60 @@ def restore_run(
     return progress
 
 
-def resumed_position(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
-    """Returns the position at which a run continues, and a message for each reason why it is not the checkpoint's.
+def resumed_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
+    """Returns where a run continues, and a message for each reason why that is not where it was saved.
 
     Other batches or steps keep the position among the epoch's images, rounded down to a step; the losses of the epoch
     are summed from there on. Another number of images, or another order of them, begins the epoch anew. An epoch whose
     steps are done stays so, unless the number of images is another. The schedule is a function of the step among all
     steps, so steps are counted again.
     """
-    stored = checkpoint.progress
-    position = replace(stored)
+    stored = checkpoint.header.progress
+    progress = replace(stored)
     messages = []
-    if checkpoint.fingerprint != data.fingerprint:
+    if checkpoint.description.fingerprint != data.fingerprint:
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if stored.has_trained(checkpoint.run.epoch_batches) and _has_same_images(checkpoint, data):
-        position.batch = data.batches
+    if stored.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
+        progress.batch = data.batches
     elif stored.batch and not _takes_same_steps(checkpoint, config, data):
-        position.begin_epoch()
-        position.batch = _batches_taken(checkpoint, config, data)
-        messages.append(f"resume: {_described_start(position, data.batches)}")
+        progress.begin_epoch()
+        progress.batch = _batches_taken(checkpoint, config, data)
+        messages.append(f"resume: {_described_start(progress, data.batches)}")
     steps = step_plan(config, data.batches)
-    position.step = position.epoch * data.batches + position.batch
-    position.updates = position.epoch * steps.per_epoch + -(-position.batch // steps.accumulate)
-    if checkpoint.config.epochs != config.epochs or position.updates != stored.updates:
-        share = position.updates / steps.total
+    progress.step = progress.epoch * data.batches + progress.batch
+    progress.updates = progress.epoch * steps.per_epoch + -(-progress.batch // steps.accumulate)
+    if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
+        share = progress.updates / steps.total
         epochs = counted(config.epochs, "epoch")
         messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
-    return position, messages
+    return progress, messages
 
 
 def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:
     """Whether an epoch has as many images as in the run so far, if not the same ones."""
-    return checkpoint.fingerprint == data.fingerprint or checkpoint.run.images == data.images
+    return checkpoint.description.fingerprint == data.fingerprint or checkpoint.header.run.images == data.images
 
 
 def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
     """Whether an epoch takes as many images in the same order as in the run so far (`EpochOrder`)."""
     if not _has_same_images(checkpoint, data):
         return False
+    stored = checkpoint.description
     names = list(_ORDER_SETTINGS)
     if config.rect:
         names += ["imgsz", "batch_size"]  # images of similar shapes form batches
-    if any(getattr(checkpoint.config, name) != getattr(config, name) for name in names):
+    if any(getattr(stored.config, name) != getattr(config, name) for name in names):
         return False
-    depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or checkpoint.tile > 0
-    return checkpoint.fingerprint == data.fingerprint or not depends_on_content
+    depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
+    return stored.fingerprint == data.fingerprint or not depends_on_content
 
 
 def _takes_same_steps(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
     """Whether an epoch is cut into the same batches, and these into the same steps, as in the run so far."""
-    has_same_batches = (
-        checkpoint.run.epoch_batches == data.batches and checkpoint.config.batch_size == config.batch_size
-    )
-    accumulate_before = step_plan(checkpoint.config, checkpoint.run.epoch_batches).accumulate
+    stored_config = checkpoint.description.config
+    stored_batches = checkpoint.header.run.epoch_batches
+    has_same_batches = stored_batches == data.batches and stored_config.batch_size == config.batch_size
+    accumulate_before = step_plan(stored_config, stored_batches).accumulate
     has_same_steps = accumulate_before == step_plan(config, data.batches).accumulate
     return has_same_batches and has_same_steps and _has_same_order(checkpoint, config, data)
 
@@ -118,28 +119,30 @@ def _batches_taken(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     takes its images in another order."""
     if not _has_same_order(checkpoint, config, data):
         return 0
-    images_seen = checkpoint.progress.batch * checkpoint.config.batch_size
+    images_seen = checkpoint.header.progress.batch * checkpoint.description.config.batch_size
     batches = min(images_seen // config.batch_size, data.batches)
     return batches - batches % step_plan(config, data.batches).accumulate
 
 
-def _described_start(position: Progress, epoch_batches: int) -> str:
-    epoch = position.epoch + 1
-    if position.batch:
-        return f"continues at batch {position.batch} of the {epoch_batches} of epoch {epoch}"
+def _described_start(progress: Progress, epoch_batches: int) -> str:
+    epoch = progress.epoch + 1
+    if progress.batch:
+        return f"continues at batch {progress.batch} of the {epoch_batches} of epoch {epoch}"
     return f"begins epoch {epoch} again"
 
 
 def keep_best_epoch(
-    ctx: DistributedContext, checkpoint: Checkpoint, checkpointer: Checkpointer, progress: Progress
+    ctx: DistributedContext, stored: RunDescription, checkpointer: Checkpointer, progress: Progress
 ) -> None:
     """Makes best.pt and the best epoch in ``progress`` agree in a run that continues. Every rank must call this.
 
     They differ if the run goes back to an older checkpoint while best.pt is of a later epoch: best.pt is then written
     from the epochN.pt of the best epoch, or else the next validated epoch is the best. That also holds if other images,
     or another size, are validated from now on. A best.pt that the run will not write again is kept as bestN.pt.
+
+    ``stored``: of the checkpoint.
     """
-    is_known = _recover_best(checkpointer, checkpoint, progress) if ctx.is_main else False
+    is_known = _recover_best(checkpointer, stored, progress) if ctx.is_main else False
     if broadcast_object(ctx, is_known) or progress.best_epoch < 0:
         return
     get_logger().info(
@@ -150,13 +153,13 @@ def keep_best_epoch(
     progress.best_fitness = -1.0
 
 
-def _recover_best(checkpointer: Checkpointer, checkpoint: Checkpoint, progress: Progress) -> bool:
+def _recover_best(checkpointer: Checkpointer, stored: RunDescription, progress: Progress) -> bool:
     """Makes best.pt that of the best epoch in ``progress``. Returns False if that is not possible, or if its scores say
     nothing about those that follow."""
-    is_comparable = checkpointer.description.validates_like(checkpoint)
+    is_comparable = checkpointer.description.validates_like(stored)
     if is_comparable and checkpointer.best.is_of_best_epoch(progress):
         return True
-    if not checkpointer.description.trains_like(checkpoint):  # otherwise the run repeats the epoch of best.pt
+    if not checkpointer.description.trains_like(stored):  # otherwise the run repeats the epoch of best.pt
         kept = checkpointer.best.set_aside()
         if kept is not None:
             get_logger().info("resume: %s is kept as %s", checkpointer.best.path, kept.name)

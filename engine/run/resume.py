@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.progress import read_progress
 from engine.optim.schedule import epochs_in_time
 from utils.config.parser import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
@@ -21,18 +22,27 @@ _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
+# Flags that leave a run as it is, although they may have another value than its stored settings: by name, a function of
+# these and of the settings of the command line.
+_KEEPS_STORED: dict[str, Callable[[TrainConfig, TrainConfig], bool]] = {
+    "data": lambda stored, current: normal_path(current.data) == normal_path(stored.data),
+    "batch_size": lambda _, current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
+    "optimizer": lambda _, current: current.optimizer == "auto",  # chosen when the run began
+    # --time has decided about the epochs since the first one; torchrun restarts with the flags of then.
+    "epochs": lambda stored, current: 0 < current.time == stored.time,
+}
+
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
     """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
     last = checkpoint.path.parent / "last.pt"
-    if checkpoint.path.resolve() == last.resolve() or not last.is_file():
+    if checkpoint.path.resolve() == last.resolve():
         return
-    try:
-        newest = Checkpoint.read(last).progress
-    except UserError:  # damaged: an older checkpoint is what is left
+    newest = read_progress(last)
+    if newest is None:  # damaged: an older checkpoint is what is left
         return
-    position = checkpoint.progress
-    if (newest.epoch, newest.batch) > (position.epoch, position.batch):
+    progress = checkpoint.header.progress
+    if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
         raise UserError(
             f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
             "overwrite it; to go back anyway, move last.pt elsewhere first"
@@ -42,27 +52,28 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
 def resumed_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> int:
     """Returns the number of epochs of a run that resumes with ``config``. ``--time`` for a run whose epochs are done
     gives it as many as fit."""
-    done = checkpoint.progress.epoch
+    done = checkpoint.header.progress.epoch
     gets_time = "time" in explicit_flags and config.time > 0
     if not gets_time or not done or done < config.epochs:
         return config.epochs
-    return epochs_in_time(done, checkpoint.run.seconds, config.time * 3600)
+    return epochs_in_time(done, checkpoint.header.run.seconds, config.time * 3600)
 
 
 def check_can_continue(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
     """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
-    if checkpoint.progress.epoch >= config.epochs:
+    progress = checkpoint.header.progress
+    if progress.epoch >= config.epochs:
         raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")
-    if checkpoint.progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
+    if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
         raise UserError(f"{checkpoint.path}: {_reason_without_patience(checkpoint, config)}")
 
 
 def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> str:
     """Says why there is no epoch left, and how to add some."""
-    done = checkpoint.progress.epoch
+    done = checkpoint.header.progress.epoch
     more = "--epochs N"
     if config.time:
-        hours = checkpoint.run.seconds / 3600
+        hours = checkpoint.header.run.seconds / 3600
         ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
         more = "--time HOURS (of the whole run) or --epochs N"
     elif "epochs" in explicit_flags and config.epochs < done:
@@ -74,8 +85,9 @@ def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit
 
 def _reason_without_patience(checkpoint: Checkpoint, config: TrainConfig) -> str:
     """Says that the run has stopped early, and how to let it wait for longer."""
-    done = checkpoint.progress.epoch
-    waited = done - checkpoint.progress.best_epoch
+    progress = checkpoint.header.progress
+    done = progress.epoch
+    waited = done - progress.best_epoch
     return (
         f"stopped early after epoch {done}: no better {config.fitness} in {counted(waited, 'epoch')} (--patience "
         f"{config.patience}); to continue, wait for longer: {resume_flag(checkpoint.path)} --patience N, above "
@@ -92,14 +104,12 @@ def resumed_config(
     """
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
-    ignored = set(changes)
-    if _has_time_limit_already(stored, current, explicit_flags):
-        ignored.add("epochs")
     messages = []
-    for name in sorted(set(explicit_flags) - ignored):
+    for name in sorted(set(explicit_flags) - changes.keys()):
         old = getattr(stored, name)
         new = getattr(current, name)
-        if _means_the_same(name, old, new):
+        keeps_stored = name in _KEEPS_STORED and _KEEPS_STORED[name](stored, current)
+        if keeps_stored or new == old:
             continue
         if name in _FIXED_SETTINGS:
             raise UserError(
@@ -113,29 +123,12 @@ def resumed_config(
     return replace(stored, **changes), messages
 
 
-def _has_time_limit_already(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> bool:
-    """Whether the command line gives the ``--time`` that has decided about the number of epochs since the first one of
-    the run: torchrun restarts with the flags of then, and ``--epochs`` among them would undo that."""
-    return "time" in explicit_flags and current.time > 0 and current.time == stored.time
-
-
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
     """Returns all ``--set`` of the run: another recipe (``--hyp``) drops the stored ones."""
     kept = [] if "hyp" in explicit_flags else stored.override
     added = current.override
     is_repeated = kept[len(kept) - len(added) :] == added  # torchrun restarts with the same command
     return kept if is_repeated else [*kept, *added]
-
-
-def _means_the_same(name: str, old: Any, new: Any) -> bool:
-    """Returns whether a setting of the command line leaves that of the run as it is."""
-    if name == "data" and normal_path(old) == normal_path(new):
-        return True
-    if name == "batch_size" and new == FIND_BATCH_SIZE:  # found when the run began
-        return True
-    if name == "optimizer" and new == "auto":  # chosen when the run began
-        return True
-    return old == new
 
 
 def resumed_hyperparameters(

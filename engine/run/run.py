@@ -8,6 +8,8 @@ from typing import Any
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import PendingEpoch
 from utils.config.settings import Hyperparameters, TrainConfig
 
 
@@ -30,7 +32,8 @@ class RunPlan:
     A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
 
-    The settings may leave the batch size (-1) and ``lr_mult`` (None) open, which engine/train/choices.py chooses.
+    The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
+    engine/train/choices.py chooses, and name the data set by a relative path.
     """
 
     settings: RunSettings
@@ -42,12 +45,34 @@ class RunPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartedFrom:
+    """The checkpoint from which a run has continued, without its state, which is in place (`restore_run`)."""
+
+    path: Path
+    description: RunDescription  # of the run when it was saved
+    metrics: dict[str, float]  # scores of its weights; empty: not validated
+    pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
+    seconds: float  # that the run had trained
+
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> StartedFrom:
+        header = checkpoint.header
+        return StartedFrom(
+            path=checkpoint.path,
+            description=checkpoint.description,
+            metrics=header.metrics,
+            pending=header.pending,
+            seconds=header.run.seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
 
     folder: Path
     settings: RunSettings
-    checkpoint: Checkpoint | None = None  # from which the run continues, without its tensors; None: from the beginning
+    started_from: StartedFrom | None = None  # None: the run started from the beginning
 
     @property
     def config(self) -> TrainConfig:

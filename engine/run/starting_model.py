@@ -59,7 +59,7 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, spec: DatasetSpec) -
         read_tensors = [state[name] for name in starting_model.pretrained]
     else:
         starting_model = _rebuild_starting_model(ctx, config, spec, plan.checkpoint)
-        read_tensors = list(plan.checkpoint.model.values())
+        read_tensors = list(plan.checkpoint.state.model.values())
     check_same_model(ctx, starting_model.model, read_tensors)
     return starting_model
 
@@ -89,11 +89,12 @@ def _rebuild_starting_model(
     weights are not those of the model."""
     names = class_names(spec, config.single_cls)
     check_classes(checkpoint, names, spec.source)
-    check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
+    stored = checkpoint.description
+    check_shapes(checkpoint.path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
     with errors_of(checkpoint.path):
-        model = rebuild_model(ctx, config, names, spec.pixels.channels, checkpoint.model_spec)
-    pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
-    return StartingModel(model, pretrained, checkpoint.origin)
+        model = rebuild_model(ctx, config, names, spec.pixels.channels, stored.model_spec)
+    pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
+    return StartingModel(model, pretrained, stored.origin)
 
 
 def rebuild_model(
@@ -189,7 +190,7 @@ def loaded_parameters(
     lr_mult = settings.hyp.lr_mult
     if lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
-    new_lr_mult = None if checkpoint is None else checkpoint.new_lr_mult
+    new_lr_mult = None if checkpoint is None else checkpoint.description.new_lr_mult
     if new_lr_mult is None:
         new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

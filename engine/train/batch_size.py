@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
@@ -194,7 +195,14 @@ def prepare_step(
     samples = samples_per_image(settings.config)
     config = replace(settings.config, batch_size=images * shards * samples)
     steps = plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
-    alone = replace(config, virtual_ranks=shards_here if virtual_ranks else 0, compile=False, zero=False, sync_bn=0)
+    alone = replace(
+        config,
+        optimizer=resolve_optimizer(config.optimizer, steps.total),
+        virtual_ranks=shards_here if virtual_ranks else 0,
+        compile=False,
+        zero=False,
+        sync_bn=0,
+    )
     step = build_step(
         DistributedContext.single(ctx.device),
         RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # not chosen yet, and takes no memory

@@ -21,7 +21,7 @@ from engine.run.restore import keep_best_epoch, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
 from engine.train.build_step import build_step
-from engine.train.choices import choose_batch_size, choose_lr_mult
+from engine.train.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
 from engine.train.run_checks import check_model, check_settings, check_splits
 from engine.train.run_data import data_identity, describe_run, epoch_data, full_batch, open_run_data
 from engine.train.run_hooks import build_hooks, open_hook_parts
@@ -58,6 +58,7 @@ def build_training(
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, plan)
+    settings = name_data(settings, data.spec)
     starting_model = build_run_model(ctx, plan, data.spec)
     model = starting_model.model
     check_model(ctx, settings, model, data)
@@ -78,6 +79,7 @@ def build_training(
     check_splits(ctx, data, train_index, validation.loader.index, imgsz=settings.config.imgsz, stride=model.stride)
     steps = step_plan(settings.config, len(train_loader))
     settings = choose_lr_mult(ctx, settings, samples.dataset, model, steps)
+    settings = choose_optimizer(settings, steps)
     try_export(ctx, settings.config, model)
     warn_of_short_run(ctx, settings.config, steps)
 
@@ -93,10 +95,10 @@ def build_training(
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
-    description = describe_run(run, data, starting_model, step=step, loaded=loaded, identity=identity)
+    description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    if run.checkpoint is not None:
-        keep_best_epoch(ctx, run.checkpoint, checkpointer, progress)
+    if run.started_from is not None:
+        keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     validator = build_validator(
         run, step, validation, description=description, data_source=plan.data_source, stack=stack
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
@@ -70,8 +70,8 @@ def build_step(
     batch: FullBatch,
     loaded: LoadedParameters = NOTHING_LOADED,
 ) -> TrainStep:
-    """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``loaded``: the parameters of the model that come from weights."""
+    """Builds the step of a run, with the model wrapped for its devices and compiled. `check_step_settings` accepts the
+    settings, and the optimizer has been chosen. ``loaded``: the parameters of the model that come from weights."""
     config = settings.config
     hyp = settings.hyp
     for module in model.modules():
@@ -84,7 +84,7 @@ def build_step(
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,
     )
-    optimizer = build_optimizer(model, choose_optimizer(config.optimizer, steps.total), optimizer_settings, loaded)
+    optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     step_settings = choose_step_settings(ctx, settings, steps, batch)
     autocast = partial(step_settings.autocast, ctx.device)

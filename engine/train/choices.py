@@ -1,6 +1,7 @@
-"""Settings that a run may leave open, and that are chosen when data and model are known.
+"""Settings that a command may leave open, and that are chosen when data and model are known.
 
-Each function returns the settings of the run with its choice. A run that continues has those of its checkpoint.
+Each function returns the settings of the run with its choice, so that settings.yaml, checkpoints, trackers and
+callbacks have all of them. A run that continues has those of its checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import replace
 from data.loading.build import build_train_sampler
 from data.loading.open_samples import TrainSamples
 from data.samples.augmented import AugmentedImages
+from data.source.dataset_spec import DatasetSpec
+from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
 from engine.train.batch_size import batch_that_fits
@@ -19,6 +22,14 @@ from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.files.paths import normal_path
+
+
+def name_data(settings: RunSettings, spec: DatasetSpec) -> RunSettings:
+    """Names the data set by its absolute path, which is valid from any working folder."""
+    if settings.config.data == "demo":
+        return settings
+    return replace(settings, config=replace(settings.config, data=str(normal_path(spec.source))))
 
 
 def choose_batch_size(
@@ -49,3 +60,10 @@ def choose_lr_mult(
     if settings.config.weights:
         lr_mult = probe_lr_mult(ctx, settings.config, dataset, model, steps.total)
     return replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+
+
+def choose_optimizer(settings: RunSettings, steps: StepPlan) -> RunSettings:
+    """Chooses the optimizer by the number of steps, for ``--optimizer auto``. A longer run must not choose another one
+    when it resumes."""
+    optimizer = resolve_optimizer(settings.config.optimizer, steps.total)
+    return replace(settings, config=replace(settings.config, optimizer=optimizer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
@@ -16,7 +16,6 @@ from engine.run.restore import EpochData
 from engine.run.run import RunPlan, TrainingRun
 from engine.run.starting_model import StartingModel
 from engine.train.build_step import FullBatch
-from engine.train.step import TrainStep
 from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
 from models.losses.distillation import Teacher
@@ -50,7 +49,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
-        spec = hold_out_validation(ctx, config, spec, checkpoint.val_images if checkpoint else [])
+        spec = hold_out_validation(ctx, config, spec, checkpoint.description.val_images if checkpoint else [])
     fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
     return RunData(spec, fitness, teacher)
 
@@ -77,30 +76,20 @@ def full_batch(train: InfiniteDataLoader) -> FullBatch:
 
 
 def describe_run(
-    run: TrainingRun,
-    data: RunData,
-    starting_model: StartingModel,
-    *,
-    step: TrainStep,
-    loaded: LoadedParameters,
-    identity: dict[str, str],
+    run: TrainingRun, data: RunData, starting_model: StartingModel, loaded: LoadedParameters, identity: dict[str, str]
 ) -> RunDescription:
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
     model = starting_model.model
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
-    location = describe_location(spec.source, root, run.folder)
-    config = replace(run.config, optimizer=step.optimizer.name)  # a longer run must not choose another when it resumes
-    if config.data != "demo":
-        config = replace(config, data=location["source"])  # valid from any working folder
     return RunDescription(
         model_spec=model.spec,
         names=list(model.names),
         imgsz=run.config.imgsz,
         bits=spec.pixels.bits,
         hyp=run.hyp,
-        config=config,
-        data=location | identity,
+        config=run.config,
+        data=describe_location(spec.source, root, run.folder) | identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},

@@ -51,7 +51,7 @@ def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.config.optimizer == config.optimizer:
+    if plan.checkpoint is not None and plan.checkpoint.description.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 

@@ -144,8 +144,8 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
         raise UserError(f"{flag}: {source} has classes of one name: {listed(detector.names)}")
     teacher = TeacherFile(detector.eval(), flag, str(Path(path).resolve()), _digest(detector))
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
-    if checkpoint is not None and teacher.sha256 != checkpoint.teacher.get("sha256"):
-        stored_path = checkpoint.teacher.get("path", "")
+    if checkpoint is not None and teacher.sha256 != checkpoint.description.teacher.get("sha256"):
+        stored_path = checkpoint.description.teacher.get("path", "")
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
     return teacher
 
@@ -153,11 +153,11 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
 def _source_of_resumed(config: TrainConfig, checkpoint: Checkpoint, source: str) -> str:
     """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
     began with. Raises UserError if the run has no teacher, or if its file has gone."""
-    if not checkpoint.teacher:
+    if not checkpoint.description.teacher:
         raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
-    if config.teacher and source != checkpoint.config.teacher:
+    if config.teacher and source != checkpoint.description.config.teacher:
         return source
-    stored_path = checkpoint.teacher.get("path", "")
+    stored_path = checkpoint.description.teacher.get("path", "")
     if not Path(stored_path).is_file():
         raise UserError(f"{stored_path}: no such file, the teacher of this run; name where it is: --teacher PATH")
     return stored_path

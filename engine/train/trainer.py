@@ -1,4 +1,5 @@
-"""The training loop: epochs and steps. Whatever else happens is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator ends each epoch (engine/train/validation.py); whatever else happens
+is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
@@ -76,9 +77,9 @@ class Trainer:
         self._has_ended = False  # this process takes no more steps
         self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
         self._started = time.monotonic()
-        if run.checkpoint is not None:
-            self._newest.metrics = run.checkpoint.metrics
-            self._started -= run.checkpoint.run.seconds  # as if there had been no interruption
+        if run.started_from is not None:
+            self._newest.metrics = run.started_from.metrics
+            self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -95,29 +96,29 @@ class Trainer:
             except Exception as error:
                 if isinstance(error, UserError) or not self.control.has_signal:
                     raise
-                self.call("after_steps")
+                self.call_hooks("after_steps")
                 self.control.end_interrupted(error, self.checkpointer.last)
             finally:
                 self.checkpointer.wait()
-        self.call("finish")
+        self.call_hooks("finish")
 
     def _train(self) -> None:
         """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
         self.loader.start_at(self.progress.epoch, self.progress.batch)
-        self.call("start")
+        self.call_hooks("start")
         self._follow(self.control.agree())
         if not self._has_ended:
-            self._follow(self.validator.collect(self))
+            self._follow(self.validator.collect(self))  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._has_ended and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
             if not self._has_ended:
                 self._end_epoch()
-        self.call("after_steps")
+        self.call_hooks("after_steps")
         if not self.control.exit_code:
-            self._follow(self.validator.collect(self))
+            self._follow(self.validator.collect(self))  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
-            self.call("after_training")
+            self.call_hooks("after_training")
         self.checkpointer.finish()
         self.control.finish(self.progress.describe(len(self.loader)), self.checkpointer.last)
 
@@ -125,7 +126,7 @@ class Trainer:
         """Runs the remaining steps of the epoch."""
         self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
-        self.call("before_epoch")
+        self.call_hooks("before_epoch")
         while self.progress.batch < len(self.loader) and not self._has_ended:
             self._train_step(batches)
 
@@ -162,18 +163,18 @@ class Trainer:
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
             self.progress.count_losses(values.losses, is_finite=values.finite)
-            self.call("after_read", values)
+            self.call_hooks("after_read", values)
         return flags
 
     def _end_epoch(self) -> None:
         """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
         epoch = Epoch(self.progress.epoch + 1)
-        if self.call("after_last_step", epoch).breaks_off:
+        if self.call_hooks("after_last_step", epoch).breaks_off:
             return
         if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
-        self.call("after_epoch", epoch)
+        self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
 
     def _average_over_ranks(self) -> None:
@@ -187,35 +188,35 @@ class Trainer:
 
     def record_epoch(self, epoch: Epoch) -> None:
         """Scores and records an epoch whose validation is done, or not due."""
-        self.call("score", epoch)
-        self.call("record", epoch)
+        self.call_hooks("score", epoch)
+        self.call_hooks("record", epoch)
         self._newest = epoch
 
-    def call(self, point: Point, *args: Any) -> Action:
+    def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
         """Saves the run or ends it, as ``action`` says."""
         if action.saves:
-            self.save_position()
+            self.save_last()
         self._has_ended |= action.ends_run
         return action
 
-    def save_position(self) -> None:
-        """Saves where the run stands: last.pt."""
-        self.checkpointer.save_position(self.step, self._position())
+    def save_last(self) -> None:
+        """Saves the run in last.pt."""
+        self.checkpointer.save_last(self.step, self._header())
         self.hooks.after_save()
 
     def save_epoch(self, epoch: Epoch) -> None:
         """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
-        self.checkpointer.save_epoch(self.step, self._position(), is_best=epoch.is_best)
+        self.checkpointer.save_epoch(self.step, self._header(), is_best=epoch.is_best)
         self.hooks.after_save()
 
-    def _position(self) -> Position:
-        """Returns where the run stands. The scores of the newest epoch belong to it until a step is taken."""
+    def _header(self) -> CheckpointHeader:
+        """Returns what a checkpoint of now says. The scores of the newest epoch are its own until a step is taken."""
         progress = self.progress
-        status = RunStatus(
+        conditions = RunConditions(
             world_size=self.ctx.world_size,
             device=self.ctx.device.type,
             seconds=self.seconds(),
@@ -224,7 +225,7 @@ class Trainer:
         )
         is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
         metrics = self._newest.metrics if is_at_end_of_epoch else {}
-        return Position(progress=progress, run=status, metrics=metrics, pending=self.validator.pending)
+        return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""

@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from data.index.index import DatasetIndex
-from data.loading.loader import ValidationLoader
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import PendingEpoch
-from engine.eval_ranks.messages import Setup, Weights, common_facts
+from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.eval_ranks.service import ValidationService
-from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
 from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
@@ -36,11 +34,8 @@ class LocalValidator:
     ``pending``: the epoch that an earlier start of the run has left without scores, if there is one.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, loader: ValidationLoader, *, val_every: int, pending: PendingEpoch | None = None
-    ) -> None:
-        self.evaluator = evaluator
-        self.loader = loader
+    def __init__(self, validation: RunValidation, *, val_every: int, pending: PendingEpoch | None = None) -> None:
+        self.validation = validation
         self.pending = pending
         self._val_every = val_every
 
@@ -56,7 +51,7 @@ class LocalValidator:
         trainer.progress.complete_epoch()
         trainer.record_epoch(epoch)
         trainer.save_epoch(epoch)
-        trainer.call("report", epoch)
+        trainer.call_hooks("report", epoch)
         return Action.CONTINUE
 
     def collect(self, trainer: Trainer) -> Action:
@@ -64,13 +59,14 @@ class LocalValidator:
             return Action.CONTINUE
         action = self._complete_pending(trainer, self.pending)
         if not action.breaks_off:
-            trainer.save_position()
+            trainer.save_last()
         return action
 
     def _validate(self, trainer: Trainer, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
-        trainer.call("before_validation")
-        epoch.result = self.evaluator.run(model, self.loader, should_stop=trainer.control.stops_validation)
+        trainer.call_hooks("before_validation")
+        loader = self.validation.loader
+        epoch.result = self.validation.evaluator.run(model, loader, should_stop=trainer.control.stops_validation)
         return trainer.control.after_validation()
 
     def _complete_pending(self, trainer: Trainer, pending: PendingEpoch) -> Action:
@@ -83,7 +79,7 @@ class LocalValidator:
         self.pending = None
         trainer.record_epoch(epoch)
         trainer.checkpointer.save_scored(pending, trainer.progress, is_best=epoch.is_best, metrics=epoch.metrics)
-        trainer.call("report", epoch)
+        trainer.call_hooks("report", epoch)
         return Action.CONTINUE
 
     def _validate_pending(self, trainer: Trainer, epoch: Epoch, pending: PendingEpoch) -> Action:
@@ -106,14 +102,13 @@ class RemoteValidator(LocalValidator):
 
     def __init__(
         self,
-        evaluator: Evaluator,
-        loader: ValidationLoader,
+        validation: RunValidation,
         service: ValidationService,
         *,
         val_every: int,
         pending: PendingEpoch | None = None,
     ) -> None:
-        super().__init__(evaluator, loader, val_every=val_every, pending=pending)
+        super().__init__(validation, val_every=val_every, pending=pending)
         self._service = service
 
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
@@ -124,7 +119,7 @@ class RemoteValidator(LocalValidator):
         if not self._can_wait(trainer, epoch) or not self._service.can_take_weights():
             return super().submit(trainer, epoch)
         self.pending = _pending_epoch(trainer, epoch)
-        self._service.send(epoch.number, Weights(self.pending.ema, self.pending.is_closing))
+        self._service.send(epoch.number, WeightsMessage(self.pending.ema, self.pending.is_closing))
         trainer.progress.complete_epoch()
         trainer.save_epoch(epoch)
         return Action.CONTINUE
@@ -171,27 +166,25 @@ def build_validator(
     data_source: DataSource,
     stack: ExitStack,
 ) -> Validator:
-    """Builds the validator of a run. With ``--eval-ranks`` it tells the evaluating processes of the run, and ``stack``
-    ends them."""
+    """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate; they
+    end when ``stack`` is closed."""
     ctx = step.ctx
     val_every = run.config.val_every
-    pending = None if run.checkpoint is None else run.checkpoint.pending
-    evaluator = validation.evaluator
-    loader = validation.loader
+    pending = None if run.started_from is None else run.started_from.pending
     if not ctx.eval_ranks:
-        return LocalValidator(evaluator, loader, val_every=val_every, pending=pending)
-    setup = build_setup(run.settings, step, description, data_source, loader.index)
-    service = ValidationService(ctx, evaluator, setup)
+        return LocalValidator(validation, val_every=val_every, pending=pending)
+    setup = build_setup(run.settings, step, description, data_source, validation.loader.index)
+    service = ValidationService(ctx, validation.evaluator, setup)
     stack.callback(service.close)
-    return RemoteValidator(evaluator, loader, service, val_every=val_every, pending=pending)
+    return RemoteValidator(validation, service, val_every=val_every, pending=pending)
 
 
 def build_setup(
     settings: RunSettings, step: TrainStep, description: RunDescription, data_source: DataSource, val: DatasetIndex
-) -> Setup:
+) -> SetupMessage:
     """Returns what the evaluating processes must know of a run. ``val``: the split that is validated."""
     class_weights = step.criterion.class_weights
-    return Setup(
+    return SetupMessage(
         settings=settings,
         source=data_source,
         val_images=description.val_images,

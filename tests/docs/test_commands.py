@@ -9,6 +9,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
@@ -98,8 +99,10 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
 
 
 def check_make(words: list[str]) -> None:
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert all(word in targets or "=" in word for word in words), words
+    targets = re.findall(r"^([\w.%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for word in words:
+        is_target = any(fnmatch(word, target.replace("%", "*")) for target in targets)
+        assert is_target or "=" in word, words
 
 
 def check_pip(words: list[str]) -> None:

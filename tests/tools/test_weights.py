@@ -19,36 +19,34 @@ from tools import weights as weights_command
 from utils.entrypoint import run_main
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    """A tiny data set, an own checkpoint with its classes."""
-    root = tmp_path_factory.mktemp("world")
-    write_dataset(root / "set", train=8, val=3)
-    write_weights(root / "own.pt", ["light", "dark"], seed=3)
-    return root
+@pytest.fixture
+def own(tmp_path) -> Path:
+    """An own checkpoint."""
+    return write_weights(tmp_path / "own.pt", ["light", "dark"], seed=3)
 
 
-def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, monkeypatch):
+def test_a_named_file_in_the_cache_needs_no_network(own, tmp_path, capsys):
     """Named as in the catalog and found where a download would have stored it."""
     folder = tmp_path / "cache" / "lockstep" / "weights"
     folder.mkdir(parents=True)
-    (folder / "yolo26n.pt").write_bytes((world / "own.pt").read_bytes())
+    (folder / "yolo26n.pt").write_bytes(own.read_bytes())
     run_main(weights_command.main, ["yolo26n", str(tmp_path / "new.pt"), "--offline"])
     assert "2 classes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
-    run_main(weights_command.main, [str(world / "own.pt"), str(tmp_path / f"new{suffix}")])
+def test_converting_keeps_the_detector(own, tmp_path, capsys, suffix):
+    data = write_dataset(tmp_path / "set", train=8, val=3)
+    run_main(weights_command.main, [str(own), str(tmp_path / f"new{suffix}")])
     assert "2 classes, strides 8, 16, 32" in capsys.readouterr().out
-    before = load_detector(world / "own.pt")
+    before = load_detector(own)
     after = load_detector(tmp_path / f"new{suffix}")
     assert (after[0].names, after[0].spec, after[1]["imgsz"]) == (before[0].names, before[0].spec, 64)
     images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(before[0](images), after[0](images)))
     if suffix == ".pt":
         torch.load(tmp_path / "new.pt", weights_only=True)
-    words = ["--data", world / "set" / "data.yaml", "--weights", tmp_path / f"new{suffix}", "--project", tmp_path]
+    words = ["--data", data, "--weights", tmp_path / f"new{suffix}", "--project", tmp_path]
     run_main(val.main, [*map(str, words), "--device", "cpu", "--workers", "0", "--imgsz", "64", "--noplots"])
     assert "AP" in capsys.readouterr().out
 
@@ -79,10 +77,9 @@ def test_the_documentation_shows_the_catalog():
         ("kept.pt", "kept.pt: exists already; choose another name, or remove it"),
     ],
 )
-def test_a_target_that_cannot_be_written_is_one_line(tmp_path, capsys, target, message):
-    write_weights(tmp_path / "own.pt", ["light", "dark"], seed=3)
+def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):
     (tmp_path / "kept.pt").write_text("the best of last week")
-    assert message in error_of(capsys, weights_command.main, tmp_path / "own.pt", tmp_path / target)
+    assert message in error_of(capsys, weights_command.main, own, tmp_path / target)
     assert (tmp_path / "kept.pt").read_text() == "the best of last week"
 
 

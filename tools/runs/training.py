@@ -128,9 +128,9 @@ def previous_training(folder: Path, config: TrainConfig) -> PreviousTraining:
             (folder / name).unlink(missing_ok=True)
         return PreviousTraining(None, has_ended=False)
     checkpoint = Checkpoint.read(last)
-    progress = checkpoint.progress
+    progress = checkpoint.header.progress
     # A checkpoint of a run with --time has the number of epochs that fit into the time.
-    epochs = checkpoint.config.epochs if config.time else config.epochs
+    epochs = checkpoint.description.config.epochs if config.time else config.epochs
     has_stopped_early = progress.stops_early(config.patience, epochs=epochs, val_every=config.val_every)
     return PreviousTraining(last, has_ended=progress.epoch >= epochs or has_stopped_early)
 

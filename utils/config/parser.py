@@ -120,7 +120,7 @@ def read_recipe(
     hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
 ) -> Hyperparameters:
     """Reads the recipe that ``--hyp`` names and applies ``key=value`` overrides. (The optimizer is chosen later, by the
-    number of steps: `engine.optim.build.choose_optimizer`.)
+    number of steps: `engine.optim.build.resolve_optimizer`.)
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".

@@ -148,7 +148,11 @@ class Hyperparameters:
         3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
     )
     warmup_momentum: float = setting(0.8, low=0, high=_MAX_MOMENTUM, help="momentum at step 0")
-    warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
+    warmup_bias_lr: float = setting(
+        0.0,
+        low=0,
+        help="learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones",
+    )
     bn_momentum: float = setting(
         0.03, low=1e-4, high=1, help="weight of a batch in the running statistics of batch norm; more for short runs"
     )

@@ -69,13 +69,29 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     """Returns the content of an open file, as `read_checkpoint` does."""
-    path = file.path
+    content = _Restorer(file).restore(_content_of(file))
+    return check(content, CheckpointContent, f"{file.path}: damaged checkpoint")
+
+
+def read_part(path: str | Path, name: str) -> Any:
+    """Returns the part ``name`` of a checkpoint, such as "progress"; None if it has no such part.
+
+    The tensors of other parts are not kept in memory. Raises UserError for a damaged file and for any other.
+    """
+    with TorchFile(path) as file:
+        return _Restorer(file).restore(_content_of(file).get(name))
+
+
+def _content_of(file: TorchFile) -> dict[Any, Any]:
+    """Returns the content of an open file, with records in place of tensors. Reads all of the file for its
+    checksums."""
     file.check_sums()
-    if not isinstance(file.content, dict) or file.content.get("format") != FORMAT:
-        raise UserError(f"{path}: not a checkpoint of this program")
-    content = check(_Restorer(file).content(), CheckpointContent, f"{path}: damaged checkpoint")
-    if content.get("version", 0) > VERSION:
-        raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
+    content = file.content
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{file.path}: not a checkpoint of this program")
+    version = content.get("version", 0)
+    if isinstance(version, int) and version > VERSION:
+        raise UserError(f"{file.path}: written by a newer version (format {version}); update this program")
     return content
 
 
@@ -87,7 +103,7 @@ class _Restored(NamedTuple):
 
 
 class _Restorer:
-    """Puts tensors in place of the records of tensors in the content of a file.
+    """Puts tensors in place of the records of tensors in the content of a file, or in a part of it.
 
     What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
     the next one ten times are small in the file.
@@ -97,10 +113,10 @@ class _Restorer:
         self._file = file
         self._finished: dict[int, _Restored] = {}  # by the identity of a part in the file
 
-    def content(self) -> Any:
-        """Returns the whole content. Raises UserError for objects that no checkpoint of ours contains."""
+    def restore(self, content: Any) -> Any:
+        """Returns the content with its tensors. Raises UserError for objects that no checkpoint of ours contains."""
         try:
-            return self._restore(self._file.content).part
+            return self._restore(content).part
         except RecursionError:
             raise self._file.refuse("its content is nested too deeply") from None
 

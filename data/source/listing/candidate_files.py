@@ -1,15 +1,17 @@
-"""Looks up the files that may be label files: which a folder has, which of them are used, and what is in them."""
+"""Looks up the files that may be label files: which a folder has besides those of images, and what is in them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from data.labels.image_names import loose
-from data.labels.label_format import MAX_BYTES, FilesPerImage
-from data.source.walk import Folders, query
+from data.labels.label_format import MAX_BYTES, FilesPerImage, FileStamp
+from data.source.listing.images import OtherFiles
+from data.source.walk import Folders, none_if_missing, stamp_of
 from utils.files.safe_io import open_regular, read_regular
 
 SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it has labels
@@ -36,61 +38,79 @@ class Candidate(NamedTuple):
 
 
 class CandidateFiles:
-    """Knows the files in the folders of a split's labels, and which of them are used.
+    """Knows the files in the folders of a split's labels that are not the label file of an image yet.
 
     Args:
         label_format: how the label files of the format are found and recognized.
         annotations: the folder of the labels; None: where the format expects them.
-        folders: entries on the disk; a walk through the images has stored the other files next to them.
+        folders: entries on the disk.
+        walked: the files other than images in the folders of the images, which a walk has seen.
+        used: names of label files of images, by folder.
     """
 
-    def __init__(self, label_format: FilesPerImage, annotations: Path | None, folders: Folders) -> None:
+    def __init__(
+        self,
+        label_format: FilesPerImage,
+        annotations: Path | None,
+        folders: Folders,
+        walked: OtherFiles,
+        used: Mapping[str, Set[str]] = MappingProxyType({}),
+    ) -> None:
         self.label_format = label_format
         self.annotations = annotations
         self.folders = folders
-        self._used: dict[str, set[str]] = {}  # file names by folder
-        self._unused_by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
+        self.walked = walked
+        self._used = used
+        self._by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
         self._contains_labels: dict[str, bool] = {}  # by folder
+
+    def without(self, used: Iterable[Candidate]) -> CandidateFiles:
+        """Returns the candidates but for those that are label files of images now."""
+        names = {folder: set(of_folder) for folder, of_folder in self._used.items()}
+        for file in used:
+            names.setdefault(file.folder, set()).add(file.name)
+        return CandidateFiles(self.label_format, self.annotations, self.folders, self.walked, names)
 
     def label_folders(self, image_folder: str, below_split: str = "") -> list[str]:
         """Returns the folders in which the label files of the images in a folder may be, the usual one first; all are
         absolute. ``below_split``: the part of ``image_folder`` below the folder that the split names."""
-        return self.label_format.folders(image_folder, below_split, self.annotations)
+        return self.label_format.label_folders(image_folder, below_split, self.annotations)
 
-    def mark_used(self, folder: str, names: Iterable[str]) -> None:
-        """Marks files in a folder as used: each of them is, or may be, the label file of an image."""
-        self._used.setdefault(folder, set()).update(names)
+    def entries(self, folder: str) -> dict[str, os.DirEntry]:
+        """Returns the entries of a folder by name, used or not; without images and folders if a walk was there."""
+        entries = self.walked.get(folder)
+        return self.folders.entries(folder) if entries is None else entries
 
-    def unused_names(self, folder: str) -> Collection[str]:
-        """Returns the names in a folder, with any suffix, that are not used; without images if a walk was there."""
-        return self._unused_among(self.folders.non_images(folder), folder)
+    def names(self, folder: str) -> Collection[str]:
+        """Returns the names of candidates in a folder, with any suffix."""
+        return self._unused(self.entries(folder), folder)
 
-    def unused(self, folder: str) -> list[Candidate]:
-        """Returns the files in a folder, sorted, that have the suffix of label files and are not used."""
+    def files(self, folder: str) -> list[Candidate]:
+        """Returns the candidates in a folder, sorted, that have the suffix of label files."""
         suffix = self.label_format.suffix
-        entries = self.folders.non_images(folder)
-        names = [name for name in self.unused_names(folder) if name[-len(suffix) :].lower() == suffix]
-        return [Candidate(folder, name) for name in sorted(names) if not query(entries[name].is_dir)]
+        entries = self.entries(folder)
+        names = [name for name in self.names(folder) if name[-len(suffix) :].lower() == suffix]
+        return [Candidate(folder, name) for name in sorted(names) if not none_if_missing(entries[name].is_dir)]
 
     def folders_in(self, folder: str) -> list[str]:
         """Returns the names, sorted, of the folders in a folder of labels, without symbolic links."""
         entries = self.folders.entries(folder)
-        names = sorted(self._unused_among(entries, folder))
-        return [name for name in names if query(entries[name].is_dir) and not entries[name].is_symlink()]
+        names = sorted(self._unused(entries, folder))
+        return [name for name in names if none_if_missing(entries[name].is_dir) and not entries[name].is_symlink()]
 
-    def unused_by_loose_name(self, folder: str) -> dict[str, list[Candidate]]:
-        """Returns the `unused` files of a folder by their `loose` names, as they were when this was first called."""
-        if folder not in self._unused_by_loose_name:
+    def by_loose_name(self, folder: str) -> dict[str, list[Candidate]]:
+        """Returns the `files` of a folder by their `loose` names."""
+        if folder not in self._by_loose_name:
             by_name: dict[str, list[Candidate]] = {}
-            for file in self.unused(folder):
+            for file in self.files(folder):
                 by_name.setdefault(loose(file.name), []).append(file)
-            self._unused_by_loose_name[folder] = by_name
-        return self._unused_by_loose_name[folder]
+            self._by_loose_name[folder] = by_name
+        return self._by_loose_name[folder]
 
     def contains_labels(self, folder: str) -> bool:
-        """Returns whether some of the unused files in a folder have labels: those next to images may be captions."""
+        """Returns whether some of the candidates in a folder have labels: those next to images may be captions."""
         if folder not in self._contains_labels:
-            files = [file for files in self.unused_by_loose_name(folder).values() for file in files]
+            files = self.files(folder)
             sample = files[:: len(files) // SAMPLE_SIZE + 1]
             self._contains_labels[folder] = any(self.is_label_file(file) for file in sample)
         return self._contains_labels[folder]
@@ -107,9 +127,13 @@ class CandidateFiles:
         """Returns the name of a file relative to the data set's folder."""
         return self.folders.name_in(file.folder) + file.name
 
-    def _unused_among(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
+    def stamp(self, file: Candidate) -> FileStamp | None:
+        """Returns size and time of a file; None if it is a link to nothing."""
+        return stamp_of(self.entries(file.folder)[file.name])
+
+    def _unused(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
         """Returns the names of those ``entries`` of a folder that are not used."""
-        used = self._used.get(folder, set())
+        used = self._used.get(folder, frozenset())
         if len(used) == len(entries):  # the usual case, in a fraction of the time
             return ()
         return entries.keys() - used
@@ -123,7 +147,7 @@ def without_copies(files: Sequence[Candidate]) -> Sequence[Candidate]:
 
 
 def have_equal_content(first: str, second: str) -> bool:
-    """Returns whether two files, given by their paths, have the same content. What cannot be read is equal to none."""
+    """Returns whether two files, given by their paths, have the same content. Unreadable files equal nothing."""
     content = _content(first)
     return content is not None and content == _content(second)
 

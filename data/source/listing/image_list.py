@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.labels.label_format import ImageFile
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, query, walk
+from data.source.walk import Folders, none_if_missing, walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
@@ -21,13 +21,20 @@ NO_FILE = "a pipe or device, not a file"
 _MAX_TRIED_ROWS = 10  # rows that are tried of a list that was written for another folder
 
 
-@dataclass(slots=True)
+class NamedImage(NamedTuple):
+    """An image, and where a split names it."""
+
+    location: str  # a row of a list, or the image itself
+    file: ImageFile
+
+
+@dataclass(frozen=True, slots=True)
 class ImageList:
     """Holds what the rows of a list name."""
 
-    images: list[tuple[str, ImageFile]] = field(default_factory=list)  # location of the row, and the image, in order
-    missing: list[str] = field(default_factory=list)  # rows whose images do not exist, as paths with /
-    findings: list[Finding] = field(default_factory=list)
+    images: list[NamedImage]  # in order
+    missing: list[str]  # rows whose images do not exist, as paths with /
+    findings: list[Finding]
 
 
 class _Row(NamedTuple):
@@ -52,10 +59,18 @@ def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> I
     reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
     if rows and all(reader.path(row.text) is None for row in rows):
         reader = _reader_for_another_folder(rows, file, folders, suffixes)
-    content = ImageList()
+    images: list[NamedImage] = []
+    missing: list[str] = []
+    findings: list[Finding] = []
     for row in rows:
-        _add_row(content, row, f"{relative_name(file, folders.root)}:{row.line}", reader, folders)
-    return content
+        image = _read_row(row, f"{relative_name(file, folders.root)}:{row.line}", reader, folders)
+        if isinstance(image, NamedImage):
+            images.append(image)
+            continue
+        findings.append(image)
+        if image.kind == MISSING_IMAGE:
+            missing.append("/".join(_parts(row.text)))
+    return ImageList(images, missing, findings)
 
 
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
@@ -68,24 +83,17 @@ def _rows(file: Path) -> list[_Row]:
     return [row for row in rows if row.text]
 
 
-def _add_row(content: ImageList, row: _Row, location: str, reader: _RowReader, folders: Folders) -> None:
-    """Adds the image of a row to ``content``, or what is wrong with it."""
+def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) -> NamedImage | Finding:
+    """Returns the image of a row, or what is wrong with it."""
     if not reader.names_image(row.text):
-        message = f"{row.text[:100]!r} is not the path of an image"
-        content.findings.append(Finding(location, BAD_LISTED, message, lost_images=1))
-        return
+        return Finding(location, BAD_LISTED, f"{row.text[:100]!r} is not the path of an image", lost_images=1)
     path = reader.path(row.text)
     if path is None:
-        content.missing.append("/".join(_parts(row.text)))
-        content.findings.append(Finding(location, MISSING_IMAGE, f"{row.text} not found", lost_images=1))
-        return
+        return Finding(location, MISSING_IMAGE, f"{row.text} not found", lost_images=1)
     parent, name = os.path.split(path)
-    if not query(folders.entries(parent)[name].is_file):
-        content.findings.append(
-            Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1, consequence="left out")
-        )
-        return
-    content.images.append((location, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))))
+    if not none_if_missing(folders.entries(parent)[name].is_file):
+        return Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1, consequence="left out")
+    return NamedImage(location, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path)))
 
 
 class _RowsAsWritten:

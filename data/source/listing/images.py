@@ -4,137 +4,168 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.labels.label_format import ImageFile
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
-from data.source.listing.image_list import NO_FILE, is_image, read_image_list
+from data.source.listing.image_list import NO_FILE, NamedImage, is_image, read_image_list
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, Visit, query, stamp_of, walk
+from data.source.walk import Folders, Visit, none_if_missing, stamp_of, walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
 
+OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class SplitImages:
-    """Collects the images of a split, and what else its folders and lists say."""
+    """Holds the images of a split, and what else its folders and lists say."""
 
-    images: dict[str, ImageFile] = field(default_factory=dict)  # by name
-    missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
-    findings: list[Finding] = field(default_factory=list)
-    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
-    views: dict[str, list[str]] = field(default_factory=dict)  # prefixes of the names in a folder, by its real path
+    images: dict[str, ImageFile]  # by name
+    missing: list[str]  # names in lists of images that do not exist
+    findings: list[Finding]
+    lists: dict[Path, list[str]]  # image names in each .txt list, in order
+    aliases: dict[str, list[str]]  # prefixes of the names in a folder, by its real path
+    other_files: OtherFiles  # in the folders of the images, if the split names folders
 
     def sorted(self) -> list[ImageFile]:
         """Returns the images by name."""
         return [self.images[name] for name in sorted(self.images)]
 
-    def add(self, image: ImageFile, location: str) -> None:
-        """Adds an image, once. ``location``: where the split names it, for the finding about a repetition."""
-        if image.name in self.images:
-            message = f"{image.name} is there already; used once"
-            self.findings.append(Finding(location, REPEATED_IMAGE, message))
-        else:
-            self.images[image.name] = image
-
-    def add_list(self, file: Path, folders: Folders, suffixes: frozenset[str]) -> None:
-        """Adds the images of a list."""
-        content = read_image_list(file, folders, suffixes)
-        for location, image in content.images:
-            self.add(image, location)
-        self.lists[file] = [image.name for _, image in content.images]
-        self.missing += content.missing
-        self.findings += content.findings
-
-    def add_folder(self, folder: Path, folders: Folders, suffixes: frozenset[str]) -> None:
-        """Adds the images in and below a folder."""
-        for visit in walk(folder):
-            prefix = folders.name_in(visit.path)
-            views = self.views.setdefault(visit.real, [])
-            if prefix not in views:
-                views.append(prefix)
-            self._report_no_files(visit, prefix, suffixes)
-            below_split = relative_name(visit.path, folder)
-            key_prefix = "" if below_split == "." else f"{below_split}/"
-            non_images = self._add_entries(visit.entries, prefix, key_prefix, suffixes)
-            folders.keep_non_images(visit.path, non_images)
-
-    def _report_no_files(self, visit: Visit, prefix: str, suffixes: frozenset[str]) -> None:
-        """Reports what is named like an image and not read: an empty folder, and hidden files in a folder."""
-        if not visit.entries and is_image(visit.path, suffixes):
-            message = "an empty folder, not a file"
-            name = prefix.rstrip("/") or "."
-            self.findings.append(Finding(name, BAD_IMAGE, message, lost_images=1, consequence="left out"))
-        for entry in visit.hidden:
-            if is_image(entry.name, suffixes) and query(entry.is_file):
-                message = "is hidden, as its name begins with a dot; rename it"
-                self.findings.append(Finding(prefix + entry.name, UNSUPPORTED, message))
-
-    def _add_entries(
-        self, entries: list[os.DirEntry], prefix: str, key_prefix: str, suffixes: frozenset[str]
-    ) -> list[os.DirEntry]:
-        """Adds the images among the entries of a folder, and returns the other files. ``prefix`` and ``key_prefix``:
-        how names and keys of images in the folder begin (`ImageFile`)."""
-        cached_stems = set()  # an array with the stem of an image is a copy that another program has cached
-        if ARRAY_SUFFIX in suffixes:
-            cached_stems = {os.path.splitext(e.name)[0] for e in entries if is_image(e.name, IMAGE_SUFFIXES)}
-        non_images = []
-        for entry in entries:
-            if query(entry.is_dir):
-                continue
-            name = prefix + entry.name
-            stem, suffix = os.path.splitext(entry.name)
-            if suffix == ARRAY_SUFFIX and stem in cached_stems:
-                continue
-            if suffix.lower() in suffixes:
-                self._add_file(entry, name, key_prefix + entry.name)
-                continue
-            non_images.append(entry)
-            reason = unread_image(entry.path)
-            if reason:
-                self.findings.append(Finding(name, UNSUPPORTED, reason))
-        return non_images
-
-    def _add_file(self, entry: os.DirEntry, name: str, key: str) -> None:
-        """Adds an entry that is named like an image, unless it is no file."""
-        stamp = stamp_of(entry)
-        if stamp is None:
-            self.findings.append(Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1))
-        elif not query(entry.is_file):
-            self.findings.append(Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out"))
-        else:
-            self.add(ImageFile(name, key, stamp), name)
-
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or an entry is missing."""
-    suffixes = image_suffixes(spec.pixels)
-    split_images = SplitImages()
-    for entry in spec.split(split).images:
+    entries = spec.split(split).images
+    for entry in entries:
         if is_shard_path(entry):
             raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
-        if entry.is_dir():
-            split_images.add_folder(entry, folders, suffixes)
-        elif _is_list(entry):
-            split_images.add_list(entry, folders, suffixes)
-        elif entry.exists():
-            raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-        else:
+        if not entry.exists():
             raise spec.missing_error(entry)
+        if not entry.is_dir() and not _is_list(entry):
+            raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
+    split_images = _read_entries(entries, folders, image_suffixes(spec.pixels))
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     return split_images
 
 
+def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
+    """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself."""
+    return _read_entries(spec.split(split).images, folders, image_suffixes(spec.pixels), ignored=UserError)
+
+
 def _is_list(entry: Path) -> bool:
     return entry.suffix.lower() == ".txt" and entry.is_file()
+
+
+def _read_entries(
+    entries: Iterable[Path], folders: Folders, suffixes: frozenset[str], *, ignored: type[UserError] | None = None
+) -> SplitImages:
+    """Returns the images of folders and lists. ``ignored``: errors for which the rest of an entry is left out."""
+    content: list[NamedImage | Finding] = []
+    missing: list[str] = []
+    lists: dict[Path, list[str]] = {}
+    aliases: dict[str, list[str]] = {}
+    other_files: OtherFiles = {}
+    for entry in entries:
+        with contextlib.suppress(*([ignored] if ignored else [])):
+            if entry.is_dir():
+                for folder in _read_folder(entry, folders, suffixes):
+                    content += folder.content
+                    other_files[folder.path] = folder.other_files
+                    names = aliases.setdefault(folder.real_path, [])
+                    if folder.prefix not in names:
+                        names.append(folder.prefix)
+            elif _is_list(entry):
+                image_list = read_image_list(entry, folders, suffixes)
+                content += [*image_list.images, *image_list.findings]
+                missing += image_list.missing
+                lists[entry] = [image.file.name for image in image_list.images]
+    images, findings = _each_once(content)
+    return SplitImages(images, missing, findings, lists, aliases, other_files)
+
+
+def _each_once(content: Iterable[NamedImage | Finding]) -> tuple[dict[str, ImageFile], list[Finding]]:
+    """Returns the images by name, and the findings, with one for each repetition of an image."""
+    images: dict[str, ImageFile] = {}
+    findings: list[Finding] = []
+    for each in content:
+        if isinstance(each, Finding):
+            findings.append(each)
+        elif each.file.name in images:
+            findings.append(Finding(each.location, REPEATED_IMAGE, f"{each.file.name} is there already; used once"))
+        else:
+            images[each.file.name] = each.file
+    return images, findings
+
+
+class _FolderContent(NamedTuple):
+    """What a folder of images has, without the folders in it."""
+
+    path: str  # absolute
+    real_path: str  # without symbolic links
+    prefix: str  # of names of files in it, relative to the data set's folder
+    content: list[NamedImage | Finding]
+    other_files: dict[str, os.DirEntry]  # by name
+
+
+def _read_folder(folder: Path, folders: Folders, suffixes: frozenset[str]) -> Iterator[_FolderContent]:
+    """Yields what a folder, and each folder below it, has."""
+    for visit in walk(folder):
+        prefix = folders.name_in(visit.path)
+        below_split = relative_name(visit.path, folder)
+        key_prefix = "" if below_split == "." else f"{below_split}/"
+        content: list[NamedImage | Finding] = [*_images_not_read(visit, prefix, suffixes)]
+        cached_stems = _cached_stems(visit.entries, suffixes)
+        other_files: dict[str, os.DirEntry] = {}
+        for entry in visit.entries:
+            stem, suffix = os.path.splitext(entry.name)
+            if none_if_missing(entry.is_dir) or (suffix == ARRAY_SUFFIX and stem in cached_stems):
+                continue
+            if suffix.lower() in suffixes:
+                content.append(_read_image(entry, prefix + entry.name, key_prefix + entry.name))
+                continue
+            other_files[entry.name] = entry
+            reason = unread_image(entry.path)
+            if reason:
+                content.append(Finding(prefix + entry.name, UNSUPPORTED, reason))
+        yield _FolderContent(visit.path, visit.real, prefix, content, other_files)
+
+
+def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
+    """Yields findings about what is named like an image and not read: an empty folder, and hidden files in a folder."""
+    if not visit.entries and is_image(visit.path, suffixes):
+        name = prefix.rstrip("/") or "."
+        yield Finding(name, BAD_IMAGE, "an empty folder, not a file", lost_images=1, consequence="left out")
+    for entry in visit.hidden:
+        if is_image(entry.name, suffixes) and none_if_missing(entry.is_file):
+            yield Finding(prefix + entry.name, UNSUPPORTED, "is hidden, as its name begins with a dot; rename it")
+
+
+def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> set[str]:
+    """Returns the stems of images, if arrays are images, too: an array of the same stem is a copy that another program
+    has cached."""
+    if ARRAY_SUFFIX not in suffixes:
+        return set()
+    return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
+
+
+def _read_image(entry: os.DirEntry, name: str, key: str) -> NamedImage | Finding:
+    """Returns an entry that is named like an image, unless it is no file. ``name``, ``key``: see `ImageFile`."""
+    stamp = stamp_of(entry)
+    if stamp is None:
+        return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
+    if not none_if_missing(entry.is_file):
+        return Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
+    return NamedImage(name, ImageFile(name, key, stamp))
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:
@@ -151,16 +182,3 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
 def unread_files(findings: Iterable[Finding]) -> list[str]:
     """Returns the files of unsupported kinds, as `unread_summary` takes them."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
-
-
-def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself."""
-    suffixes = image_suffixes(spec.pixels)
-    split_images = SplitImages()
-    for entry in spec.split(split).images:
-        with contextlib.suppress(UserError):
-            if entry.is_dir():
-                split_images.add_folder(entry, folders, suffixes)
-            elif _is_list(entry):
-                split_images.add_list(entry, folders, suffixes)
-    return split_images

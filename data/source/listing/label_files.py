@@ -10,8 +10,9 @@ before the suffix (``0003.jpg.txt``), and the image that the file itself names. 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
@@ -21,14 +22,13 @@ from data.source.walk import stamp_of
 from utils.files.paths import path_of
 
 
-@dataclass(slots=True, eq=False)
-class ListedImage:
+class ListedImage(NamedTuple):
     """An image of a split, and its label file."""
 
     file: ImageFile
     # Without a stamp: the image has no label file, and would have this one. None: its labels cannot be read, or may be
     # in another file, so the image is left out.
-    label: LabelFile | None = None
+    label: LabelFile | None
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class ListedImage:
     @property
     def base_name(self) -> str:
         """The name without folders."""
-        return self.name.rpartition("/")[2]
+        return _base_name(self.file)
 
     @property
     def is_labeled(self) -> bool:
@@ -56,179 +56,208 @@ class ListedImage:
         return self.label.name
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ImageGroup:
     """The images of one folder, whose label files are expected in the same folders."""
 
     folder: str  # absolute
     label_folders: list[str]  # absolute, the usual one first
-    images: list[ListedImage] = field(default_factory=list)
-    without_usual_label: list[ListedImage] = field(default_factory=list)  # no label file where the format expects it
+    images: list[ImageFile]
 
     @property
     def usual_label_folder(self) -> str:
         return self.label_folders[0]
 
 
-@dataclass(slots=True)
+Labels = dict[str, LabelFile | None]  # see `ListedImage`; by names of images
+
+
+@dataclass(frozen=True, slots=True)
 class FoundLabels:
     """The images of a split with their label files."""
 
     images: list[ListedImage]  # sorted by name
     groups: list[ImageGroup]
-    candidates: CandidateFiles  # knows which files are used
-    findings: list[Finding] = field(default_factory=list)
-    unusual: dict[str, str] = field(default_factory=dict)  # label files found by other readings, by names of images
+    candidates: CandidateFiles  # the files that no image has
+    without_usual_label: frozenset[str]  # names of images without a label file where the format expects it
+    findings: list[Finding]
+    unusual: dict[str, str]  # label files found by other readings, by names of images
+
+    def leave_out(self, names: frozenset[str]) -> list[ListedImage]:
+        """Returns the images, of which those with these ``names`` are left out."""
+        return [image._replace(label=None) if image.name in names else image for image in self.images]
 
 
-class LabelSearch:
-    """Searches for the label files of a split.
+class _UsualLabels(NamedTuple):
+    """The label files that are where the format expects them, under the images' names."""
 
-    Args:
-        images: sorted by name.
-        candidates: files in the folders of the labels, of which those that are found are marked as used.
-    """
-
-    def __init__(self, images: Sequence[ImageFile], candidates: CandidateFiles) -> None:
-        self._candidates = candidates
-        self._folders = candidates.folders
-        self._format = candidates.label_format
-        listed = [ListedImage(file) for file in images]
-        self._found = FoundLabels(listed, _group_by_folder(listed, candidates), candidates)
-
-    def run(self) -> FoundLabels:
-        """Returns the label files by all readings, and which of them cannot be used."""
-        self._find_in_usual_folders()
-        if any(group.without_usual_label for group in self._found.groups):
-            self._find_by_similar_name()
-            self._find_by_named_image()
-        return self._found
-
-    def run_on_copy(self, unusual: Mapping[str, str]) -> FoundLabels:
-        """Returns the label files of a copy. ``unusual``: `FoundLabels.unusual` of the original, whose findings
-        hold."""
-        self._find_in_usual_folders()
-        for image, _ in self._without_usual_label():
-            if image.name in unusual:
-                label = unusual[image.name]
-                self._found.unusual[image.name] = label
-                image.label = LabelFile(label, self._folders.stamp(path_of(label, self._folders.root)))
-        self._found.findings.clear()
-        return self._found
-
-    def _find_in_usual_folders(self) -> None:
-        """Finds the label files that are where the format expects them, under the images' names."""
-        for group in self._found.groups:
-            label_folder = group.usual_label_folder
-            entries = self._folders.non_images(label_folder)
-            prefix = self._folders.name_in(label_folder)
-            base_name_start = len(self._folders.name_in(group.folder))
-            used = []
-            for image in group.images:
-                name = os.path.splitext(image.file.name)[0][base_name_start:] + self._format.suffix
-                entry = entries.get(name)
-                if entry is None:
-                    group.without_usual_label.append(image)
-                    image.label = LabelFile(prefix + name, None)
-                else:
-                    image.label = self._existing(image, prefix + name, entry)
-                    used.append(name)
-            self._candidates.mark_used(label_folder, used)
-
-    def _find_by_similar_name(self) -> None:
-        """Finds label files in the format's other folders, or whose names only resemble those of the images."""
-        # All images choose before any file is used, so that two may have the same one.
-        choices = [(image, self._similarly_named(image, group)) for image, group in self._without_usual_label()]
-        for image, files in choices:
-            self._take_only(image, files)
-
-    def _similarly_named(self, image: ListedImage, group: ImageGroup) -> Sequence[Candidate]:
-        """Returns the files that, by their names, may be the label file of an image."""
-        usual_name = os.path.splitext(image.base_name)[0] + self._format.suffix
-        name_with_image_suffix = image.base_name + self._format.suffix
-        matches: list[Candidate] = []
-        for folder in group.label_folders:
-            unused = self._candidates.unused_by_loose_name(folder)
-            similar = unused.get(loose(usual_name)) or unused.get(loose(name_with_image_suffix)) or []
-            exact = [file for file in similar if file.name == usual_name]
-            for file in exact or similar:
-                if folder == group.usual_label_folder or self._has_labels(file):
-                    matches.append(file)
-        return without_copies(matches)
-
-    def _has_labels(self, file: Candidate) -> bool:
-        """Returns whether a file outside of the usual folder has labels; an empty one has if others there do."""
-        return self._candidates.contains_labels(file.folder) or self._candidates.is_label_file(file)
-
-    def _find_by_named_image(self) -> None:
-        """Finds the label files that name their image themselves, if the format has such names."""
-        named_image = self._format.named_image
-        if named_image is None:
-            return
-        unlabeled = [image for image, _ in self._without_usual_label() if image.is_unlabeled]
-        names = ImageNames([image.name for image in unlabeled])
-        choices: dict[ListedImage, list[Candidate]] = {}
-        for folder in dict.fromkeys(folder for group in self._found.groups for folder in group.label_folders):
-            for file in self._candidates.unused(folder):
-                name = named_image(file.first_bytes())
-                matches = names.find(name) if name else []
-                if len(matches) == 1:
-                    choices.setdefault(unlabeled[matches[0]], []).append(file)
-        for image, files in choices.items():
-            self._take_only(image, without_copies(files))
-
-    def _without_usual_label(self) -> Iterator[tuple[ListedImage, ImageGroup]]:
-        """Yields the images without a label file where the format expects it."""
-        for group in self._found.groups:
-            for image in group.without_usual_label:
-                yield image, group
-
-    def _take_only(self, image: ListedImage, files: Sequence[Candidate]) -> None:
-        """Makes the only one of ``files`` the label file of an image. If there are several, the image is left out."""
-        if len(files) == 1:
-            self._take(image, files[0])
-        elif files:
-            self._leave_out(image, files)
-        for file in files:
-            self._candidates.mark_used(file.folder, [file.name])
-
-    def _take(self, image: ListedImage, file: Candidate) -> None:
-        name = self._candidates.full_name(file)
-        entry = self._folders.non_images(file.folder)[file.name]
-        self._found.unusual[image.name] = name
-        image.label = self._existing(image, name, entry)
-
-    def _leave_out(self, image: ListedImage, files: Sequence[Candidate]) -> None:
-        names = [self._candidates.full_name(file) for file in files]
-        finding = Finding(
-            where=image.name,
-            kind=BAD_LABEL,
-            text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
-            consequence="left out",
-            lost_images=1,
-            lost_objects=max(self._candidates.num_objects(file) for file in files),
-        )
-        self._found.findings.append(finding)
-        image.label = None
-
-    def _existing(self, image: ListedImage, name: str, entry: os.DirEntry) -> LabelFile | None:
-        """Returns the label file of an image; None, with a finding, if it is a dangling link."""
-        stamp = stamp_of(entry)
-        if stamp is None:
-            message = f"a link to nothing; {image.name} is left out"
-            self._found.findings.append(Finding(name, BAD_LABEL, message, lost_images=1))
-            return None
-        return LabelFile(name, stamp)
+    labels: Labels  # of all images; without a stamp: there is no such file
+    used: list[Candidate]
+    findings: list[Finding]
 
 
-def _group_by_folder(images: Sequence[ListedImage], candidates: CandidateFiles) -> list[ImageGroup]:
+def find_label_files(images: Sequence[ImageFile], candidates: CandidateFiles) -> FoundLabels:
+    """Finds the label files of ``images``, which are sorted by name, by all readings. ``candidates``: all files."""
+    groups = _group_by_folder(images, candidates)
+    usual = _usual_labels(groups, candidates)
+    found = FoundLabels(
+        images=[ListedImage(image, usual.labels[image.name]) for image in images],
+        groups=groups,
+        candidates=candidates.without(usual.used),
+        without_usual_label=frozenset(name for name, label in usual.labels.items() if label and not label.stamp),
+        findings=usual.findings,
+        unusual={},
+    )
+    if found.without_usual_label:
+        found = _with_choices(found, _similarly_named(found))
+        found = _with_choices(found, _naming_their_image(found))
+    return found
+
+
+def label_files_of_copy(
+    images: Sequence[ImageFile], candidates: CandidateFiles, unusual: Mapping[str, str]
+) -> list[ListedImage]:
+    """Returns the images of a copy with their label files. ``unusual``: `FoundLabels.unusual` of the original."""
+    root = candidates.folders.root
+    labels = _usual_labels(_group_by_folder(images, candidates), candidates).labels
+    for name, label in labels.items():
+        if label and not label.stamp and name in unusual:
+            labels[name] = LabelFile(unusual[name], candidates.folders.stamp(path_of(unusual[name], root)))
+    return [ListedImage(image, labels[image.name]) for image in images]
+
+
+def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) -> list[ImageGroup]:
     """Groups images by their folder and the folder in their key, which decide where their labels are expected."""
     groups: dict[tuple[str, str], ImageGroup] = {}
     for image in images:
-        folder_names = (image.file.name.rpartition("/")[0], image.file.key.rpartition("/")[0])
+        folder_names = (image.name.rpartition("/")[0], image.key.rpartition("/")[0])
         if folder_names not in groups:
             name, below_split = folder_names
             folder = path_of(name, candidates.folders.root)
-            groups[folder_names] = ImageGroup(folder, candidates.label_folders(folder, below_split))
+            groups[folder_names] = ImageGroup(folder, candidates.label_folders(folder, below_split), [])
         groups[folder_names].images.append(image)
     return list(groups.values())
+
+
+def _usual_labels(groups: Sequence[ImageGroup], candidates: CandidateFiles) -> _UsualLabels:
+    """Finds the label files that are where the format expects them, under the images' names."""
+    labels: Labels = {}
+    used: list[Candidate] = []
+    findings: list[Finding] = []
+    for group in groups:
+        label_folder = group.usual_label_folder
+        entries = candidates.entries(label_folder)
+        prefix = candidates.folders.name_in(label_folder)
+        base_name_start = len(candidates.folders.name_in(group.folder))
+        for image in group.images:
+            name = os.path.splitext(image.name)[0][base_name_start:] + candidates.label_format.suffix
+            entry = entries.get(name)
+            if entry is None:
+                labels[image.name] = LabelFile(prefix + name, None)
+                continue
+            used.append(Candidate(label_folder, name))
+            stamp = stamp_of(entry)
+            if stamp is None:
+                labels[image.name] = None
+                findings.append(_link_to_nothing(prefix + name, image.name))
+            else:
+                labels[image.name] = LabelFile(prefix + name, stamp)
+    return _UsualLabels(labels, used, findings)
+
+
+def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
+    """Makes the only one of the files that an image may have its label file. If there are several, the image is left
+    out. ``choices``: files by names of images."""
+    candidates = found.candidates
+    labels: Labels = {}
+    unusual: dict[str, str] = {}
+    findings: list[Finding] = []
+    for image, files in choices.items():
+        if len(files) > 1:
+            labels[image] = None
+            findings.append(_several_files(image, files, candidates))
+        elif files:
+            name = candidates.full_name(files[0])
+            stamp = candidates.stamp(files[0])
+            unusual[image] = name
+            labels[image] = LabelFile(name, stamp) if stamp else None
+            if stamp is None:
+                findings.append(_link_to_nothing(name, image))
+    if not labels:
+        return found
+    return replace(
+        found,
+        images=[ListedImage(image.file, labels.get(image.name, image.label)) for image in found.images],
+        candidates=candidates.without(file for files in choices.values() for file in files),
+        findings=found.findings + findings,
+        unusual=found.unusual | unusual,
+    )
+
+
+def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+    """Returns the files in the format's other folders, or with names that only resemble that of an image, by names of
+    images without a label file. Two images may have the same file."""
+    return {
+        image.name: _files_named_like(image, group, found.candidates)
+        for group in found.groups
+        for image in group.images
+        if image.name in found.without_usual_label
+    }
+
+
+def _files_named_like(image: ImageFile, group: ImageGroup, candidates: CandidateFiles) -> Sequence[Candidate]:
+    """Returns the files that, by their names, may be the label file of an image."""
+    base_name = _base_name(image)
+    usual_name = os.path.splitext(base_name)[0] + candidates.label_format.suffix
+    name_with_image_suffix = base_name + candidates.label_format.suffix
+    matches: list[Candidate] = []
+    for folder in group.label_folders:
+        by_name = candidates.by_loose_name(folder)
+        similar = by_name.get(loose(usual_name)) or by_name.get(loose(name_with_image_suffix)) or []
+        exact = [file for file in similar if file.name == usual_name]
+        for file in exact or similar:
+            # Outside of the usual folder, a file must have labels; an empty one has if others there do.
+            is_usual = folder == group.usual_label_folder
+            if is_usual or candidates.contains_labels(folder) or candidates.is_label_file(file):
+                matches.append(file)
+    return without_copies(matches)
+
+
+def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+    """Returns the files that name an image themselves, if the format has such names, by names of images without a label
+    file."""
+    named_image = found.candidates.label_format.named_image
+    if named_image is None:
+        return {}
+    unlabeled = {image.name for image in found.images if image.is_unlabeled}
+    images = [image.name for group in found.groups for image in group.images if image.name in unlabeled]
+    names = ImageNames(images)
+    choices: dict[str, list[Candidate]] = {}
+    for folder in dict.fromkeys(folder for group in found.groups for folder in group.label_folders):
+        for file in found.candidates.files(folder):
+            name = named_image(file.first_bytes())
+            matches = names.find(name) if name else []
+            if len(matches) == 1:
+                choices.setdefault(images[matches[0]], []).append(file)
+    return {image: without_copies(files) for image, files in choices.items()}
+
+
+def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:
+    names = [candidates.full_name(file) for file in files]
+    return Finding(
+        where=image,
+        kind=BAD_LABEL,
+        text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
+        consequence="left out",
+        lost_images=1,
+        lost_objects=max(candidates.num_objects(file) for file in files),
+    )
+
+
+def _link_to_nothing(label: str, image: str) -> Finding:
+    return Finding(label, BAD_LABEL, f"a link to nothing; {image} is left out", lost_images=1)
+
+
+def _base_name(image: ImageFile) -> str:
+    """Returns the name of an image without folders."""
+    return image.name.rpartition("/")[2]

@@ -33,10 +33,10 @@ class UnlabeledImages:
         return images
 
     @cached_property
-    def _by_plain_stem(self) -> dict[str, list[ListedImage]]:
+    def _by_stem_without_punctuation(self) -> dict[str, list[ListedImage]]:
         images: dict[str, list[ListedImage]] = {}
         for stem, of_stem in self._by_stem.items():
-            images.setdefault(_plain(stem), []).extend(of_stem)
+            images.setdefault(_without_punctuation(stem), []).extend(of_stem)
         return images
 
     @cached_property
@@ -55,7 +55,7 @@ class UnlabeledImages:
         zeros, or that begins or ends with it, or the other way around."""
         if stem in self._by_stem:
             return self._by_stem[stem]
-        similar = {*self._by_part.get(stem, ()), *self._by_plain_stem.get(_plain(stem), ())}
+        similar = {*self._by_part.get(stem, ()), *self._by_stem_without_punctuation.get(_without_punctuation(stem), ())}
         for part in _beginnings_and_ends(stem):
             similar.update(self._by_stem.get(part, ()))
         return list(similar) if len(similar) == 1 else []
@@ -96,6 +96,6 @@ def _beginnings_and_ends(stem: str) -> set[str]:
     return beginnings | (ends - {""})
 
 
-def _plain(stem: str) -> str:
+def _without_punctuation(stem: str) -> str:
     """Normalizes punctuation and leading zeros, so that ``img-007`` and ``img 7`` are equal."""
     return re.sub(r"0+(?=\d)", "", re.sub(r"[\W_]+", "_", stem))

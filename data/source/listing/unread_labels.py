@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from data.image_io.file_kinds import is_image_name
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.listing.candidate_files import Candidate, CandidateFiles
-from data.source.listing.label_files import ImageGroup, ListedImage
+from data.source.listing.label_files import ListedImage
 from data.source.listing.similar_names import loose_stem
 
 
-def unread_labels(
-    group: ImageGroup, candidates: CandidateFiles, doubtful: set[ListedImage], max_files: int
-) -> list[Finding]:
-    """Returns findings about files that have the names of unlabeled images and seem to have labels, one for each image.
+class UnreadLabels(NamedTuple):
+    """A file that is not read and seems to have the labels of an image."""
 
-    ``doubtful``: images that are left out for another reason, to which those of these findings are added.
-    ``max_files``: files per folder that are opened.
+    image: str  # name of the image
+    finding: Finding
+
+
+def unread_labels(
+    images: Sequence[ListedImage], folders: Sequence[str], candidates: CandidateFiles, max_files: int
+) -> list[UnreadLabels]:
+    """Returns the files that have the names of ``images``, which are unlabeled, and seem to have labels, one for each
+    image.
+
+    ``folders``: where their label files are expected. ``max_files``: files per folder that are opened.
     """
-    unlabeled = {  # by loose stem
-        loose_stem(image.base_name): image
-        for image in group.without_usual_label
-        if image.is_unlabeled and image not in doubtful
-    }
-    if not unlabeled:
+    if not images:
         return []
-    findings = []
-    for folder in dict.fromkeys((group.usual_label_folder, group.folder)):
-        names = sorted(name for name in candidates.unused_names(folder) if not is_image_name(name))
+    image_of_stem = {loose_stem(image.base_name): image for image in images}
+    unread: dict[str, UnreadLabels] = {}
+    for folder in folders:
+        names = sorted(name for name in candidates.names(folder) if not is_image_name(name))
         stems = {name: _image_stem(name, candidates.label_format.suffix) for name in names}
-        named_like_images = [name for name in names if stems[name] in unlabeled]
+        named_like_images = [name for name in names if stems[name] in image_of_stem]
         for name in named_like_images[:max_files]:
+            image = image_of_stem[stems[name]]
             file = Candidate(folder, name)
-            image = unlabeled[stems[name]]
-            format_name = format_of_labels(file.first_bytes()) if image not in doubtful else ""
+            format_name = "" if image.name in unread else format_of_labels(file.first_bytes())
             if format_name:
-                doubtful.add(image)
                 message = (
                     f"seems to have the labels of {image.name}, which is left out ({format_name}; labels are read from "
                     f"{image.expected_label}, which may be empty)"
                 )
-                findings.append(Finding(candidates.full_name(file), UNREAD_LABELS, message, lost_images=1))
-    return findings
+                finding = Finding(candidates.full_name(file), UNREAD_LABELS, message, lost_images=1)
+                unread[image.name] = UnreadLabels(image.name, finding)
+    return list(unread.values())
 
 
 def _image_stem(name: str, label_suffix: str) -> str:

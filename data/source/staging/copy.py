@@ -207,11 +207,11 @@ def open_copy(path: Path, source: str) -> DatasetSpec:
 
 def _original_of(findings: list[list], unusual_labels: dict[str, str], other_images: list) -> Original:
     """Restores an `Original` from JSON."""
-    images, *rest = other_images
+    before, after, *names = other_images
     return Original(
         findings=tuple(Finding(*each) for each in findings),
         unusual_labels=unusual_labels,
-        other_images=OtherImages(tuple(ImageFile(*each) for each in images), *rest),
+        other_images=OtherImages([ImageFile(*each) for each in before], [ImageFile(*each) for each in after], *names),
     )
 
 

@@ -122,6 +122,6 @@ def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
         if image.name in listing.unusual_labels:
             folder, _, base = image.name.rpartition("/")
             folder_in_split = image.key.rpartition("/")[0]
-            usual, *_ = files.folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
+            usual, *_ = files.label_folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
             names.add(relative_name(Path(usual) / (os.path.splitext(base)[0] + files.suffix), spec.root))
     return names

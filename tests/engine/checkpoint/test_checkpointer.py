@@ -18,7 +18,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.newest_run import note_earlier_checkpoint
-from engine.checkpoint.progress import PendingEpoch, Position, Progress, RunStatus
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
@@ -40,7 +40,7 @@ DESCRIPTION = RunDescription(
 )
 
 
-STATUS = RunStatus(epoch_batches=4, seconds=1.0)
+CONDITIONS = RunConditions(epoch_batches=4, seconds=1.0)
 
 
 def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
@@ -56,8 +56,8 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
 
 def save(folder: Path, state: SimpleNamespace, *, is_best: bool = True, **changes) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
-    values = {"progress": Progress(epoch=2, step=9, updates=9), "run": STATUS, "metrics": {"AP": 0.5}} | changes
-    checkpointer.save_epoch(state, Position(**values), is_best=is_best)
+    values = {"progress": Progress(epoch=2, step=9, updates=9), "run": CONDITIONS, "metrics": {"AP": 0.5}} | changes
+    checkpointer.save_epoch(state, CheckpointHeader(**values), is_best=is_best)
     checkpointer.finish()
     return checkpointer
 
@@ -75,7 +75,7 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     checkpoint.restore(SINGLE, fresh)
-    assert checkpoint.progress == Progress(epoch=2, step=9, updates=9)
+    assert checkpoint.header.progress == Progress(epoch=2, step=9, updates=9)
     bare = state.model.module if hasattr(state.model, "module") else state.model
     for key, value in bare.state_dict().items():
         assert torch.equal(value, fresh.model.state_dict()[key])
@@ -95,18 +95,18 @@ def test_a_position_is_saved_in_last_pt_alone(tmp_path):
     kept = {name: (tmp_path / name).read_bytes() for name in ("best.pt", "epoch2.pt")}
     for epoch in (0, 2):
         progress = Progress(epoch=epoch, step=9, updates=9)
-        checkpointer.save_position(parts(seed=3), Position(progress=progress, run=STATUS, metrics={"AP": 0.25}))
+        checkpointer.save_last(parts(seed=3), CheckpointHeader(progress=progress, run=CONDITIONS, metrics={"AP": 0.25}))
     checkpointer.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
     assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
-    assert Checkpoint.read(tmp_path / "last.pt").metrics == {"AP": 0.25}
+    assert Checkpoint.read(tmp_path / "last.pt").header.metrics == {"AP": 0.25}
 
 
 def test_what_is_read_is_what_was_described(tmp_path):
     save(tmp_path, parts())
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    assert {name: getattr(checkpoint, name) for name in vars(DESCRIPTION)} == vars(DESCRIPTION)
-    assert (checkpoint.run, checkpoint.fingerprint) == (STATUS, "x")
+    assert checkpoint.description == DESCRIPTION
+    assert (checkpoint.header.run, checkpoint.description.fingerprint) == (CONDITIONS, "x")
     stored = read_checkpoint(tmp_path / "last.pt")
     content = checkpoint.content()
     assert content.keys() == stored.keys() - {"format", "version", "program"}
@@ -148,13 +148,13 @@ PENDING = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)
 def test_a_pending_epoch_is_read_or_refused(tmp_path, changes, message):
     save(tmp_path, parts())
     content = read_checkpoint(tmp_path / "last.pt")
-    assert Checkpoint.read(tmp_path / "last.pt").pending is None
+    assert Checkpoint.read(tmp_path / "last.pt").header.pending is None
     write_checkpoint(content | {"pending": PENDING | changes}, tmp_path / "last.pt")
     if message:
         with pytest.raises(UserError, match=f"last.pt: damaged checkpoint: {message}"):
             Checkpoint.read(tmp_path / "last.pt")
     else:
-        pending = Checkpoint.read(tmp_path / "last.pt").pending
+        pending = Checkpoint.read(tmp_path / "last.pt").header.pending
         assert (pending.row, pending.progress.epoch, pending.ema["w"].tolist()) == ({"time": 1.0}, 3, [1, 1])
 
 
@@ -171,12 +171,12 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
         checkpointer.finish()
         assert (tmp_path / "epoch2.pt").exists() == is_there
         if is_there:
-            periodic = Checkpoint.read(tmp_path / "epoch2.pt")
+            periodic = Checkpoint.read(tmp_path / "epoch2.pt").header
             assert (periodic.pending, periodic.metrics) == (None, {"AP": 0.5})
             assert periodic.progress == Progress(epoch=2, step=9, updates=9, best_epoch=2, best_fitness=0.5)
         best = read_checkpoint(tmp_path / "best.pt")
         assert (best["ema"]["w"].tolist(), best["progress"]["epoch"], best["metrics"]) == ([1, 1], 2, {"AP": 0.5})
-    assert Checkpoint.read(tmp_path / "last.pt").pending.progress == progress
+    assert Checkpoint.read(tmp_path / "last.pt").header.pending.progress == progress
 
 
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
@@ -190,9 +190,9 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
 def test_other_ranks_write_nothing(tmp_path):
     ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
     checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
-    position = Position(progress=Progress(), run=STATUS)
-    checkpointer.save_epoch(parts(), position, is_best=True)
-    checkpointer.save_position(parts(), position)
+    header = CheckpointHeader(progress=Progress(), run=CONDITIONS)
+    checkpointer.save_epoch(parts(), header, is_best=True)
+    checkpointer.save_last(parts(), header)
     checkpointer.finish()
     assert not list(tmp_path.iterdir())
 
@@ -386,7 +386,7 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     name = next(n for n in tensors if n.endswith("num_batches_tracked"))
     content = {"model_spec": model.spec, "names": ["a", "b"], "imgsz": 64, "model": {**tensors, name: torch.zeros(8)}}
     state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
-    run = {"config": asdict(DESCRIPTION.config), "run": asdict(STATUS)}
+    run = {"config": asdict(DESCRIPTION.config), "run": asdict(CONDITIONS)}
     write_checkpoint(content | state | run, tmp_path / "last.pt")
     with refused(
         "last.pt: does not fit this run: size mismatch for model.0.bn.num_batches_tracked: copying a "

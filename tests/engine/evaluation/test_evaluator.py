@@ -1,6 +1,7 @@
 """The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
 
 import tracemalloc
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -181,6 +182,27 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     assert set(result.extras) == times | {"val/total", "val/box", "val/cls"}
     assert all(result.extras[name] > 0 for name in times)
     assert 0 <= result.extras["data_wait"] <= 1
+
+
+def test_the_time_of_inference_is_without_the_teacher(monkeypatch):
+    events = []
+
+    class Timer(evaluator_module.PhaseTimer):
+        @contextmanager
+        def phase(self, name):
+            with super().phase(name):
+                yield
+            events.append(name)
+
+    class Taught(Moments):
+        def teacher_maps(self, images):
+            events.append("teacher")
+
+    monkeypatch.setattr(evaluator_module, "PhaseTimer", Timer)
+    gt, letterbox = make_split(2)
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single("cpu"), Taught())
+    evaluator.run(TinyNet(), make_batches(gt, letterbox))
+    assert events == ["inference", "teacher", "nms"]
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 4, 7])

@@ -67,7 +67,7 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
 
     tracker = TensorBoard(tmp_path)
     settings = SimpleNamespace(by_name=dict)
-    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(checkpoint=None, settings=settings)))
+    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(started_from=None, settings=settings)))
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.close()  # also after an error

@@ -27,8 +27,8 @@ def settings_of(**values: object) -> SimpleNamespace:
 
 
 def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    checkpoint = SimpleNamespace() if epoch else None
-    run = SimpleNamespace(settings=settings_of(**settings), checkpoint=checkpoint)
+    started_from = SimpleNamespace(description=None) if epoch else None
+    run = SimpleNamespace(settings=settings_of(**settings), started_from=started_from)
     return SimpleNamespace(progress=Progress(epoch=epoch), run=run)
 
 

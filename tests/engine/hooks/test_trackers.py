@@ -19,8 +19,8 @@ import pytest
 import train
 from engine.checkpoint.progress import Progress
 from engine.hooks.hook import Epoch, Hooks
-from engine.hooks.trackers import Mlflow, Wandb
 from engine.hooks.tracking import Service, TrackedRun, Tracking
+from engine.hooks.tracking_services import Mlflow, Wandb
 from engine.hooks.writers import ResultsCsv
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -90,11 +90,11 @@ class Process:
     ) -> None:
         self.results = ResultsCsv(folder / "results.csv")
         self.tracking = Tracking(service, self.results.table, **limits)
-        checkpoint = SimpleNamespace() if first > 1 else None
+        started_from = SimpleNamespace(description=None) if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
             settings=SimpleNamespace(by_name=lambda: settings),
-            checkpoint=checkpoint,
+            started_from=started_from,
             config=TrainConfig(),
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
@@ -343,7 +343,7 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, m
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from engine.hooks.trackers import open_services\n"
+        "from engine.hooks.tracking_services import open_services\n"
         "from utils.errors import UserError\n"
         "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
     )

@@ -14,7 +14,7 @@ from engine.optim.build import (
     LoadedParameters,
     OptimizerSettings,
     build_optimizer,
-    choose_optimizer,
+    resolve_optimizer,
     split_parameters,
 )
 from engine.optim.muon import orthogonalize
@@ -217,10 +217,21 @@ def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(
     assert rates["lr/new_bias"] == pytest.approx(rates["lr/bias"] * 4 * factor)
 
 
+@pytest.mark.parametrize("settings", [{"lr": None}, {"lr": None, "lr_factor": 0.1}, {"lr": 0.5}])
+def test_biases_begin_at_an_absolute_rate(settings):
+    """As in YOLOv5: neither lr0 nor lr_factor multiplies ``warmup_bias_lr``."""
+    optimizer = build(network(), "SGD", momentum=0.9, weight_decay=0.0, **settings)
+    last = RULES["SGD"].lr if settings["lr"] is None else settings["lr"]
+    last *= settings.get("lr_factor", 1.0)
+    warm = {"final": 1.0, "cosine": False, "momentum": 0.9, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
+    optimizer.set_rates(Schedule(total_steps=50, warmup_steps=9, **warm), 0)
+    assert optimizer.rates()["lr/bias"] == pytest.approx(0.1 + (last - 0.1) / 10)
+
+
 def test_auto_depends_on_the_length_of_the_run():
-    assert choose_optimizer("auto", 100) == "Muon"
-    assert choose_optimizer("auto", 10**6) == "SGD"
-    assert choose_optimizer("Adam", 100) == "Adam"
+    assert resolve_optimizer("auto", 100) == "Muon"
+    assert resolve_optimizer("auto", 10**6) == "SGD"
+    assert resolve_optimizer("Adam", 100) == "Adam"
 
 
 @pytest.mark.parametrize("name", RULES)

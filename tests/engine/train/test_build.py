@@ -3,8 +3,11 @@ refused before anything is built."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
@@ -95,7 +99,8 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
         assert isinstance(trainer.loader.samples, AugmentedImages)
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
-        assert sorted(i for batch in trainer.validator.loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
+        val_loader = trainer.validator.validation.loader
+        assert sorted(i for batch in val_loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
         assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
         assert trainer.progress.updates == trainer.progress.epoch == 0
@@ -113,14 +118,40 @@ def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(
         assert sides.max() <= 64  # fitted to the boxes
 
 
+def check_told_settings(trainer: Trainer, data: Path) -> None:
+    """Checks that settings.yaml, checkpoints, and what trackers and callbacks get name what the run has chosen."""
+    stored = yaml.safe_load((trainer.run.folder / "settings.yaml").read_text())
+    described = trainer.checkpointer.description
+    assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
+    assert stored["config"]["data"] == str(data)
+    assert stored == {"config": asdict(described.config), "hyp": asdict(described.hyp)}
+    assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
+
+
+def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
+    with built() as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
+        trainer.control.request(Action.STOP)
+        trainer.fit()
+    with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
+
+
 def state_of(trainer: Trainer) -> list[torch.Tensor]:
     """Weights, averaged weights and momenta."""
     parts = [part.state_dict() for part in (trainer.step.model, trainer.step.ema.module, trainer.step.optimizer)]
     return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 
 
-def test_a_resumed_run_stands_where_it_was_saved():
+def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
     """With weights, momenta and averages of then, between two batches of an epoch, and with the settings of then."""
+    checkpoints = []
+    read = Checkpoint.read
+
+    def noted(path: Path) -> Checkpoint:
+        checkpoint = read(path)
+        checkpoints.append(weakref.ref(checkpoint.state))
+        return checkpoint
 
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
@@ -133,10 +164,12 @@ def test_a_resumed_run_stands_where_it_was_saved():
         position = (trainer.progress.epoch, trainer.progress.batch, trainer.progress.updates)
         assert 0 < trainer.progress.batch < len(trainer.loader)
         state = state_of(trainer)
+    monkeypatch.setattr(Checkpoint, "read", noted)
     with built("--resume", "runs/exp/last.pt") as resumed:
+        gc.collect()
+        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
-        assert not resumed.run.checkpoint.model  # freed once it is loaded
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
 
@@ -213,9 +246,10 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize(("checkpoint", "factor"), [(SimpleNamespace(new_lr_mult=1.5), 1.5), (None, 2.0)])
-def test_more_epochs_do_not_change_the_rate_of_new_layers(checkpoint, factor):
+@pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
+def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
     """A run of 40 steps has raised it."""
+    checkpoint = SimpleNamespace(description=SimpleNamespace(new_lr_mult=stored)) if stored else None
     settings = RunSettings(TrainConfig(epochs=10), Hyperparameters(lr_mult=0.5))
     steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
     loaded = loaded_parameters(StartingModel(None, {}, {}), settings, steps, checkpoint)

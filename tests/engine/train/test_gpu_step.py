@@ -131,7 +131,9 @@ def test_the_step_stays_on_the_device(batch, kind, optimizer, virtual_ranks):
 
 
 @pytest.mark.usefixtures("four_processes")
-@pytest.mark.parametrize("changes", [{}, {"sync_bn": True}, {"virtual_ranks": 4}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow), {"sync_bn": True}, {"virtual_ranks": 4}], ids=str
+)
 def test_collectives_stay_on_the_device(batch, changes):
     with fake_gpu():
         step = build_step(MODELS["yolov8"], SECOND_OF_FOUR, optimizer="AdamW", **changes)

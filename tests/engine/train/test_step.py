@@ -216,7 +216,7 @@ def test_norms_count_their_batches_in_one_kernel(monkeypatch):
 )
 def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, searches):
     seen = []
-    run_settings = RunSettings(TrainConfig(imgsz=64, amp="off", **settings), Hyperparameters())
+    run_settings = RunSettings(TrainConfig(imgsz=64, amp="off", optimizer="SGD", **settings), Hyperparameters())
     model = build_detector(TINY_MODEL, 2, seed=1)
     model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))

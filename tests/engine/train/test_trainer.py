@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.progress import PendingEpoch, Position, Progress
-from engine.eval_ranks.messages import Weights
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
+from engine.eval_ranks.messages import WeightsMessage
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
+from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
@@ -65,16 +66,16 @@ class Saves:
     last = Path("last.pt")
 
     def __init__(self) -> None:
-        self.saved: list[tuple[int, int, Position]] = []
+        self.saved: list[tuple[int, int, CheckpointHeader]] = []
         self.epochs: list[tuple[int, bool]] = []
         self.scored: list[tuple[int, bool]] = []
 
-    def save_position(self, step, position) -> None:
-        self.saved.append((position.progress.epoch, position.progress.batch, position))
+    def save_last(self, step, header) -> None:
+        self.saved.append((header.progress.epoch, header.progress.batch, header))
 
-    def save_epoch(self, step, position, *, is_best) -> None:
-        self.save_position(step, position)
-        self.epochs.append((position.progress.epoch, is_best))
+    def save_epoch(self, step, header, *, is_best) -> None:
+        self.save_last(step, header)
+        self.epochs.append((header.progress.epoch, is_best))
 
     def save_scored(self, pending, progress, *, is_best, metrics) -> None:
         self.scored.append((pending.progress.epoch, is_best))
@@ -123,6 +124,10 @@ class Evaluates:
             assert should_stop()
 
 
+def evaluated_by(evaluator: Evaluates) -> RunValidation:
+    return RunValidation(loader=None, evaluator=evaluator)
+
+
 class Service:
     """The evaluating processes: they are free for the first epoch, and have no scores in time."""
 
@@ -132,7 +137,7 @@ class Service:
     def can_take_weights(self) -> bool:
         return not self.sent
 
-    def send(self, epoch: int, weights: Weights) -> None:
+    def send(self, epoch: int, weights: WeightsMessage) -> None:
         self.sent.append(epoch)
 
     def collect(self, should_stop: Callable[[], bool]) -> None: ...
@@ -171,7 +176,7 @@ def trainer_of(
         progress=progress,
         control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
         checkpointer=Saves(),
-        validator=validator or LocalValidator(Evaluates(), None, val_every=1),
+        validator=validator or LocalValidator(evaluated_by(Evaluates()), val_every=1),
         hooks=hooks,
     )
 
@@ -246,7 +251,7 @@ def test_each_epoch_is_saved_with_its_scores():
     saved = trainer.checkpointer.saved
     assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
     assert trainer.checkpointer.epochs == [(1, False), (2, True), (3, False)]
-    assert [position.metrics["AP"] for *_, position in saved] == [0.1, 0.2, 0.3]
+    assert [header.metrics["AP"] for *_, header in saved] == [0.1, 0.2, 0.3]
     assert (saved[0][2].run.epoch_batches, saved[0][2].run.images) == (BATCHES, 2 * BATCHES)
 
 
@@ -255,7 +260,7 @@ def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
     trainer = build(Scores(), Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)))
     trainer.fit()
     saves = trainer.checkpointer
-    metrics = [(epoch, batch, position.metrics) for epoch, batch, position in saves.saved]
+    metrics = [(epoch, batch, header.metrics) for epoch, batch, header in saves.saved]
     assert metrics == [(1, 0, {"AP": 0.1}), (1, 0, {"AP": 0.1}), (1, 1, {}), (2, 0, {"AP": 0.2})]
     assert saves.epochs == [(1, False), (2, True)]
 
@@ -269,7 +274,7 @@ def test_a_save_is_not_lost_when_another_hook_ends_the_run():
 def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     watch = Watch()
     signals = StopSignals()
-    validator = LocalValidator(Evaluates(signals, stopped_run=2), None, val_every=1)
+    validator = LocalValidator(evaluated_by(Evaluates(signals, stopped_run=2)), val_every=1)
     trainer = build(watch, validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -284,7 +289,7 @@ class BestFirst(Hook):
 
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
     trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
     end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
@@ -295,18 +300,18 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
         ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
     saves = trainer.checkpointer
-    assert [(epoch, position.pending is not None) for epoch, _, position in saves.saved] == [(1, True), (2, False)]
+    assert [(epoch, header.pending is not None) for epoch, _, header in saves.saved] == [(1, True), (2, False)]
     assert saves.scored == [(1, True)]
 
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = RemoteValidator(Evaluates(signals, stopped_run=1), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates(signals, stopped_run=1)), Service(), val_every=1)
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
-    epoch, batch, position = trainer.checkpointer.saved[-1]
-    assert (epoch, batch, position.pending.progress.epoch) == (1, 3, 1)
+    epoch, batch, header = trainer.checkpointer.saved[-1]
+    assert (epoch, batch, header.pending.progress.epoch) == (1, 3, 1)
     assert trainer.checkpointer.scored == []
 
 
@@ -314,23 +319,23 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once():
     """Also without ``--eval-ranks``."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
-    validator = LocalValidator(Evaluates(), None, val_every=1, pending=pending)
+    validator = LocalValidator(evaluated_by(Evaluates()), val_every=1, pending=pending)
     trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1))
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
     assert watch.of("record", "before_epoch") == [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
-    saved = [(epoch, batch, position.pending) for epoch, batch, position in trainer.checkpointer.saved]
+    saved = [(epoch, batch, header.pending) for epoch, batch, header in trainer.checkpointer.saved]
     assert saved == [(1, 0, None), (2, 0, None)]
     assert trainer.checkpointer.scored == [(1, True)]
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
-    validator = RemoteValidator(Evaluates(), None, Service(), val_every=1)
+    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
     watch = Watch(after_epoch=(1, 0, Action.END))
     trainer = build(BestFirst(), watch, validator=validator, epochs=3)
     trainer.fit()
     assert watch.of("record") == [("record", 1, 0)]
-    saved = [(epoch, batch, position.pending is None) for epoch, batch, position in trainer.checkpointer.saved]
+    saved = [(epoch, batch, header.pending is None) for epoch, batch, header in trainer.checkpointer.saved]
     assert saved == [(1, 0, False), (1, 0, True)]
     assert trainer.checkpointer.scored == [(1, True)]
 

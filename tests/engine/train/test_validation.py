@@ -16,7 +16,14 @@ from data.loading.build import build_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
-from engine.eval_ranks.messages import Setup, Weights, common_facts, discard_message, post_message, read_message
+from engine.eval_ranks.messages import (
+    SetupMessage,
+    WeightsMessage,
+    common_facts,
+    discard_message,
+    post_message,
+    read_message,
+)
 from engine.eval_ranks.process import Scorer
 from engine.eval_ranks.service import patience_s
 from engine.parallel.watchdog import Watchdog
@@ -64,7 +71,7 @@ def alone(world, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("val_every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
 def test_the_last_epoch_is_always_validated(val_every, expected):
-    validator = LocalValidator(None, None, val_every=val_every)
+    validator = LocalValidator(None, val_every=val_every)
     assert [epoch for epoch in range(1, 6) if validator.is_due(epoch, epochs=5)] == expected
 
 
@@ -178,7 +185,7 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     spec = open_data(source, ctx)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
-    setup = Setup(
+    setup = SetupMessage(
         settings=RunSettings(config, Hyperparameters()),
         device="cuda",
         threads=torch.get_num_threads(),
@@ -190,7 +197,7 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
         ema=model.state_dict(),
         class_weights=None,
     )
-    scores = Scorer(ctx, config, (), setup)(Weights(model.state_dict(), is_closing=False))
+    scores = Scorer(ctx, config, (), setup)(WeightsMessage(model.state_dict(), is_closing=False))
     assert scores.result.num_images == 5
 
 
@@ -203,15 +210,15 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     command = parse_command(TrainConfig, argv, "")
     with ExitStack() as stack:
         trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
-        local = trainer.validator
-        assert isinstance(local, LocalValidator)
-        own_result = local.evaluator.run(trainer.step.ema.module, local.loader)
+        assert isinstance(trainer.validator, LocalValidator)
+        own = trainer.validator.validation
+        own_result = own.evaluator.run(trainer.step.ema.module, own.loader)
         description = trainer.checkpointer.description
         source = DataSource.of_training(command.config)
-        setup = build_setup(trainer.run.settings, trainer.step, description, source, local.loader.index)
+        setup = build_setup(trainer.run.settings, trainer.step, description, source, own.loader.index)
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
-    scores = Scorer(ctx, command.config, (), setup)(Weights(setup.ema, is_closing=False))
+    scores = Scorer(ctx, command.config, (), setup)(WeightsMessage(setup.ema, is_closing=False))
     assert scores is not None
     own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
     assert len(own_losses) == 1 + len(trainer.step.criterion.names)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.restore import EpochData, resumed_position
+from engine.run.restore import EpochData, resumed_progress
 from engine.run.resume import resumed_config, resumed_hyperparameters
 from models.weights.load import load_detector
 from models.weights.read import read_weights
@@ -64,9 +64,9 @@ def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint = Checkpoint.read(path)
     flags = TrainConfig()
-    config, _ = resumed_config(checkpoint.config, flags, ())
-    resumed_hyperparameters(checkpoint.hyp, flags, (), pretrained=False)
-    resumed_position(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
+    config, _ = resumed_config(checkpoint.description.config, flags, ())
+    resumed_hyperparameters(checkpoint.description.hyp, flags, (), pretrained=False)
+    resumed_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:
