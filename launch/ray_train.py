@@ -19,7 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ray.train.context import TrainContext
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,12 +32,12 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-from tools.child import Child, start  # noqa: E402 (imports need ROOT)
+from tools.runs.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
-from utils.entrypoint import USER_ERROR, run_main  # noqa: E402
-from utils.errors import REQUEUE, Stopped, UserError, first_line  # noqa: E402
+from utils.entrypoint import run_main  # noqa: E402
+from utils.errors import Stopped, UserError, first_line  # noqa: E402
 from utils.files.results_csv import ResultsTable  # noqa: E402
 from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
@@ -128,52 +131,34 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
 
 def work(config: TrainConfig, working_folder: str) -> str:
-    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the reason if
-    another try would fail, too, as the settings or the data are wrong.
+    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the line with which
+    a process was refused: another try would end in the same way.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
-    import ray
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
-
-    from tools.training import previous_training, wait_for_previous  # imports torch
 
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
-    values = None  # of the plan: rank 0 makes it, and the others receive it
-    if rank == 0:
-        wait_for_previous(folder)
-        previous = previous_training(folder, config)
-        values = (ray.util.get_node_ip_address(), free_port(), *previous, len(epochs_of(folder)))
-    plan = Plan(*broadcast_from_rank_zero(values))
+    plan = Plan(*broadcast_from_rank_zero(make_plan(config, folder) if rank == 0 else None))
     if plan.is_done:
         return ""
-    variables = {
-        "RANK": rank,
-        "WORLD_SIZE": context.get_world_size(),
-        "LOCAL_RANK": context.get_local_rank(),
-        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
-        "GROUP_RANK": context.get_node_rank(),
-        "MASTER_ADDR": plan.address,
-        "MASTER_PORT": plan.port,
-    }
-    environment = dict(os.environ) | {name: str(value) for name, value in variables.items()}
     resume = str(plan.checkpoint) if plan.checkpoint else None
     command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
+    environment = dict(os.environ) | rank_variables(context, plan)
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        refusal = follow(folder, child, rank, plan.reported)
+        refusal = follow(folder, child, rank, plan.num_reported)
         if refusal:
-            child.process.kill()  # it may wait for the one that has refused; nothing is lost
+            child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
-        code = child.process.wait()
-        reason = child.reason if code else ""
-    if code == REQUEUE:
+        result = child.wait()
+    if result.kind == Kind.STOPPED:
         raise RuntimeError(f"process {rank} was stopped; it resumes")
-    if reason:
-        raise RuntimeError(f"process {rank}: {reason}")
+    if result.kind != Kind.DONE:
+        raise RuntimeError(f"process {rank}: {result.reason}")
     return ""
 
 
@@ -184,58 +169,91 @@ class Plan(NamedTuple):
     port: int  # free on that node
     checkpoint: Path | None  # to resume from
     is_done: bool  # whether an earlier job has ended the training
-    reported: int  # number of epochs that Ray knows, or that an earlier job has trained
+    num_reported: int  # epochs that Ray knows, or that an earlier job has trained
 
 
-def follow(folder: Path, child: Child, rank: int, reported: int) -> str:
+def make_plan(config: TrainConfig, folder: Path) -> Plan:
+    """Finds out, on rank 0, how the job begins or continues. Raises UserError if another process trains in ``folder``,
+    or its checkpoint is damaged."""
+    import ray
+
+    from tools.runs.training import previous_training, wait_for_previous  # imports torch
+
+    wait_for_previous(folder)
+    previous = previous_training(folder, config)
+    return Plan(
+        address=ray.util.get_node_ip_address(),
+        port=free_port(),
+        checkpoint=previous.checkpoint,
+        is_done=previous.has_ended,
+        num_reported=len(epochs_of(folder)),
+    )
+
+
+def rank_variables(context: TrainContext, plan: Plan) -> dict[str, str]:
+    """Returns the variables that torchrun would set for the process of this worker."""
+    variables = {
+        "RANK": context.get_world_rank(),
+        "WORLD_SIZE": context.get_world_size(),
+        "LOCAL_RANK": context.get_local_rank(),
+        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "GROUP_RANK": context.get_node_rank(),
+        "MASTER_ADDR": plan.address,
+        "MASTER_PORT": plan.port,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def follow(folder: Path, child: Child, rank: int, num_reported: int) -> str:
     """Follows the job until it is over, and reports new epochs to Ray, which all workers do together, with the values
-    of rank 0. Returns what `refusal_of` says.
+    of rank 0. Returns the line of a process that was refused; "" if none was.
 
-    ``reported``: number of epochs that Ray knows, or that an earlier job has trained.
+    ``num_reported``: epochs that Ray knows, or that an earlier job has trained.
     """
     from ray import train
-    from torch.distributed import all_gather_object
 
-    gathered: list[Any] = [None] * train.get_context().get_world_size()  # by rank
     while True:
-        code = child.process.poll()  # before the rows are read, so that none is missed
-        rows = epochs_of(folder)[reported:] if rank == 0 else []
-        all_gather_object(gathered, (code, child.result, rows))  # pickle knows no class of a script's worker
-        statuses = [Status(*values) for values in gathered]
+        result = child.poll()  # before the rows are read, so that none is missed
+        rows = epochs_of(folder)[num_reported:] if rank == 0 else []
+        statuses = gather(Status(result, rows))
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
-        reported += len(statuses[0].rows)
-        if is_over(statuses):
-            return refusal_of(statuses)
+        num_reported += len(statuses[0].rows)
+        results = [status.result for status in statuses]
+        if is_over(results):
+            return refusal_of(results)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
 
 
 class Status(NamedTuple):
-    """What a worker tells the others about its process."""
+    """What a worker tells the others."""
 
-    code: int | None  # exit status; None while it runs
-    result: dict[str, Any]  # see `utils.program.write_result`
+    result: RunResult | None  # of its process; None while it runs
     rows: list[dict[str, float]]  # on rank 0, new epochs
 
-    @property
-    def has_own_failure(self) -> bool:
-        """Whether the process has failed by itself, not because another process of the job has."""
-        return bool(self.code) and (self.code != USER_ERROR or "error" in self.result)
+
+def gather(status: Status) -> list[Status]:
+    """Returns the statuses of all workers, by rank. Every worker must call this."""
+    from torch.distributed import all_gather_object, get_world_size
+
+    gathered: list[Any] = [None] * get_world_size()
+    all_gather_object(gathered, tuple(status))  # pickle knows no class of a script's worker
+    return [Status(*values) for values in gathered]
 
 
-def is_over(statuses: Sequence[Status]) -> bool:
+def is_over(results: Sequence[RunResult | None]) -> bool:
     """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
-    has_failed = any(status.has_own_failure for status in statuses)
-    return has_failed or statuses[0].code == 0 or all(status.code is not None for status in statuses)
+    ended = [result for result in results if result is not None]
+    has_failed = any(result.kind != Kind.DONE and not result.is_of_peer for result in ended)
+    is_done = results[0] is not None and results[0].kind == Kind.DONE
+    return has_failed or is_done or len(ended) == len(results)
 
 
-def refusal_of(statuses: Sequence[Status]) -> str:
-    """Returns the line with which a process has refused the settings, the data or its machine before the run began or
-    continued, which rank 0 records; "" if none has."""
-    if "folder" in statuses[0].result:
-        return ""
-    refusals = [status.result["error"] for status in statuses if status.code == USER_ERROR and status.has_own_failure]
+def refusal_of(results: Sequence[RunResult | None]) -> str:
+    """Returns the line with which a process has refused the settings, the data or its machine, or a full disk; "" if
+    none has."""
+    refusals = [result.reason for result in results if result is not None and result.kind == Kind.REFUSED]
     return refusals[0] if refusals else ""
 
 

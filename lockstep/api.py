@@ -89,6 +89,9 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
 def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
     """Runs train.py with ``flags`` and ``settings``."""
+    spawn = settings.get("spawn")
+    if devices > 1 and spawn is not None:
+        raise UserError(f"devices={devices}, spawn={spawn}: both say how many processes train; give one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
     return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
@@ -161,7 +164,7 @@ def check(
         is_default = value is None or value is False or value in ("", [])
         if not is_default:
             flags += words_of_flag(name, value)
-    return run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags])
+    return dict(run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags]))
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -14,18 +14,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lockstep.run import Run
-from tools.child import start
-from utils.errors import REQUEUE, UserError
-from utils.interrupts import INTERRUPTED
+from tools.runs.child import Kind, start
+from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.program import command_prefix
 
-_STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
 _READ_BYTES = 1 << 16
 
 
-def run_command(command: str, flags: list[str]) -> dict[str, Any]:
-    """Runs a command and returns its result (`utils.program.write_result`).
+def run_command(command: str, flags: list[str]) -> Mapping[str, Any]:
+    """Runs a command and returns what it has written with `utils.program.write_result`.
 
     Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, and
     KeyboardInterrupt if it is interrupted, unless it has saved.
@@ -41,14 +39,13 @@ def run_command(command: str, flags: list[str]) -> dict[str, Any]:
     )
     with started as child, _interrupts_for(child.process):
         _print_output(child.process)
-        code = child.process.wait()
-        result = child.result
-        if code in _STOPPED:
-            if not _has_saved(result):
-                raise KeyboardInterrupt
-        elif code and "issues" not in result:  # tools.check fails if it finds any
-            raise UserError(child.reason)
-        return result
+        result = child.wait()
+    if result.kind == Kind.STOPPED and not _has_saved(result.values):
+        raise KeyboardInterrupt
+    has_issues = "issues" in result.values  # tools.check has found some: its exit status is that of a failure
+    if result.kind in (Kind.REFUSED, Kind.FAILED) and not has_issues:
+        raise UserError(result.reason)
+    return result.values
 
 
 def _environment() -> dict[str, str]:
@@ -70,9 +67,9 @@ def _print_output(process: subprocess.Popen) -> None:
             sys.stdout.flush()
 
 
-def _has_saved(result: Mapping[str, Any]) -> bool:
+def _has_saved(values: Mapping[str, Any]) -> bool:
     """Returns whether a training that was stopped can be resumed."""
-    return "folder" in result and Run(result["folder"]).last.is_file()
+    return "folder" in values and Run(values["folder"]).last.is_file()
 
 
 @contextlib.contextmanager

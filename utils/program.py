@@ -70,25 +70,37 @@ def resume_flag(last: str | os.PathLike[str]) -> str:
 
 
 def write_result(**values: Any) -> bool:
-    """Adds ``values`` to the result file of the process that has started this one: "folder" of a run, exported "files",
-    "issues" of a data set, or the "error" and whether it is "disk_full". Returns whether there is such a file."""
+    """Adds ``values`` to the result file of the process that has started this one: "folder" of a run that has begun or
+    continues, exported "files", "issues" of a data set, or the "error" and whether the command was "refused". Returns
+    whether there is such a file."""
     path = os.environ.get(RESULT_VARIABLE)
     if not path:
         return False
-    with suppress(OSError):
-        Path(path).write_text(json.dumps(read_result(path) | values), encoding="utf-8")
+    line = f"\n{json.dumps(values)}".encode()
+    with suppress(OSError), open(path, "ab", buffering=0) as file:
+        file.write(line)  # at once, as all processes of a run have the same file
     return True
 
 
 def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads what `write_result` has written; empty if nothing was written, or not all of it."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    """Reads what processes have written with `write_result`, without lines that are incomplete."""
+    values: dict[str, Any] = {}
+    with suppress(OSError):
+        for line in Path(path).read_bytes().splitlines():
+            with suppress(ValueError):
+                values |= json.loads(line)
+    return values
 
 
 def report_error(line: str, *, is_disk_full: bool = False) -> None:
-    """Prints why a command fails, or writes it to the result file of the process that has started this one."""
-    if not write_result(error=line, disk_full=is_disk_full):
+    """Prints why a command fails, or writes it to the result file of the process that has started this one.
+
+    There it also says whether the command was refused: it has not begun or continued a run, or the disk is full. What
+    was trained is then as it was, and another try would end in the same way.
+    """
+    path = os.environ.get(RESULT_VARIABLE)
+    if path:
+        has_begun = "folder" in read_result(path)
+        write_result(error=line, refused=is_disk_full or not has_begun)
+    else:
         print(f"error: {line}", file=sys.stderr, flush=True)

@@ -59,7 +59,7 @@ def claim_folder(
         continue_in_file(folder / "train.log")
         stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
-        write_result(folder=str(folder))
+    write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     started_from = None if plan.checkpoint is None else StartedFrom.of(plan.checkpoint)
     return TrainingRun(folder=folder, settings=settings, started_from=started_from)

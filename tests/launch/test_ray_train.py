@@ -17,6 +17,7 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
+from tools.runs.child import RunResult
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
@@ -60,34 +61,35 @@ def test_flags_that_cannot_be(capsys, flags, message):
     assert line.startswith(f"error: {message}")
 
 
-RUNS = (None, {})
-DONE = (0, {"folder": "exp"})
-PEER_FAILED = (2, {})
-REFUSED = (2, {"error": "--device 3: no such GPU"})
-FAILED = (2, {"error": "not finite", "folder": "exp"})
+RUNS = None
+DONE = RunResult.of(0, {"folder": "exp"})
+PEER_FAILED = RunResult.of(2, {})
+REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "refused": True})
+FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "refused": False})
+KILLED = RunResult.of(-9, {})
+STOPPED = RunResult.of(75, {"folder": "exp"})
 
 
 @pytest.mark.parametrize(
-    ("processes", "is_over", "refusal"),
+    ("results", "is_over", "refusal"),
     [
         ([RUNS, RUNS], False, ""),
-        ([(None, {"folder": "exp"}), REFUSED], True, ""),  # after the run has begun
+        ([RUNS, FAILED], True, ""),
         ([RUNS, REFUSED], True, "--device 3: no such GPU"),
         ([REFUSED, RUNS], True, "--device 3: no such GPU"),
         ([PEER_FAILED, RUNS], False, ""),  # the other one has a line, or is killed
         ([PEER_FAILED, REFUSED], True, "--device 3: no such GPU"),
         ([PEER_FAILED, PEER_FAILED], True, ""),
-        ([RUNS, (-9, {})], True, ""),
-        ([(75, {"folder": "exp"}), RUNS], True, ""),
+        ([RUNS, KILLED], True, ""),
+        ([STOPPED, RUNS], True, ""),
         ([FAILED, PEER_FAILED], True, ""),
-        ([RUNS, (0, {})], False, ""),
+        ([RUNS, DONE], False, ""),
         ([DONE, RUNS], True, ""),
     ],
 )
-def test_a_refusal_by_any_process_ends_the_job(processes, is_over, refusal):
-    statuses = [ray_train.Status(code, result, []) for code, result in processes]
-    assert ray_train.is_over(statuses) == is_over
-    assert ray_train.refusal_of(statuses) == refusal
+def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
+    assert ray_train.is_over(results) == is_over
+    assert ray_train.refusal_of(results) == refusal
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

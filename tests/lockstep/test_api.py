@@ -127,6 +127,7 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ({"lr0": "x"}, "--set: lr0: must be a number or null, got 'x'"),
         ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
         ({"resume": True}, "resume=True: call lockstep.resume(RUN)"),
+        ({"devices": 2, "spawn": 4}, "devices=2, spawn=4: both say how many processes train; give one of them"),
         ({"pretrained": True}, "pretrained=True: name the weights to start from with weights"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.helpers.processes import Processes
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
 from utils.errors import PeerFailure, UserError
-from utils.program import RESULT_VARIABLE, read_result
+from utils.program import RESULT_VARIABLE, read_result, write_result
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,23 +67,52 @@ def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys,
     assert err.count("\n") == bool(line)
 
 
-@pytest.mark.parametrize("is_explained", [False, True])
-def test_a_parent_learns_that_the_disk_is_full(tmp_path, monkeypatch, is_explained):
-    result_file = tmp_path / "result.json"
+def fill_disk():
+    raise OSError(errno.EDQUOT, "Disk quota exceeded", "last.pt")
+
+
+def explain_full_disk():
+    try:
+        fill_disk()
+    except OSError:
+        raise UserError("last.pt: could not be written") from None
+
+
+def find_mistake():
+    raise UserError("lr0: wrong")
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "fail", "is_refused"),
+    [
+        (True, fill_disk, True),
+        (True, explain_full_disk, True),
+        (True, find_mistake, False),
+        (False, find_mistake, True),
+    ],
+)
+def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, is_refused):
+    result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
 
     def main(argv):
-        try:
-            raise OSError(errno.EDQUOT, "Disk quota exceeded", "last.pt")
-        except OSError:
-            if is_explained:
-                raise UserError("last.pt: could not be written") from None
-            raise
+        if has_begun:
+            write_result(folder="exp")
+        fail()
 
-    for body, is_disk_full in ((main, True), (failing(UserError("lr0: wrong")), False)):
-        with pytest.raises(SystemExit):
-            run_main(body)
-        assert read_result(result_file)["disk_full"] is is_disk_full
+    with pytest.raises(SystemExit):
+        run_main(main)
+    assert read_result(result_file)["refused"] is is_refused
+
+
+def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp_path, monkeypatch):
+    result_file = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+    write_result(folder="exp")
+    with open(result_file, "a") as file:
+        file.write('\n{"error": "the disk')
+    write_result(error="lr0: wrong", refused=False)
+    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "refused": False}
 
 
 def test_a_closed_output_pipe_causes_no_traceback():

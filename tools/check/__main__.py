@@ -15,7 +15,6 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-import argparse
 import contextlib
 import json
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.check.options import CheckOptions
 from utils.config.flags import parser_of
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import require_one_process
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(EXIT_WITH_ISSUES)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None) -> CheckOptions:
     parser = parser_of(
         "check",
         "Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 if there is "
@@ -80,7 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print all issues as JSON, and nothing else, to stdout")
     parser.add_argument("--out", type=Path, help="folder for report.html; default: runs/check/exp, exp2, ...")
     parser.add_argument("--noplots", action="store_true", help="write no report.html")
-    options = parser.parse_args(argv)
+    options = CheckOptions(**vars(parser.parse_args(argv)))
     if options.imgsz < 0:
         raise UserError(f"--imgsz {options.imgsz}: must be at least 1")
     if not 0 <= options.min_score <= 1:
@@ -88,28 +88,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def _check(options: CheckOptions) -> tuple[dict[str, Any], list[str]]:
     """Checks the data set. Returns the content of the JSON, and the lines of the summary."""
     from engine.commands.input_files import check_scoring_files
 
     check_scoring_files(options.weights, options.data, options.split)
     # `--help` and the messages about flags and files do not wait for torch.
-    from tools.check.dataset_check import CheckOptions, check_dataset
+    from tools.check.dataset_check import check_dataset
 
-    return check_dataset(
-        CheckOptions(
-            data=options.data,
-            splits=tuple(options.split),
-            imgsz=options.imgsz,
-            weights=options.weights,
-            trust=options.trust,
-            min_score=options.min_score,
-            device=options.device,
-            workers=options.workers,
-            out=options.out,
-            noplots=options.noplots,
-        )
-    )
+    return check_dataset(options)
 
 
 if __name__ == "__main__":

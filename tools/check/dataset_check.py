@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource
@@ -17,6 +15,7 @@ from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import summary_lines
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
 from tools.check.label_errors import examine_labels
+from tools.check.options import CheckOptions
 from tools.check.out_folder import make_out
 from tools.check.page import write_page
 from tools.check.result import CheckResult, ModelFindings
@@ -25,22 +24,6 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.resources import available_cores
 from utils.strings import class_difference
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """The flags of a check."""
-
-    data: str
-    splits: tuple[str, ...]  # empty: all
-    imgsz: int  # 0: the checkpoint's, or that of training
-    weights: str  # "" for a check without a model
-    trust: bool
-    min_score: float  # minimum probability of the label errors that are reported
-    device: str
-    workers: int  # below 0: one per core
-    out: Path | None  # folder of the page
-    noplots: bool
 
 
 def check_dataset(options: CheckOptions) -> tuple[dict[str, Any], list[str]]:
@@ -52,7 +35,7 @@ def check_dataset(options: CheckOptions) -> tuple[dict[str, Any], list[str]]:
     if model is not None:
         imgsz = canvases_of(config, model).imgsz
     workers = available_cores() if options.workers < 0 else options.workers
-    splits = scan_dataset(spec, tuple(dict.fromkeys(options.splits or spec.splits)), workers=workers)
+    splits = scan_dataset(spec, tuple(dict.fromkeys(options.split or spec.splits)), workers=workers)
     issues = _data_issues(splits, imgsz, workers)
     by_model = ModelFindings()
     if model is not None:
@@ -86,7 +69,7 @@ def _open_data(options: CheckOptions, model: InferenceModel | None) -> DatasetSp
                 f"--weights {options.weights}: the classes of the model and of the data set differ ({difference})"
             )
         check_channels(model, spec)
-    for split in options.splits:
+    for split in options.split:
         spec.split(split)
     if options.out:
         make_out(spec, options.out)

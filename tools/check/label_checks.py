@@ -97,6 +97,18 @@ def _overlapping(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds pairs of boxes with an IoU above `SAME_IOU`, at most `MAX_PARTNERS` with earlier partners for each box.
 
+    Boxes are sorted by the left edge, so those that nearly coincide are neighbors. Here b may overlap a and c; d begins
+    too far from c, which ends the search from c to the right, and e is of another group::
+
+        a  |---------|
+        b   |---------|                     from b to the left:  a            (then there is none)
+        c     |--------|                    from b to the right: c, d         (d is too far)
+        d                |------|           from d to the left:  c            (too far)
+        e  |---------|                      of another group, behind all of this one
+
+    All boxes take a step at a time, as arrays: ``other`` moves one place further from each ``box``, and boxes leave
+    when they have enough partners or ``other`` is too far. The second direction adds the partners on the other side.
+
     Args:
         xywh: the boxes, float64 (n, 4).
         groups: int (n,); boxes of the same group are compared with each other.

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from tools.continued import check_started_once
+from tools.runs.folder import check_started_once, run_continued
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.launch import require_one_process
@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_training_files(config, divides=True)
     from tools.kfold.cross_validate import run_folds
-    from tools.training import run_continued
 
     run_continued(config, partial(run_folds, config))
 

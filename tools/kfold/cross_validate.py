@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.source.dataset_spec import DatasetSpec, DataSource, class_names
-from data.source.open import open_data
-from engine.evaluation.metrics import METRICS, Fitness
-from tools.continued import begin_or_check, folder_of, remove_if_untrained, train_config
+from engine.evaluation.metrics import METRICS
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
-from tools.training import TrainingFailed, train
+from tools.runs.child import Kind, RunFailed, RunResult
+from tools.runs.comparison import Comparison, open_comparison
+from tools.runs.training import train, train_config
 from utils.config.parser import read_recipe
 from utils.config.search_settings import KfoldConfig
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.locks import FileLock
-from utils.files.run_folders import check_run_dir
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
@@ -31,21 +27,6 @@ DETECTIONS = "detections.npz"  # file in the folder of a finished fold
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What the trainings of a cross-validation or a search have in common."""
-
-    folder: Path  # of the results
-    spec: DatasetSpec
-    names: tuple[str, ...]  # of the classes that are trained
-    fitness: Fitness  # by which trainings are compared
-
-    @property
-    def contents(self) -> dict[str, Any]:
-        """What the data set YAML says that must not change while the comparison continues, as plain data."""
-        return {"the classes": list(self.names)}
-
-
-@dataclass(frozen=True)
 class CrossValidation:
     """Scores of all finished folds: of each alone, and of their images together."""
 
@@ -53,97 +34,66 @@ class CrossValidation:
     pooled: EvalResult
 
 
-def open_comparison(config: KfoldConfig) -> Comparison:
-    """Opens the data and creates the folder of the results, for ``tools.kfold`` and ``tools.search``."""
-    if config.keep_old:
-        raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
-    source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
-    spec = open_data(source, DistributedContext.single())
-    names = class_names(spec, config.single_cls)
-    fitness = Fitness.parse(config.fitness, names)
-    check_run_dir(config.project, config.name, exist_ok=True)
-    folder = folder_of(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    return Comparison(folder, spec, names, fitness)
-
-
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     """Implements ``python -m tools.kfold``.
 
-    Raises UserError if the settings are wrong, or differ from those with which the folder was started, and as `train`
-    does.
+    Raises UserError if the settings are wrong, or differ from those with which the folder was begun, and as
+    `cross_validate` does.
     """
     log = get_logger()
-    comparison = open_comparison(config)
+    comparison = open_comparison(config, SETTINGS)
     folder = comparison.folder
     fitness = comparison.fitness
-
-    def after_fold(number: int, so_far: CrossValidation) -> bool:
-        log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(so_far.folds[-1]))
-        return True
-
-    with FileLock(folder / ".kfold.lock") as lock:
-        holder = lock.acquire()
-        if holder:
-            raise UserError(f"{folder}: another process is working on these folds ({holder})")
-        is_new = begin_or_check(config, folder / SETTINGS, comparison.contents | recipe_contents(config))
+    with folder.hold():
+        comparison.begin_or_check(_recipe_contents(config))
         try:
-            make_folds(config, comparison.spec, folder, fitness)
-            log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
-            results = cross_validate(config, folder, folder, fitness, signals, after_fold)
+            make_folds(config, comparison.spec, folder.path, fitness)
+            log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
+            for results in cross_validate(config, comparison, folder.path, signals):
+                number = len(results.folds)
+                log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(results.folds[-1]))
         except UserError:
-            if is_new:
-                remove_if_untrained(folder, [SETTINGS, TABLE])
+            folder.remove_if_untrained([TABLE])
             raise
-        assert results is not None, "after_fold never ends the folds"
-        write_results(folder / "results.csv", results, comparison.names)
+        write_results(folder.path / "results.csv", results, comparison.names)
     for line in format_folds(results.folds, results.pooled, comparison.names):
         log.info("%s", line)
     message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
-    log.info(message, fitness.name, fitness.of(results.pooled), folder)
+    log.info(message, fitness.name, fitness.of(results.pooled), folder.path)
 
 
-def recipe_contents(config: KfoldConfig) -> dict[str, Any]:
+def _recipe_contents(config: KfoldConfig) -> dict[str, Any]:
     """Returns, as plain data, the hyper-parameters with which each fold is trained."""
     recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     return {f"hyper-parameter {name}": value for name, value in asdict(recipe).items()}
 
 
 def cross_validate(
-    config: KfoldConfig,
-    lists: Path,
-    folder: Path,
-    fitness: Fitness,
-    signals: StopSignals,
-    on_fold: Callable[[int, CrossValidation], bool] = lambda number, so_far: True,
-) -> CrossValidation | None:
-    """Trains and scores every fold that is not finished yet. Raises as `train` does.
+    config: KfoldConfig, comparison: Comparison, folder: Path, signals: StopSignals
+) -> Iterator[CrossValidation]:
+    """Trains and scores the folds that are not finished yet. After each fold, finished now or by a previous process,
+    yields the results so far.
 
-    Args:
-        lists: folder in which `make_folds` has written the lists.
-        folder: parent folder of the trainings: fold1, fold2, ...
-        on_fold: called after each fold with the number of finished folds and their results. If it returns False, the
-            remaining folds are skipped and the result is None.
+    ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
+    ``comparison``.
+
+    Raises `RunFailed` if a training was refused or has failed, `Stopped` after a signal, and UserError as `train` does.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
-    so_far = None
     for number in range(config.folds):
-        data = data_of(lists, number)
+        data = data_of(comparison.folder.path, number)
         run = folder / f"fold{number + 1}"
         detections = run / DETECTIONS
         if not detections.is_file():
             run.mkdir(parents=True, exist_ok=True)
-            train(train_config(config, data=str(data)), run, fitness.column, signals)
+            train(train_config(config, data=str(data)), run, comparison.fitness.column, signals).check()
             if not (run / "best.pt").is_file():
-                raise TrainingFailed(f"fold {number + 1}: no epoch could be scored")
+                raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
             score_fold(config, run / "best.pt", data, detections)
         scored.append(read_fold(detections))
         results.append(scored[-1].result())
-        so_far = CrossValidation(list(results), pool(scored).result())
-        if not on_fold(number + 1, so_far):
-            return None
-    return so_far
+        yield CrossValidation(list(results), pool(scored).result())
 
 
 def write_results(path: Path, results: CrossValidation, names: Sequence[str]) -> None:

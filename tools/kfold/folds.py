@@ -24,6 +24,7 @@ from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import shards_of
 from engine.evaluation.metrics import Fitness
+from tools.runs.comparison import SPLITS
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
@@ -31,7 +32,6 @@ from utils.logger import get_logger
 from utils.strings import FlatStrings, counted
 
 TABLE = "folds.csv"
-SPLITS = ("train", "val")  # splits whose images are divided; "test" stays apart
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:

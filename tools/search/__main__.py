@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from tools.continued import check_started_once
+from tools.runs.folder import check_started_once, run_continued
 from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig
 from utils.distributed.launch import require_one_process
@@ -36,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_training_files(config, has_recipe=False)
     from tools.search.loop import search
     from tools.search.ranges import read_space
-    from tools.training import run_continued
 
     run_continued(config, partial(search, config, read_space(config)))
 

@@ -108,13 +108,13 @@ class SharedStudy:
         return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
-        """Records the fitness after a step. Returns whether the trial should continue."""
+        """Records the fitness after a step. Returns whether the trial is hopeless, and should be ended early."""
         frozen = self.trials()[claim.number]
         if step not in frozen.intermediate_values:
             claim.trial.report(fitness, step)
         elif frozen.last_step is not None and step < frozen.last_step:  # a previous process continued after it
-            return True
-        return not claim.trial.should_prune()
+            return False
+        return claim.trial.should_prune()
 
     def finish(self, claim: Claim, state: TrialState, fitness: float | None = None, reason: str = "") -> None:
         """Ends the trial. Only the best trial keeps its weights."""

@@ -17,7 +17,6 @@ from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
-from tools.continued import begin_or_check
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
 from tools.shard import write_set
@@ -118,7 +117,7 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     data = write_dataset(tmp_path / "set", train=8, val=4)
     flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
 
-    def interrupted(config, lists, folder, *_):
+    def interrupted(config, comparison, folder, signals):
         (folder / "fold1").mkdir(exist_ok=True)
         (folder / "fold1" / "last.pt").touch()
         raise UserError("interrupted")
@@ -131,22 +130,16 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
     assert "folds: was begun with hyper-parameter lr0 0.02, not 0.03; " in line
     copy.write_text("lr0: 0.02\n")
+    labels = tmp_path / "set" / "labels" / "train" / "000.txt"
+    before = labels.read_text()
+    labels.write_text("0 0.5 0.5 0.3 0.3\n")
+    line = error_of(capsys, main, *flags, "--hyp", str(copy))
+    assert "folds: the content of the split 'train' has changed since the work was begun; " in line
+    labels.write_text(before)
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
     data.write_text(data.read_text().replace("light", "lamp"))
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
     assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
-
-
-@pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
-def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
-    (tmp_path / "below").mkdir()
-    (tmp_path / "file").touch()
-    settings = tmp_path / "kfold.yaml"
-    monkeypatch.chdir(tmp_path)
-    assert begin_or_check(KfoldConfig(**{name: "file"}), settings, {})
-    monkeypatch.chdir(tmp_path / "below")
-    assert not begin_or_check(KfoldConfig(**{name: "../file"}), settings, {})
-    with pytest.raises(UserError, match=f"was begun with --{name} .*/file, not "):
-        begin_or_check(KfoldConfig(**{name: "other"}), settings, {})
 
 
 @pytest.mark.parametrize(

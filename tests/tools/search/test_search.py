@@ -19,8 +19,8 @@ from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
-from tools import training
-from tools.child import Child
+from tools.runs import training
+from tools.runs.child import Child
 from tools.search.__main__ import main
 from train import main as train
 from utils.config.parser import hyperparameters_from
@@ -309,16 +309,18 @@ def test_failed_trials_do_not_end_the_search(world, capsys):
 def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys):
     _, flags = world
     monkeypatch.chdir(tmp_path)
-    hooks = "def on_epoch(run):\n    if '0001' in str(run.folder):\n        open('/dev/full', 'wb', 0).write(b'x')\n"
-    (tmp_path / "user_full.py").write_text(f"{hooks}\nimport sys\nhooks = sys.modules[__name__]\n")
+    (tmp_path / "user_full.py").write_text("""
+import os
+def on_epoch(run):
+    if "0001" in str(run.folder) and not os.path.exists("has space"):
+        open("/dev/full", "wb", 0).write(b"x")
+""")
     flags = [*flags, "--project", ".", "--name", "full", "--trials", "3", "--epochs", "2"]
-    flags += ["--callbacks", "user_full:hooks"]
+    flags += ["--callbacks", "user_full:on_epoch"]
     assert "No space left on device" in error_of(capsys, main, *flags)
     assert created(tmp_path / "full") == 2
     assert (tmp_path / "full" / "trials" / "0001" / "run" / "last.pt").exists()
-    (tmp_path / "user_full.py").write_text(
-        "def on_epoch(run):\n    pass\n\nimport sys\nhooks = sys.modules[__name__]\n"
-    )
+    (tmp_path / "has space").touch()
     main(flags)
     assert [row["state"] for row in table(tmp_path / "full")] == ["complete"] * 3
 
@@ -352,7 +354,7 @@ def child(tmp_path, monkeypatch):
     def set_end(code: int, **result: object) -> None:
         result_file = tmp_path / "result.json"
         result_file.write_text(json.dumps(result))
-        process = SimpleNamespace(poll=lambda: code, returncode=code)
+        process = SimpleNamespace(poll=lambda: code, wait=lambda: code)
         monkeypatch.setattr(training, "start", lambda *words, **options: nullcontext(Child(process, result_file)))
 
     return set_end
@@ -373,13 +375,13 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, monkeypa
     monkeypatch.setattr(training, "previous_training", lambda *_: previous)
     for result in (
         {"error": "--device 3: no such GPU"},  # before the run has continued
-        {"error": "last.pt: could not be written", "folder": "run", "disk_full": True},
+        {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full
     ):
-        child(2, **result)
+        child(2, **result, refused=True)
         assert error_of(capsys, main, *flags) == f"error: {result['error']}"
         assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
         assert states_of(folder) == ["RUNNING"]
-    child(2, error="not finite", folder="run", disk_full=False)
+    child(2, error="not finite", folder="run", refused=False)
     assert "3 trials have failed" in error_of(capsys, main, *flags)
     assert states_of(folder) == ["FAIL"] * 3
 
@@ -389,7 +391,7 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     _, flags = world
     folder = tmp_path / "search"
     trials = folder / "trials"
-    child(2, error="--device 3: no such GPU")
+    child(2, error="--device 3: no such GPU", refused=True)
     with FileLock(trials / "0001" / ".trial.lock") as other:
         if is_shared:
             (trials / "0001").mkdir(parents=True)

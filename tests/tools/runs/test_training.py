@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +14,8 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.child import start
-from tools.training import TrainingFailed, fitness_by_epoch, previous_training, train
+from tools.runs.child import Kind, RunFailed, RunResult, start
+from tools.runs.training import fitness_by_epoch, previous_training, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
@@ -57,9 +58,14 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     folder.mkdir(parents=True)
     config = config_of(tmp_path, "--epochs", "2")
     seen = []
+
+    def is_hopeless(epoch: int, fitness: float) -> bool:
+        seen.append(epoch)
+        return epoch == 2  # the last epoch cannot be pruned
+
     with StopSignals() as signals:
         for _ in range(2):
-            assert train(config, folder, "metrics/AP", signals, lambda epoch, value: seen.append(epoch) or True)
+            assert train(config, folder, "metrics/AP", signals, is_hopeless).kind == Kind.DONE
             written = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written
@@ -72,13 +78,42 @@ def test_why_a_training_failed(tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
-    with (
-        StopSignals() as signals,
-        refused(
-            "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
-            ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
-            TrainingFailed,
-        ) as failed,
+    with StopSignals() as signals:
+        result = train(config, folder, "metrics/AP", signals)
+    assert result.kind == Kind.FAILED
+    with refused(
+        "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
+        ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
+        RunFailed,
     ):
-        train(config, folder, "metrics/AP", signals)
-    assert not failed.value.refused
+        result.check()
+
+
+REFUSED = {"error": "--device 3: no such GPU", "refused": True}
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "kind", "reason"),
+    [
+        (0, {"folder": "exp"}, Kind.DONE, ""),
+        (75, {"folder": "exp"}, Kind.STOPPED, ""),
+        (130, {}, Kind.STOPPED, ""),
+        (-signal.SIGINT, {}, Kind.STOPPED, ""),
+        (-signal.SIGKILL, {"folder": "exp"}, Kind.FAILED, "killed by SIGKILL; is there enough memory?"),
+        (2, REFUSED, Kind.REFUSED, "--device 3: no such GPU"),
+        (2, {"folder": "exp", "error": "not finite", "refused": False}, Kind.FAILED, "not finite"),
+        (1, {"error": "ValueError: a bug"}, Kind.FAILED, "ValueError: a bug"),
+        (3, {}, Kind.FAILED, "exit status 3"),
+    ],
+)
+def test_how_a_command_has_ended(code, values, kind, reason):
+    result = RunResult.of(code, values)
+    assert (result.kind, result.reason) == (kind, reason)
+
+
+def test_a_damaged_checkpoint_is_a_failure_of_its_training_alone(tmp_path):
+    (tmp_path / "last.pt").write_bytes(b"x" * 100)
+    with StopSignals() as signals:
+        result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
+    assert result.kind == Kind.FAILED
+    assert "last.pt" in result.reason
