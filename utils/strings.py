@@ -14,10 +14,14 @@ _LISTED_RANKS = 8
 
 
 def counted(count: int, noun: str) -> str:
-    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before
-    it."""
+    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``, ``2 entries``. ``noun`` may
+    have adjectives before it."""
+    if count == 1:
+        return f"{count:,} {noun}"
+    if noun.endswith("y") and not noun.endswith(("ay", "ey", "oy", "uy")):
+        return f"{count:,} {noun[:-1]}ies"
     plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
-    return f"{count:,} {noun}{'' if count == 1 else plural}"
+    return f"{count:,} {noun}{plural}"
 
 
 def format_bytes(size: float) -> str:

@@ -11,7 +11,8 @@ from utils.strings import aligned, class_difference, counted, format_duration, i
     ("count", "noun", "text"),
     [(0, "image", "0 images"), (1, "image", "1 image"), (1_234_567, "image", "1,234,567 images"),
      (1, "class", "1 class"), (2, "class", "2 classes"), (2, "box", "2 boxes"), (2, "batch", "2 batches"),
-     (2, "epoch", "2 epochs"), (np.int64(1), "process", "1 process")],
+     (2, "epoch", "2 epochs"), (np.int64(1), "process", "1 process"),
+     (2, "category", "2 categories"), (2, "key", "2 keys")],
 )  # fmt: skip
 def test_counts_agree_with_their_nouns(count, noun, text):
     assert counted(count, noun) == text

@@ -64,11 +64,11 @@ class CandidateFiles:
         self._by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
         self._contains_labels: dict[str, bool] = {}  # by folder
 
-    def without(self, used: Iterable[Candidate]) -> CandidateFiles:
-        """Returns the candidates but for those that are label files of images now."""
-        names = {folder: set(of_folder) for folder, of_folder in self._used.items()}
-        for file in used:
-            names.setdefault(file.folder, set()).add(file.name)
+    def without(self, used: Mapping[str, Iterable[str]]) -> CandidateFiles:
+        """Returns the candidates but for those that are label files of images now. ``used``: their names by folder."""
+        names = dict(self._used)
+        for folder, names_in_folder in used.items():
+            names[folder] = names.get(folder, frozenset()) | frozenset(names_in_folder)
         return CandidateFiles(self.label_format, self.annotations, self.folders, self.walked, names)
 
     def label_folders(self, image_folder: str, below_split: str = "") -> list[str]:

@@ -92,7 +92,7 @@ class _UsualLabels(NamedTuple):
     """The label files that are where the format expects them, under the images' names."""
 
     labels: Labels  # of all images; without a stamp: there is no such file
-    used: list[Candidate]
+    used: dict[str, list[str]]  # names of these files, by folder
     findings: list[Finding]
 
 
@@ -142,12 +142,13 @@ def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) ->
 def _usual_labels(groups: Sequence[ImageGroup], candidates: CandidateFiles) -> _UsualLabels:
     """Finds the label files that are where the format expects them, under the images' names."""
     labels: Labels = {}
-    used: list[Candidate] = []
+    used: dict[str, list[str]] = {}
     findings: list[Finding] = []
     for group in groups:
         label_folder = group.usual_label_folder
         entries = candidates.entries(label_folder)
         prefix = candidates.folders.name_in(label_folder)
+        used_here = used.setdefault(label_folder, [])
         base_name_start = len(candidates.folders.name_in(group.folder))
         for image in group.images:
             name = os.path.splitext(image.name)[0][base_name_start:] + candidates.label_format.suffix
@@ -155,7 +156,7 @@ def _usual_labels(groups: Sequence[ImageGroup], candidates: CandidateFiles) -> _
             if entry is None:
                 labels[image.name] = LabelFile(prefix + name, None)
                 continue
-            used.append(Candidate(label_folder, name))
+            used_here.append(name)
             stamp = stamp_of(entry)
             if stamp is None:
                 labels[image.name] = None
@@ -172,7 +173,10 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
     labels: Labels = {}
     unusual: dict[str, str] = {}
     findings: list[Finding] = []
+    used: dict[str, list[str]] = {}
     for image, files in choices.items():
+        for file in files:
+            used.setdefault(file.folder, []).append(file.name)
         if len(files) > 1:
             labels[image] = None
             findings.append(_several_files(image, files, candidates))
@@ -188,7 +192,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
     return replace(
         found,
         images=[ListedImage(image.file, labels.get(image.name, image.label)) for image in found.images],
-        candidates=candidates.without(file for files in choices.values() for file in files),
+        candidates=candidates.without(used),
         findings=found.findings + findings,
         unusual=found.unusual | unusual,
     )
