@@ -27,6 +27,7 @@ OTHERS = {  # programs that are not ours, and the first words that may follow
     "twine": "check upload", "yolo": "detect track", "benchmarks/gpu.sh": "",
 }  # fmt: skip
 REST = {"...", "…"}  # the rest of a command line, as in a line above it
+PARSERS = ("parse_command", "parse_config")  # of utils.config.parser
 LEFT_OUT = {"val": ["--weights", "best.pt"], "detect": ["--weights", "best.pt", "--source", "0"]}
 
 
@@ -41,13 +42,14 @@ class Acceptance:
         self._monkeypatch = monkeypatch
 
     def check(self, module: ModuleType, arguments: list[str]) -> None:
-        """Fails unless ``python MODULE arguments`` is accepted: by ``parse_config`` if the module uses it, which checks
-        the values, too; else by argparse."""
+        """Fails unless ``python MODULE arguments`` is accepted: by our parser if the module uses it, which checks the
+        values, too; else by argparse."""
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [module.__name__, *arguments])
-            if hasattr(module, "parse_config"):
-                patch.setattr(module, "parse_config", _stopping(module.parse_config))
-            else:
+            used = [name for name in PARSERS if hasattr(module, name)]
+            for name in used:
+                patch.setattr(module, name, _stopping(getattr(module, name)))
+            if not used:
                 for parser in (argparse.ArgumentParser, Parser):
                     patch.setattr(parser, "parse_args", _stopping(parser.parse_args))
             with pytest.raises(Parsed):
@@ -92,7 +94,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
     text = Path(module.__file__).read_text(encoding="utf-8")
-    if hasattr(module, "parse_config") or any(word in text for word in ("argparse", "parser_of(")):
+    if any(word in text for word in (*PARSERS, "argparse", "parser_of(")):
         acceptance.check(module, arguments)
     else:
         assert not arguments, f"{name} takes no arguments"
