@@ -20,7 +20,7 @@ from data.loading.worker_count import loader_workers
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.source.dataset_spec import DatasetSpec
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

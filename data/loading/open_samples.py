@@ -25,7 +25,7 @@ from data.samples.tiled_index import TiledIndex
 from data.samples.tiles import AugmentedTiles, TiledImages, open_image_cache
 from data.source.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first

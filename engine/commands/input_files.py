@@ -11,7 +11,7 @@ from pathlib import Path
 from data.source.open import check_data
 from models.spec import load_spec
 from models.weights.catalog import check_weights
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import read_launch
 from utils.errors import UserError, all_mistakes

@@ -15,7 +15,7 @@ from models.weights.load import model_of
 from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights
 from models.weights.transfer import fill_model
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -15,7 +15,7 @@ from tools.continued import begin_or_check, folder_of, remove_if_untrained, trai
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
 from tools.training import TrainingFailed, train
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
