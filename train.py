@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import evaluates, read_launch
 from utils.entrypoint import run_main
@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
-    config = parse_config(TrainConfig, argv, "Trains a detector.")
+    command = parse_command(TrainConfig, argv, "Trains a detector.")
+    config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
-    explicit_flags = given_flags(TrainConfig, argv)
     if config.spawn > 1 and read_launch() is None:
         from utils.distributed.spawn import spawn
 
@@ -50,11 +50,11 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
     if evaluates(config.eval_ranks):
         from engine.eval_ranks.process import run_evaluation_process
 
-        run_evaluation_process(config, explicit_flags)  # does not return
-    return _train(config, explicit_flags, signals)
+        run_evaluation_process(config, command.explicit_flags)  # does not return
+    return _train(config, command.explicit_flags, signals)
 
 
-def _train(config: TrainConfig, explicit_flags: set[str], signals: StopSignals) -> TrainingRun | None:
+def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> TrainingRun | None:
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start

@@ -95,7 +95,7 @@ def train(
         failure = TrainingFailed(child.reason, refused=child.has_refused or child.has_full_disk) if code else None
     if not reports.should_continue:
         return False
-    is_stopped = signals.stop or signals.interrupt
+    is_stopped = signals.received
     if is_stopped or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if is_stopped else code)
     if failure is not None:
@@ -167,7 +167,7 @@ def _wait(child: subprocess.Popen, reports: _EpochReports, signals: StopSignals)
         reports.report_new()
         if code is not None:
             return code
-        if not is_stopping and (not reports.should_continue or signals.stop or signals.interrupt):
+        if not is_stopping and (not reports.should_continue or signals.received):
             child.terminate()  # the training saves before it ends
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):

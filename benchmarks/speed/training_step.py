@@ -49,8 +49,8 @@ def build_step(
 
     from engine.optim.schedule import step_plan
     from engine.run.run import RunSettings
-    from engine.train.step import FullBatch
-    from engine.train.step import build_step as build
+    from engine.train.build_step import FullBatch
+    from engine.train.build_step import build_step as build
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig

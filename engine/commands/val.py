@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,7 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.evaluator import Evaluator, Postprocess, stitchers_of
+from engine.evaluation.evaluator import Evaluator, build_evaluator
 from engine.evaluation.matching import match_detections
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
@@ -38,7 +38,7 @@ from utils.files.run_folders import check_run_dir, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.program import write_result
-from utils.structures import Detections, EvalResult, GroundTruth
+from utils.structures import Detections, DetectionTable, EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -52,8 +52,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    result, evaluator, index = score(config, model, spec, ctx)
-    if result is None or evaluator.detections is None:  # not the main process
+    scores = score(config, model, spec, ctx)
+    if scores is None:  # not the main process
         return
     canvases = canvases_of(config, model)
     config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
@@ -64,14 +64,14 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         ctx=ctx,
         imgsz=config.imgsz,
         stride=model.stride,
-        indexes={config.task: index},
+        indexes={config.task: scores.index},
     )
     folder = _open_folder(config)
     with listing_written(folder):
-        _write_report(folder, config, subject, result, evaluator)
+        _write_report(folder, config, subject, scores)
         if config.save_json:
-            gt = with_coco_ids(evaluator.ground_truth, index, spec)
-            tables.write_predictions(folder / "predictions.json", evaluator.detections, gt)
+            truth = with_coco_ids(scores.evaluator.ground_truth, scores.index, spec)
+            tables.write_predictions(folder / "predictions.json", scores.detections, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -118,6 +118,17 @@ def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
     return model.canvases(imgsz, rect=config.rect)
 
 
+@dataclass(frozen=True)
+class SplitScores:
+    """The scores of a model on a split, and the detections that were scored."""
+
+    result: EvalResult
+    detections: DetectionTable  # whose AP is computed, see `Evaluator`
+    shown: DetectionTable  # as detect.py finds them, see `Evaluator`
+    evaluator: Evaluator  # which has run
+    index: DatasetIndex  # of the split
+
+
 def score(
     config: ValConfig,
     model: InferenceModel,
@@ -125,18 +136,12 @@ def score(
     ctx: DistributedContext,
     *,
     index: DatasetIndex | None = None,
-) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """Scores a model on the split ``config.task``. Every process of the run must call this.
+) -> SplitScores | None:
+    """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
 
-    Args:
-        index: of the split, if it is open already.
-
-    Returns the scores on rank 0, None elsewhere; the evaluator, with the detections; and the index of the split.
+    ``index``: of the split, if it is open already.
     """
     canvases = canvases_of(config, model)
-    tiles = Tiles.from_config(config, model.tile or spec.tile)
-    if tiles is not None:
-        tiles.check(model.stride, model.input_hw)
     settings = ValidationSettings(
         conf_thres=config.conf_thres,
         iou_thres=config.iou_thres,
@@ -145,30 +150,46 @@ def score(
         classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
-    scored: nn.Module = _with_tta(model) if config.tta else model
-    select: Postprocess = partial(select_for_validation, settings=settings)
-    postprocess = select  # from the outputs of ``scored``
-    loader_tile = 0
-    if tiles is not None and tiles.scaled:  # the loader yields tiles, as in training
-        loader_tile = tiles.size
-    elif tiles is not None:
-        batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
-        view_input = ViewInput(stride=model.stride, imgsz=canvases.imgsz, only_hw=model.input_hw, batch=batch)
-        selections = settings.selections(model.nms_iou)
-        scored = TiledDetector(scored, select, tiles=tiles, view_input=view_input, selections=selections)
-        postprocess = _stitch
+    tiles = Tiles.from_config(config, model.tile or spec.tile)
+    if tiles is not None:
+        tiles.check(model.stride, model.input_hw)
+    # The loader yields scaled tiles, as in training. Of images at their full size, the model itself takes the tiles.
+    loader_tile = tiles.size if tiles is not None and tiles.scaled else 0
     sized = replace(config, imgsz=canvases.imgsz)
     loader = build_val_loader(ctx, sized, spec, canvases, tile=loader_tile, index=index)
-    evaluator = Evaluator(
-        ground_truth=loader.index.ground_truth(),
-        num_classes=len(loader.index.names),
-        postprocess=postprocess,
-        stitch=stitchers_of(loader, model.nms_iou, settings),
-        ctx=ctx,
+    scored: nn.Module = _with_tta(model) if config.tta else model
+    evaluator = replace(
+        build_evaluator(ctx, loader, model.nms_iou, settings),
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
-    return evaluator.run(scored, loader), evaluator, loader.index
+    if tiles is not None and not tiles.scaled:
+        scored = _with_tiles(ctx, sized, model, scored, tiles, settings)
+        evaluator = replace(evaluator, postprocess=_stitch)
+    result = evaluator.run(scored, loader)
+    if result is None or evaluator.detections is None or evaluator.shown is None:
+        return None
+    return SplitScores(result, evaluator.detections, evaluator.shown, evaluator, loader.index)
+
+
+def _with_tiles(
+    ctx: DistributedContext,
+    config: ValConfig,
+    model: InferenceModel,
+    scored: nn.Module,
+    tiles: Tiles,
+    settings: ValidationSettings,
+) -> TiledDetector:
+    """Returns ``scored``, which is ``model`` or has several views of it, as a model that takes whole images and detects
+    in their tiles."""
+    batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
+    return TiledDetector(
+        scored,
+        partial(select_for_validation, settings=settings),
+        tiles=tiles,
+        view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
+        selections=settings.selections(model.nms_iou),
+    )
 
 
 def _stitch(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
@@ -203,15 +224,14 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
     return replace(gt, category_ids=ids)
 
 
-def _write_report(folder: Path, config: ValConfig, subject: Subject, result: EvalResult, evaluator: Evaluator) -> None:
+def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores) -> None:
     """Prints the tables and writes the files of ``folder``."""
-    if evaluator.detections is None:
-        raise ValueError("the evaluator has not scored anything")
-    gt = evaluator.ground_truth
+    result = scores.result
+    truth = scores.evaluator.ground_truth
     names = subject.validated.names
     # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
-    matches = match_detections(gt, evaluator.detections, len(names))
-    rows = tables.result_rows(result, gt, names)
+    matches = match_detections(truth, scores.detections, len(names))
+    rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
@@ -220,4 +240,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, result: Eva
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
     if not config.noplots:
-        write_validation_report(folder, subject, result, evaluator, errors)
+        write_validation_report(folder, subject, result, scores.evaluator, errors)

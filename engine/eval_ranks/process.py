@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.index.index import DatasetIndex
-from data.loading.build import build_val_loader
-from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
 from engine.eval_ranks.messages import (
@@ -38,8 +36,9 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
-from engine.evaluation.evaluator import training_evaluator
+from engine.run.assembly import build_criterion, build_validation
 from engine.run.process import choose_kernels
+from engine.run.run import RunSettings
 from engine.run.starting_model import rebuild_model
 from utils.config.settings import TrainConfig, names_with
 from utils.distributed.context import DistributedContext
@@ -113,7 +112,6 @@ class Scorer:
         machine_settings = names_with(TrainConfig, scope="machine")
         own_settings = {name: getattr(config, name) for name in machine_settings if name in explicit_flags}
         config = replace(setup.settings.config, **own_settings)
-        hyp = setup.settings.hyp
         self._has_plots = not config.noplots
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
@@ -121,20 +119,17 @@ class Scorer:
         spec = _open_training_data(ctx, config, setup)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
-        canvases = CanvasRule(config.imgsz, self._model.stride, self._model.head.squares)
-        self._loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
-        _check_facts(self._loader.index, setup.facts)
-        self._criterion = self._model.head.build_loss(
-            hyp, label_smoothing=config.label_smoothing, class_weights=setup.class_weights
-        ).to(ctx.device)
-        self._evaluator = training_evaluator(ctx, self._model, self._criterion, self._loader)
+        settings = RunSettings(config, setup.settings.hyp)
+        self._criterion = build_criterion(ctx, settings, self._model, class_weights=setup.class_weights)
+        self._validation = build_validation(ctx, settings, spec, self._model, self._criterion)
+        _check_facts(self._validation.loader.index, setup.facts)
 
     def __call__(self, weights: Weights) -> Scores | None:
         """Returns the scores of ``weights`` on rank 0, None elsewhere."""
         self._model.load_state_dict(weights.ema)
-        evaluator = self._evaluator
+        evaluator = self._validation.evaluator
         self._criterion.set_closing(weights.is_closing)
-        result = evaluator.run(self._model, self._loader)
+        result = evaluator.run(self._model, self._validation.loader)
         preview = None
         if self._has_plots and evaluator.preview is not None:
             batch, detections = evaluator.preview

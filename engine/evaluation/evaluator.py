@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -259,22 +260,16 @@ class Evaluator:
         return arrays | {"seconds": np.array([[seconds.get(name, 0.0) for name in TIMES]])}
 
 
-def training_evaluator(
-    ctx: DistributedContext, model: Detector, criterion: Criterion, loader: ValidationLoader
+def build_evaluator(
+    ctx: DistributedContext, loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> Evaluator:
-    """Makes the evaluator of a training's averaged weights. It validates as val.py does, and computes the loss.
-
-    It runs in float32 whatever the type of training, as the threshold that it finds will be used in float32.
-    ``loader``: the data that will be evaluated.
-    """
+    """Makes the evaluator of the data of ``loader``, in float32 and without a loss. ``nms_iou``: the model's."""
     return Evaluator(
         ground_truth=loader.index.ground_truth(),
-        num_classes=model.num_classes,
-        postprocess=select_for_validation,
+        num_classes=len(loader.index.names),
+        postprocess=partial(select_for_validation, settings=settings),
         ctx=ctx,
-        fuses=True,
-        stitch=stitchers_of(loader, model.nms_iou, ValidationSettings()),
-        criterion=criterion,
+        stitch=stitchers_of(loader, nms_iou, settings),
     )
 
 

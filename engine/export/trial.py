@@ -19,9 +19,20 @@ from engine.formats.registry import load_format
 from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector
-from utils.config.settings import ExportConfig
+from utils.config.settings import ExportConfig, TrainConfig
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import FailedCheck
 from utils.logger import get_logger
+
+
+def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
+    """Exports the untrained model of a run with ``--export``, so that a format that fails does so before the
+    training."""
+    if not config.export:
+        return
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            try_formats(model, config.export, config.imgsz)
 
 
 def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:

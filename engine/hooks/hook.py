@@ -149,7 +149,7 @@ class Hooks:
         action = Action.CONTINUE
         for hook in self._hooks:
             action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE
-            if action.interrupts:
+            if action.breaks_off:
                 break
         return action
 

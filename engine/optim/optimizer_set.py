@@ -19,14 +19,7 @@ class RowRates(NamedTuple):
 
 
 class OptimizerSet:
-    """One or more torch optimizers that act as one: stepped, skipped, saved and scheduled together.
-
-    It has the attributes that torch.amp.GradScaler requires of an optimizer that skips a step on the device
-    (``param_groups``, ``_step_supports_amp_scaling``, ``grad_scale``, ``found_inf``), so a non-finite step needs no
-    host sync.
-    """
-
-    _step_supports_amp_scaling = True
+    """One or more torch optimizers that act as one: stepped, skipped, saved and scheduled together."""
 
     def __init__(
         self, optimizers: list[torch.optim.Optimizer], name: str = "", row_rates: Sequence[RowRates] = ()
@@ -34,9 +27,6 @@ class OptimizerSet:
         self.optimizers = optimizers
         self.name = name
         self._row_rates = row_rates
-        self.grad_scale: Tensor | None = None
-        self.found_inf: Tensor | None = None  # set by GradScaler
-        self.found_nonfinite: Tensor | None = None  # set by the step: float 1 where a gradient is not finite, else 0
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -55,15 +45,16 @@ class OptimizerSet:
             torch.cuda.synchronize(self.parameters[0].device)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Updates the parameters, unless `found_inf` or `found_nonfinite` is 1 on the device."""
-        flags = [flag.reshape(()).float() for flag in (self.found_inf, self.found_nonfinite) if flag is not None]
-        skipped = torch.stack(flags).amax() if flags else None
+    def step(self, nonfinite: Tensor | None = None) -> None:
+        """Updates the parameters with their gradients, which must be unscaled.
+
+        ``nonfinite``: float32 () on the device; 1 makes the step change nothing, without a host sync.
+        """
         before = [rates.parameter.detach().clone() for rates in self._row_rates]
         for optimizer in self.optimizers:
             local = cast(_SkipsOnDevice, _local(optimizer))
-            local.found_inf = skipped  # torch's fused kernels, and Muon, change nothing where it is 1
-            local.grad_scale = None  # gradients are unscaled before
+            local.found_inf = nonfinite  # torch's fused kernels, and Muon, change nothing where it is 1
+            local.grad_scale = None
             optimizer.step()
         for (parameter, factors), old in zip(self._row_rates, before):
             parameter.copy_(torch.lerp(old, parameter, factors))

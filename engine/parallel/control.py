@@ -30,8 +30,8 @@ class Action(enum.Flag):
     CONTINUE = 0
     SAVE = enum.auto()  # at once
     END = enum.auto()  # take no more steps
-    INTERRUPT = enum.auto()  # leave the end of an epoch to a resumed run
-    STOP = SAVE | END | INTERRUPT  # by a signal or a request: a resumed run continues here
+    BREAK_OFF = enum.auto()  # leave the rest of an epoch's end to a resumed run
+    STOP = SAVE | END | BREAK_OFF  # by a signal or a request: a resumed run continues here
 
     @property
     def saves(self) -> bool:
@@ -44,9 +44,9 @@ class Action(enum.Flag):
         return Action.END in self
 
     @property
-    def interrupts(self) -> bool:
+    def breaks_off(self) -> bool:
         """Whether nothing else is done at this point, not even what ends an epoch."""
-        return Action.INTERRUPT in self
+        return Action.BREAK_OFF in self
 
 
 class RunControl:
@@ -64,8 +64,8 @@ class RunControl:
         self._watchdog = watchdog
         self._signals = watchdog.signals
         # Requests of this rank:
-        self._wants_save = False
-        self._wants_stop = False
+        self._save_requested = False
+        self._stop_requested = False
         self._failure = ""  # message of a hook of this rank that has failed
         self._cause: BaseException | None = None  # and its error
         self._polled_at = 0.0
@@ -81,25 +81,27 @@ class RunControl:
     @property
     def has_signal(self) -> bool:
         """Whether a signal to stop has reached this rank."""
-        return self._signals.stop or self._signals.interrupt
+        return self._signals.received
 
     def request(self, action: Action) -> None:
         """Makes all ranks save once, or stop, after the same step."""
-        self._wants_save |= action is Action.SAVE
-        self._wants_stop |= action is Action.STOP
+        self._save_requested |= action is Action.SAVE
+        self._stop_requested |= action is Action.STOP
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Stops the run, which then ends with this error (`finish`)."""
         self._failure = message
         self._cause = cause
-        self._wants_stop = True
+        self._stop_requested = True
 
     def flags(self) -> StepFlags:
         """Returns what this rank requests with the step that begins."""
         flags = StepFlags(
-            save=self._wants_save, stop=self._signals.stop or self._wants_stop, interrupt=self._signals.interrupt
+            save=self._save_requested,
+            stop=self._signals.requeue or self._stop_requested,
+            interrupt=self._signals.interrupt,
         )
-        self._wants_save = False  # a save is requested once, a stop until the run ends
+        self._save_requested = False  # a save is requested once, a stop until the run ends
         return flags
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
@@ -117,12 +119,12 @@ class RunControl:
         if flags.interrupt:
             return self._stop(INTERRUPTED)
         if flags.stop:  # by a signal to any rank, or else by a request
-            return self._stop(max_over_ranks(self._ctx, REQUEUE if self._signals.stop else 0))
+            return self._stop(max_over_ranks(self._ctx, REQUEUE if self._signals.requeue else 0))
         return action | Action.SAVE
 
     def agree(self) -> Action:
         """Returns `Action.STOP` if any rank has requested it. Called at the start and after an epoch."""
-        if max_over_ranks(self._ctx, int(self._wants_stop)):
+        if max_over_ranks(self._ctx, int(self._stop_requested)):
             return self._stop(0)
         return Action.CONTINUE
 

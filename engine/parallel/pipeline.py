@@ -2,11 +2,20 @@
 
 Processes 2i and 2i + 1 train on the same images: the first computes the first layers, the second the others and the
 loss. Both have all weights and the state of the optimizer, so everything outside of the step is as in other runs. One
-sum over all processes gives each of them all gradients; a process adds zeros for layers that it does not compute. Each
-micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both:
+sum over all processes gives each of them all gradients; a process adds zeros for layers that it does not compute.
 
-    first process     F0  F1    B0  F2    B1  F3    B2  B3
-    second process        F0 B0     F1 B1     F2 B2     F3 B3
+Each micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both processes. The first sends its
+maps at the cut (m), and receives their gradients (g). A step of four, with time to the right:
+
+    first process     F0    F1          B0 F2       B1 F3       B2          B3
+                         m0    m1    g0       m2 g1       m3 g2          g3
+    second process          F0 B0          F1 B1       F2 B2       F3 B3
+
+A call of `FirstStage.forward` is F of a micro-batch and B of the one before, and the end of the step the last B. A call
+of `LastStage.forward` is F; B is the backward pass of the loss, which ends with the gradients of the maps.
+
+Both processes start to send and to receive in the same order, as NCCL requires: m0 m1 g0 m2 g1 m3 g2 g3. So the second
+one starts to receive the next maps before F, one micro-batch ahead.
 
 Between F and B of a micro-batch the first process keeps only its images, and computes its activations again in B, so
 that it never holds those of two. With a single micro-batch it keeps them, and the processes take turns.
@@ -29,7 +38,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as, gradient_vector, set_gradients
-from engine.parallel.strategy import Accumulate, Autocast, Strategy, all_reduce_sum
+from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from models.modules import eval_mode
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -92,35 +101,47 @@ class Stage(Strategy):
         self._last_norms = _trained_norms(layers[self._split.layer :])
         self._statistics = _statistics([*self._first_norms, *self._last_norms])
         self._peer_statistics = _statistics(self._peer_norms())
-        self._begin([])
 
-    def compute_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
-    ) -> tuple[Tensor, Tensor]:
-        """Like `Strategy.compute_gradients`, and leaves the mean over the copies of the model in the batch norms'
-        statistics. The peer has the same ``batches``."""
-        self._begin([tuple(batch.images.shape) for batch in batches])
-        sums, total = accumulate(batches)
-        self._end()
+    def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
+        """Yields ``batches``, which the peer has as well."""
+        self._start_step([batch.images.shape for batch in batches])
+        yield batches
+        self._finish_step()
+
+    def reduce(self) -> Tensor:
+        """As `Strategy.reduce`; also leaves the mean over the copies of the model in the batch norms' statistics."""
         for statistic in self._peer_statistics:
             statistic.zero_()
         statistics = flatten(self._statistics)
-        vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, sums, statistics))
-        sums, means = set_gradients(self._parameters, vector).split([len(sums), len(statistics)])
+        vector = all_reduce_sum(self.ctx, gradient_vector(self._parameters, self._sums, statistics))
+        sums, means = set_gradients(self._parameters, vector).split([len(self._sums), len(statistics)])
         copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
-        return sums, total
+        return sums
 
     def _peer_norms(self) -> list[nn.BatchNorm2d]:
         """Returns the trained batch norms that the other process of the pair computes."""
         raise NotImplementedError
 
-    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
-        """Prepares a step over images of these shapes."""
+    def _start_step(self, shapes: list[torch.Size]) -> None:
+        """Is called before the first `forward` of a step, with the shapes of its micro-batches' images."""
         raise NotImplementedError
 
-    def _end(self) -> None:
-        """Ends a step, after its last `forward`."""
+    def _finish_step(self) -> None:
+        """Is called after the last `forward` of a step and its backward pass."""
         raise NotImplementedError
+
+    def _send(self, maps: Sequence[Tensor]) -> _Message:
+        """Starts to send maps, or their gradients, to the other process of the pair."""
+        return self._start(dist.isend, maps)
+
+    def _receive(self, image_shape: Sequence[int]) -> _Message:
+        """Starts to receive the maps, or their gradients, of a micro-batch with images of this shape."""
+        return self._start(dist.irecv, self._maps_for(image_shape))
+
+    def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> _Message:
+        flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
+        operations = [dist.P2POp(operation, values, self._peer) for values in flat]
+        return _Message(maps, works=dist.batch_isend_irecv(operations) if operations else [])
 
     def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
         """Returns uninitialized maps, for what the second process takes from the first for images of this shape."""
@@ -134,45 +155,56 @@ class Stage(Strategy):
             maps.append(torch.empty(size, dtype=example.dtype, device=example.device, memory_format=memory_format))
         return maps
 
-    def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> list[dist.Work]:
-        """Starts to send or receive maps. Both processes start all of their messages in the same order, as NCCL
-        requires."""
-        flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
-        operations = [dist.P2POp(operation, values, self._peer) for values in flat]
-        return dist.batch_isend_irecv(operations) if operations else []
+
+class _Message(NamedTuple):
+    """Maps, or their gradients, on the way between the two processes."""
+
+    maps: Sequence[Tensor]
+    works: Sequence[dist.Work]
+
+    def wait(self) -> Sequence[Tensor]:
+        """Waits until the maps are sent or received, and returns them."""
+        for work in self.works:
+            work.wait()
+        return self.maps
 
 
-class _Sent(NamedTuple):
-    """A micro-batch whose maps are sent, or have been."""
+_NOTHING = _Message([], [])
+
+
+class _MicroBatch(NamedTuple):
+    """A micro-batch after its forward pass in the first process."""
 
     images: Tensor
-    maps: list[Tensor]
-    works: list[dist.Work]
+    sent: _Message
 
 
 class FirstStage(Stage):
     """Computes the layers before the cut."""
 
+    _recomputes: bool  # whether B computes the activations again
+    _forwarded: _MicroBatch | None  # the micro-batch after F and before B
+
     def _peer_norms(self) -> list[nn.BatchNorm2d]:
         return self._last_norms
 
-    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
+    def _start_step(self, shapes: list[torch.Size]) -> None:
         self._recomputes = len(shapes) > 1
-        self._waiting: _Sent | None = None  # for its backward pass
+        self._forwarded = None
 
     def forward(self, images: Tensor) -> None:
         """Runs F of a micro-batch, then B of the one before."""
         with torch.set_grad_enabled(not self._recomputes):
             maps = self._maps(images)
-        previous = self._waiting
-        self._waiting = _Sent(images, maps, works=self._start(dist.isend, maps))
+        previous = self._forwarded
+        self._forwarded = _MicroBatch(images, sent=self._send(maps))
         if previous is not None:
             self._backward(previous)
 
-    def _end(self) -> None:
-        if self._waiting is not None:
-            self._backward(self._waiting)
-        self._waiting = None
+    def _finish_step(self) -> None:
+        if self._forwarded is not None:
+            self._backward(self._forwarded)
+        self._forwarded = None
 
     def _maps(self, images: Tensor) -> list[Tensor]:
         """Computes the maps that the second process takes."""
@@ -182,16 +214,14 @@ class FirstStage(Stage):
         kept[self._split.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
         return [kept[layer] for layer in self._split.taken]
 
-    def _backward(self, sent: _Sent) -> None:
+    def _backward(self, batch: _MicroBatch) -> None:
         """Runs B of a micro-batch, with the gradients that the second process sends."""
-        gradients = self._maps_for(sent.images.shape)
-        works = self._start(dist.irecv, gradients)
-        _wait(sent.works)  # before its maps are replaced
-        maps = sent.maps
+        arriving = self._receive(batch.images.shape)
+        maps = batch.sent.wait()
         if self._recomputes:
             with _fixed_statistics(self._first_norms):
-                maps = self._maps(sent.images)
-        _wait(works)
+                maps = self._maps(batch.images)
+        gradients = arriving.wait()
         trained = [number for number, values in enumerate(maps) if values.requires_grad]
         if trained:  # else all layers are frozen
             torch.autograd.backward([maps[number] for number in trained], [gradients[number] for number in trained])
@@ -200,45 +230,41 @@ class FirstStage(Stage):
 class LastStage(Stage):
     """Computes the layers from the cut on."""
 
+    _shapes: deque[torch.Size]  # of the images of the micro-batches whose maps it has not started to receive
+    _arriving: _Message  # the maps of the next micro-batch
+    _sent: _Message  # the newest gradients
+
     def _peer_norms(self) -> list[nn.BatchNorm2d]:
         return self._first_norms
 
-    def _begin(self, shapes: list[tuple[int, ...]]) -> None:
+    def _start_step(self, shapes: list[torch.Size]) -> None:
         self._shapes = deque(shapes)
-        self._incoming: deque[tuple[list[Tensor], list[dist.Work]]] = deque()
-        self._sent: list[dist.Work] = []
+        self._sent = _NOTHING
         self._receive_next()
 
     def _receive_next(self) -> None:
-        if self._shapes:
-            maps = self._maps_for(self._shapes.popleft())
-            self._incoming.append((maps, self._start(dist.irecv, maps)))
+        """Starts to receive the maps of the next micro-batch, if there is one."""
+        self._arriving = self._receive(self._shapes.popleft()) if self._shapes else _NOTHING
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Runs F of a micro-batch, and returns the head's raw maps. Their backward pass sends gradients to the first
-        process."""
-        maps, works = self._incoming.popleft()
+        """Runs F of a micro-batch, and returns the head's raw maps. Their backward pass is B."""
+        arriving = self._arriving
         self._receive_next()
-        _wait(works)
-        received = _Received.apply(self.send_gradients, *(values.requires_grad_() for values in maps))
+        maps = arriving.wait()
+        received = _Received.apply(self._send_gradients, *(values.requires_grad_() for values in maps))
         first = self._split.layer
         kept = dict(zip(self._split.taken, received))
         with self.autocast():
             raw = self._detector.run_layers(first, len(self._detector.model), kept.get(first - 1), kept)
         return cast(list[Tensor], raw)  # the last layer is the head
 
-    def send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Sends the gradients of the maps that the last `forward` received."""
-        self._end()
-        self._sent = self._start(dist.isend, gradients)
+    def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Ends B: sends the gradients of the maps that the last `forward` received."""
+        self._sent.wait()
+        self._sent = self._send(gradients)
 
-    def _end(self) -> None:
-        _wait(self._sent)
-
-
-def _wait(works: Sequence[dist.Work]) -> None:
-    for work in works:
-        work.wait()
+    def _finish_step(self) -> None:
+        self._sent.wait()
 
 
 class _Received(torch.autograd.Function):

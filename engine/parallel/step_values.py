@@ -17,8 +17,8 @@ class StepFlags(NamedTuple):
     all ranks read them after the same step."""
 
     save: bool = False
-    stop: bool = False  # SIGTERM or SIGUSR1
-    interrupt: bool = False  # SIGINT
+    stop: bool = False  # for SIGTERM, SIGUSR1, or a callback
+    interrupt: bool = False  # for SIGINT
 
     def __or__(self, other: StepFlags) -> StepFlags:
         return StepFlags(

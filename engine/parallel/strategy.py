@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,14 +13,19 @@ from torch import Tensor, nn
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch
 
-# Adds the gradients of micro-batches to ``.grad``; returns their packed `StepSums` (n,) and the sum of their losses ().
-Accumulate = Callable[[Sequence[Batch]], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 class Strategy:
     """Plain data parallelism: a process computes its shard of the batch, and DDP, if it wraps the model, adds the
-    gradients. Subclasses change which part of a step a process computes, and how the parts become one step.
+    gradients. Subclasses change which shards of a step a process computes, and how they become one step.
+
+    A step computes one shard after another, then reduces:
+
+        for shard in strategy.shards(batches, counts):
+            ...  # for each micro-batch: `forward`, loss, backward
+            strategy.add_shard(sums)
+        sums = strategy.reduce()
 
     Attributes:
         model: on its device, wrapped for it.
@@ -35,20 +40,23 @@ class Strategy:
         is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
         self.ddp_divides_by = ctx.world_size if is_ddp else 1
 
-    def compute_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
-    ) -> tuple[Tensor, Tensor]:
-        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
+    def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
+        """Yields the micro-batches of each shard of the step that this process computes.
 
         Args:
             batches: this process's micro-batches; any may be empty.
             counts: images of each micro-batch over all ranks.
-            accumulate: called for each part of the step that this process computes.
-
-        Returns the sums over all ranks, and the total of this rank.
         """
-        sums, total = accumulate(batches)
-        return all_reduce_sum(self.ctx, sums), total
+        yield batches
+
+    def add_shard(self, sums: Tensor) -> None:
+        """Adds a shard, whose gradients are in ``.grad``. ``sums``: `StepSums` over its micro-batches, packed (n,)."""
+        self._sums = sums
+
+    def reduce(self) -> Tensor:
+        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks. Returns the sums over all
+        ranks."""
+        return all_reduce_sum(self.ctx, self._sums)
 
     def forward(self, images: Tensor) -> list[Tensor] | None:
         """Returns the raw maps of a micro-batch; None if another process computes them, and the loss."""

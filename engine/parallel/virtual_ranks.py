@@ -8,7 +8,7 @@ follows EasyScale, SC'23; the exchange is the recursive halving and doubling of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, gradient_vector, set_gradients
 from engine.optim.optimizer_set import OptimizerSet
-from engine.parallel.strategy import Accumulate, Autocast, Strategy
+from engine.parallel.strategy import Autocast, Strategy
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.errors import UserError
@@ -64,38 +64,41 @@ class VirtualRanks(Strategy):
         self._optimizer = optimizer
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
+        self._tree = SubtreeSum()  # of the step being computed
 
-    def compute_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], accumulate: Accumulate
-    ) -> tuple[Tensor, Tensor]:
-        parameters = self._optimizer.parameters
-        per_process = self._count // self.ctx.world_size
-        first_rank = self.ctx.rank * per_process
-        # Every shard begins with the statistics and counters from before the step.
+    def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
+        """Yields the micro-batches of each of this process's virtual ranks, which all begin with the statistics and
+        counters from before the step."""
+        self._tree = SubtreeSum()
         old_statistics = flatten(self._statistics)
         old_counters = flatten(self._counters)
-        tree = SubtreeSum()
-        totals: list[Tensor] = []
+        per_process = self._count // self.ctx.world_size
+        first_rank = self.ctx.rank * per_process
         for virtual_rank in range(first_rank, first_rank + per_process):
             copy_from_flat(old_statistics, self._statistics)
             copy_from_flat(old_counters, self._counters)
-            sums, total = accumulate(self._shards(virtual_rank, batches, counts))
-            totals.append(total)
-            tree.add(gradient_vector(parameters, sums, flatten(self._statistics)))
-            self._optimizer.zero_grad()
-        others = set_gradients(parameters, sum_over_processes(self.ctx, tree.total()))
-        sums, statistics = others.split([len(sums), len(old_statistics)])
-        copy_from_flat((statistics / self._count).to(old_statistics), self._statistics)
-        return sums, torch.stack(totals).sum()
+            yield self._cut_shard(virtual_rank, batches, counts)
 
-    def _shards(self, virtual_rank: int, batches: Sequence[Batch], counts: Sequence[int]) -> list[Batch]:
-        """Cuts the shards of a virtual rank out of this process's micro-batches."""
-        shards = []
+    def add_shard(self, sums: Tensor) -> None:
+        self._tree.add(gradient_vector(self._optimizer.parameters, sums, flatten(self._statistics)))
+        self._optimizer.zero_grad()
+
+    def reduce(self) -> Tensor:
+        total = sum_over_processes(self.ctx, self._tree.total())
+        others = set_gradients(self._optimizer.parameters, total)
+        num_statistics = sum(statistic.numel() for statistic in self._statistics)
+        sums, statistics = others.split([len(others) - num_statistics, num_statistics])
+        copy_from_flat(statistics / self._count, self._statistics)
+        return sums
+
+    def _cut_shard(self, virtual_rank: int, batches: Sequence[Batch], counts: Sequence[int]) -> list[Batch]:
+        """Cuts the shard of a virtual rank out of this process's micro-batches."""
+        shard = []
         for batch, count in zip(batches, counts):
             first, last = shard_bounds(count, virtual_rank, self._count)
             offset, _ = shard_bounds(count, self.ctx.rank, self.ctx.world_size)
-            shards.append(batch.shard(first - offset, last - offset))
-        return shards
+            shard.append(batch.shard(first - offset, last - offset))
+        return shard
 
 
 class SubtreeSum:

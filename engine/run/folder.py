@@ -17,7 +17,7 @@ import yaml
 
 from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
-from engine.run.run import RunPlan, TrainingRun
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -35,18 +35,19 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
 
-def claim_folder(ctx: DistributedContext, plan: RunPlan, stack: ExitStack, progress: Progress) -> TrainingRun:
+def claim_folder(
+    ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack, progress: Progress
+) -> TrainingRun:
     """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
 
     Args:
-        plan: with final settings: the batch size and ``lr_mult`` are chosen.
+        settings: of the run; nothing in them is left open.
         stack: when it is closed, the folder is unlocked, and removed if the run failed before its first step.
         progress: of the run; the trainer counts its steps there.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
     """
-    settings = plan.settings
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from data.source.dataset_spec import DataSource
@@ -22,6 +22,7 @@ from engine.run.resume import (
 from engine.run.run import RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.data_location import find_location
@@ -48,15 +49,20 @@ def plan_run(
         explicit_flags: names of the settings that the command line gives.
         stack: holds the lock on the folder of a run that continues.
 
-    Raises UserError when there is nothing to resume from, no folder can be made, or another process trains the run.
+    Raises UserError when there is nothing to resume from, no folder can be made, another process trains the run, or the
+    processes do not have the same settings or the same position of a checkpoint.
     """
     command = Command(config, explicit_flags, launchers=all_objects(ctx, ctx.launcher))
     restarted_folder = broadcast_object(ctx, find_run_of_launchers(config, command.launchers) if ctx.is_main else None)
     if restarted_folder is not None:
-        return _plan_restarted(ctx, command, restarted_folder, stack)
-    if config.resume is not None:
-        return _plan_resumed(ctx, command, stack)
-    return _plan_new(ctx, command)
+        plan = _plan_restarted(ctx, command, restarted_folder, stack)
+    elif config.resume is not None:
+        plan = _plan_resumed(ctx, command, stack)
+    else:
+        plan = _plan_new(ctx, command)
+    progress = None if plan.checkpoint is None else asdict(plan.checkpoint.progress)
+    check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
+    return plan
 
 
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
@@ -108,7 +114,7 @@ def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -
     """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
     plan = _plan_from_checkpoint(ctx, command, path)
     if plan.checkpoint is not None:
-        check_can_continue(plan.checkpoint, plan.config, command.explicit_flags)
+        check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
     return plan
 
 

@@ -1,4 +1,5 @@
-"""What each process of a run sets up before it opens anything: logging, threads and deterministic kernels."""
+"""What each process of a run sets up before it opens anything: logging, threads and deterministic kernels; and what
+its machine lacks."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from utils.config.settings import TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.machine.limits import memory_advice
 from utils.strings import counted
 
 
@@ -40,6 +42,11 @@ def _listing(values: dict[str, Any]) -> str:
     """Returns ``name=value, ...``, or "defaults" if there are none."""
     pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
     return ", ".join(pairs) or "defaults"
+
+
+def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
+    """Says what to change if the memory of the machine or of its GPUs does not suffice for the run."""
+    return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
 
 
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ class RunPlan:
     A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
 
-    The settings may leave the batch size (-1) and ``lr_mult`` (None) open: engine/train/build.py chooses them, with
-    `with_batch_size` and `with_lr_mult`.
+    The settings may leave the batch size (-1) and ``lr_mult`` (None) open, which engine/train/choices.py chooses.
     """
 
     settings: RunSettings
@@ -40,20 +39,6 @@ class RunPlan:
     checkpoint: Checkpoint | None = None  # from which the run continues; None: it starts from the beginning
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
-
-    @property
-    def config(self) -> TrainConfig:
-        return self.settings.config
-
-    @property
-    def hyp(self) -> Hyperparameters:
-        return self.settings.hyp
-
-    def with_batch_size(self, batch_size: int) -> RunPlan:
-        return replace(self, settings=replace(self.settings, config=replace(self.config, batch_size=batch_size)))
-
-    def with_lr_mult(self, lr_mult: float) -> RunPlan:
-        return replace(self, settings=replace(self.settings, hyp=replace(self.hyp, lr_mult=lr_mult)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""The model that a run starts from: built, filled with starting weights, and with frozen layers."""
+"""The model that a run starts from: built, filled with starting weights, with frozen layers and fitted anchors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.index.index import DatasetIndex
+from data.source.dataset_spec import DatasetSpec, class_names
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.optim.build import LoadedParameters
+from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from engine.run.restore import check_classes
+from engine.run.run import RunPlan, RunSettings
+from models.autoanchor import check_anchors
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
-from models.weights.load import model_of
+from models.weights.load import check_shapes, model_of
 from models.weights.origin import RANDOM, origin_of_run
-from models.weights.read import read_weights
+from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
-from utils.errors import UserError
+from utils.distributed.agreement import check_same_model
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -32,6 +42,26 @@ class StartingModel:
     model: Detector  # on its device
     pretrained: dict[str, tuple[int, ...]]  # parameters from weights, by name; of each the rows that are still random
     origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
+
+
+def build_run_model(ctx: DistributedContext, plan: RunPlan, spec: DatasetSpec) -> StartingModel:
+    """Builds the model of a run on its device: with starting weights, or, for a run that continues, as its checkpoint
+    describes it (`restore_run` loads the weights).
+
+    Raises UserError for a model or weights that cannot be used with the data set, and when the processes do not have
+    the same.
+    """
+    config = plan.settings.config
+    if plan.checkpoint is None:
+        names = class_names(spec, config.single_cls)
+        starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
+        state = starting_model.model.state_dict()
+        read_tensors = [state[name] for name in starting_model.pretrained]
+    else:
+        starting_model = _rebuild_starting_model(ctx, config, spec, plan.checkpoint)
+        read_tensors = list(plan.checkpoint.model.values())
+    check_same_model(ctx, starting_model.model, read_tensors)
+    return starting_model
 
 
 def build_starting_model(
@@ -52,10 +82,24 @@ def build_starting_model(
     return StartingModel(_on_device(model, ctx), pretrained, origin._asdict())
 
 
+def _rebuild_starting_model(
+    ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, checkpoint: Checkpoint
+) -> StartingModel:
+    """Builds the model that a checkpoint describes. Raises UserError if the data set has other classes, or if the
+    weights are not those of the model."""
+    names = class_names(spec, config.single_cls)
+    check_classes(checkpoint, names, spec.source)
+    check_shapes(checkpoint.path, checkpoint.model_spec, checkpoint.names, shapes_of(checkpoint.model))
+    with errors_of(checkpoint.path):
+        model = rebuild_model(ctx, config, names, spec.pixels.channels, checkpoint.model_spec)
+    pretrained = {name: tuple(rows) for name, rows in checkpoint.pretrained.items()}
+    return StartingModel(model, pretrained, checkpoint.origin)
+
+
 def rebuild_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, model_spec: dict[str, Any]
 ) -> Detector:
-    """Builds the model of a run that continues, from the spec in its checkpoint. Its weights are loaded later."""
+    """Builds the model of a run that there is already, from the spec of then. Its weights are loaded later."""
     model = _build(model_spec, config, names, channels, remark="")
     _freeze(model, config.freeze)
     return _on_device(model, ctx)
@@ -109,3 +153,43 @@ def freeze_layers(model: Detector, layers: Collection[int]) -> None:
 
 def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
     module.training = False
+
+
+def fit_anchors(ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
+    """Checks the anchors of the model, if it has any, against the boxes of the training split, and fits new ones. A run
+    that continues has those of its checkpoint.
+
+    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
+    """
+    anchors = model.head.anchors
+    if anchors is None or plan.checkpoint is not None:
+        return
+    config = plan.settings.config
+    hyp = plan.settings.hyp
+    fitted = None
+    if ctx.is_main:
+        sides = train.sides_at(config.imgsz)
+        refit = not config.noautoanchor
+        message = check_anchors(sides, model.head, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", message)
+        fitted = anchors.cpu()
+    anchors.copy_(broadcast_object(ctx, fitted))
+
+
+def loaded_parameters(
+    starting_model: StartingModel, settings: RunSettings, steps: StepPlan, checkpoint: Checkpoint | None
+) -> LoadedParameters:
+    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
+    the run began.
+
+    Args:
+        settings: of the run, with ``lr_mult``.
+        checkpoint: from which the run continues; None: it begins.
+    """
+    lr_mult = settings.hyp.lr_mult
+    if lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
+    new_lr_mult = None if checkpoint is None else checkpoint.new_lr_mult
+    if new_lr_mult is None:
+        new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
+    return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

@@ -10,6 +10,7 @@ from engine.run.run import RunSettings
 from models.heads.base import DetectionHead
 from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings, closing_epochs
 from utils.distributed.context import DistributedContext
+from utils.logger import get_logger
 from utils.strings import counted
 
 COLOR_SETTINGS = ("hsv_h", "hsv_s", "hsv_v")
@@ -48,6 +49,15 @@ class RunFacts:
         """Whether some training images are made of several."""
         settings = self.settings
         return not settings.config.rect and any(getattr(settings.hyp, name) > 0 for name in MIXING_SETTINGS)
+
+
+def warn_of_unused_settings(
+    ctx: DistributedContext, settings: RunSettings, head: DetectionHead, *, channels: int, tile: int
+) -> None:
+    """Logs a warning for each of `unused_settings`."""
+    if ctx.is_main:
+        for line in unused_settings(ctx, settings, head, channels=channels, tile=tile):
+            get_logger().warning("%s", line)
 
 
 def unused_settings(

@@ -16,8 +16,8 @@ import torch
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
+from engine.train.build_step import FullBatch, build_step
 from engine.train.compile import plan_compilation
-from engine.train.step import FullBatch, build_step
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import TrainConfig

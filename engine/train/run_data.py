@@ -1,24 +1,27 @@
-"""The data of a run: opened, its loaders, and what identifies it."""
+"""The data of a run: opened, and what checkpoints and the step must know of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.folds.held_out import hold_out_validation
-from data.index.small_boxes import warn_of_small_boxes
-from data.loading.build import build_train_loader, build_val_loader
-from data.loading.check_settings import warn_of_shared_images
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.open_samples import TrainSamples
-from data.render.letterbox import CanvasRule
+from data.index.index import DatasetIndex
+from data.loading.loader import InfiniteDataLoader
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
+from engine.checkpoint.description import RunDescription
 from engine.evaluation.metrics import Fitness
+from engine.optim.build import LoadedParameters
 from engine.run.restore import EpochData
-from engine.run.run import RunPlan, RunSettings
+from engine.run.run import RunPlan, TrainingRun
+from engine.run.starting_model import StartingModel
+from engine.train.build_step import FullBatch
+from engine.train.step import TrainStep
 from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
+from models.losses.distillation import Teacher
 from utils.distributed.context import DistributedContext, broadcast_object
+from utils.files.data_location import describe_location
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,9 @@ class RunData:
     fitness: Fitness
     teacher: TeacherFile | None
 
-
-@dataclass(frozen=True)
-class Loaders:
-    """The loaders of both splits."""
-
-    train: InfiniteDataLoader
-    val: ValidationLoader
+    def build_teacher(self, model: Detector) -> Teacher | None:
+        """Builds the teacher as the loss of ``model`` takes it, if there is one."""
+        return None if self.teacher is None else self.teacher.build(model)
 
 
 def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
@@ -44,7 +43,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
-    config = plan.config
+    config = plan.settings.config
     checkpoint = plan.checkpoint
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
     spec = open_data(plan.data_source, ctx)
@@ -56,28 +55,12 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     return RunData(spec, fitness, teacher)
 
 
-def build_loaders(
-    ctx: DistributedContext, settings: RunSettings, data: RunData, model: Detector, samples: TrainSamples
-) -> Loaders:
-    """Opens the validation split, and builds the loaders of both. Warns about data that would spoil the result."""
-    config = settings.config
-    hyp = settings.hyp
-    spec = data.spec
-    train = build_train_loader(ctx, config, hyp, spec, stride=model.stride, samples=samples)
-    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
-    val = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=hyp)
-    data.fitness.check_objects(val.index.ground_truth())
-    if ctx.is_main:
-        warn_of_shared_images(spec, train.index, val.index)
-        warn_of_small_boxes(train.index, imgsz=config.imgsz, stride=model.stride)
-    return Loaders(train, val)
-
-
-def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
+def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:
     """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
-    depend on modification times, and machines with copies of their own have others."""
-    train = loaders.train.samples.index
-    val = loaders.val.samples.index
+    depend on modification times, and machines with copies of their own have others.
+
+    ``train``, ``val``: indexes of the samples, which are tiles for data with tiles.
+    """
     fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
     return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
 
@@ -85,3 +68,43 @@ def data_identity(ctx: DistributedContext, loaders: Loaders) -> dict[str, str]:
 def epoch_data(train: InfiniteDataLoader, identity: dict[str, str]) -> EpochData:
     """Returns what the position in an epoch depends on besides the settings."""
     return EpochData(batches=len(train), images=len(train.samples), fingerprint=identity["fingerprint"])
+
+
+def full_batch(train: InfiniteDataLoader) -> FullBatch:
+    """Describes whole training batches. Regions to ignore are crowds, and objects that borders of moving tiles cut."""
+    has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
+    return FullBatch(train.global_images(0), has_regions)
+
+
+def describe_run(
+    run: TrainingRun,
+    data: RunData,
+    starting_model: StartingModel,
+    *,
+    step: TrainStep,
+    loaded: LoadedParameters,
+    identity: dict[str, str],
+) -> RunDescription:
+    """Returns what all checkpoints of the run say of its settings, data and model."""
+    spec = data.spec
+    model = starting_model.model
+    root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
+    location = describe_location(spec.source, root, run.folder)
+    config = replace(run.config, optimizer=step.optimizer.name)  # a longer run must not choose another when it resumes
+    if config.data != "demo":
+        config = replace(config, data=location["source"])  # valid from any working folder
+    return RunDescription(
+        model_spec=model.spec,
+        names=list(model.names),
+        imgsz=run.config.imgsz,
+        bits=spec.pixels.bits,
+        hyp=run.hyp,
+        config=config,
+        data=location | identity,
+        val_images=sorted(spec.held_out),
+        tile=spec.tile,
+        pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},
+        new_lr_mult=loaded.new_lr_mult,
+        origin=starting_model.origin,
+        teacher=data.teacher.stored if data.teacher else {},
+    )

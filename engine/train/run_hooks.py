@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.evaluation.evaluator import Evaluator
+from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.metrics import Fitness
 from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
@@ -19,8 +19,8 @@ from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.trackers import open_services
 from engine.hooks.tracking import Service, Tracking
 from engine.hooks.writers import ResultsCsv, TensorBoard
+from engine.run.assembly import RunValidation
 from engine.run.run import TrainingRun
-from engine.train.run_data import Loaders
 from engine.train.step import TrainStep
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -48,9 +48,9 @@ def build_hooks(
     ctx: DistributedContext,
     run: TrainingRun,
     step: TrainStep,
-    loaders: Loaders,
+    train_loader: InfiniteDataLoader,
+    validation: RunValidation,
     *,
-    evaluator: Evaluator,
     fitness: Fitness,
     parts: HookParts,
 ) -> list[Hook]:
@@ -58,16 +58,16 @@ def build_hooks(
     config = run.config
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
     if config.image_weights:
-        hooks.append(ClassWeights(loaders.train))
+        hooks.append(ClassWeights(train_loader))
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
         results_csv = ResultsCsv(run.folder / "results.csv")
         tensorboard = TensorBoard(run.folder)
-        hooks += [results_csv, tensorboard, ClassScores(evaluator.ground_truth, step.ema.module.names)]
+        hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
         hooks += [Tracking(service, results_csv.table) for service in parts.services]
         if not config.noplots:
-            hooks.append(Plots(evaluator, loaders.val.index, fitness, tensorboard))
+            hooks.append(Plots(validation.evaluator, validation.loader.index, fitness, tensorboard))
     if parts.callbacks is not None:
         hooks.append(parts.callbacks)
     if config.patience:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import torch
 
 from engine.optim.build import RULES, SHORT_RUN
-from engine.optim.schedule import StepPlan
+from engine.optim.schedule import StepPlan, few_steps_warning
 from engine.run.run import RunPlan, RunSettings
 from engine.train.step import TrainStep
 from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
 
 
-def log_steps(plan: RunPlan, step: TrainStep, steps: StepPlan) -> None:
-    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps."""
-    config = plan.config
+def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
+    """Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
+    warning = few_steps_warning(steps, from_weights=bool(config.weights))
+    if warning and ctx.is_main and not config.time:
+        get_logger().warning("%s", warning)
+
+
+def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps. ``settings``: those
+    of ``plan``, with what was chosen since."""
+    config = settings.config
     log = get_logger()
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
-    log.info("%s, learning rate %s", optimizer, _described_rates(plan.settings, step))
+    log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
     log.info(
         "%s (%s of %d), each of %s of %s at %d px, in %s",
         counted(steps.total, "step"),
@@ -38,7 +47,7 @@ def log_start(config: TrainConfig) -> None:
 
 
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
-    config = plan.config
+    config = plan.settings.config
     if config.optimizer == "auto":
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"

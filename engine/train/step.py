@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, one division by the global normalizer, update; built from a run's settings.
+"""One optimizer step: forward, backward, one division by the global normalizer, update.
 
 The host does not wait for the device: a non-finite step is skipped there, and logged values are read one step later.
 Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients are zero (`drop_zero_gradients`).
@@ -9,37 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.optimizer_set import OptimizerSet
-from engine.optim.schedule import StepPlan
-from engine.parallel.ddp import freeze_unused, parallelize
-from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
-from engine.parallel.strategy import Autocast, Strategy
-from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.run.run import RunSettings
-from engine.train.compile import Compilation, check_compilation, plan_compilation
+from engine.parallel.strategy import Strategy
+from engine.train.compile import Compilation
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from models.modules import unwrap
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object
-from utils.distributed.groups import check_group_size
-from utils.errors import UserError
-from utils.logger import get_logger
-from utils.machine.devices import resolve_amp
 from utils.structures import Batch, LossOutput, Targets, to_float
-
-CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # in a run; cuDNN's search for the fastest kernels takes 5 to 15 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +39,6 @@ class StepSettings:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
-
-
-@dataclass(frozen=True)
-class FullBatch:
-    """Properties of a full batch: of every batch but the last one of an epoch, which may be smaller."""
-
-    images: int  # over all ranks
-    has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
 
 
 class TrainStep:
@@ -110,45 +87,39 @@ class TrainStep:
             samples: over all ranks; None: an image is a sample.
         """
         old_statistics = flatten(self._statistics)
-        # The strategy calls `_accumulate` once for each part of the step that this process computes.
-        accumulate = partial(self._accumulate, counts=counts, flags=flags)
-        packed_sums, local_total = self.strategy.compute_gradients(batches, counts, accumulate)
-        sums = StepSums.unpack(packed_sums)
+        totals: list[Tensor] = []
+        for shard in self.strategy.shards(batches, counts):  # one, unless there are virtual ranks
+            shard_sums, total = self._accumulate_gradients(shard, counts, flags)
+            self.strategy.add_shard(shard_sums.pack())
+            totals.append(total)
+        sums = StepSums.unpack(self.strategy.reduce())
         num_images = sum(counts)
         norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
-        self._update_weights(nonfinite)
+        self.optimizer.step(nonfinite)
+        self.optimizer.zero_grad()
+        self.scaler.update()
         self._restore_statistics(old_statistics, nonfinite)
         self.ema.update(updates)
         values = DeviceValues(
             finite=1 - nonfinite,
-            local_finite=local_total.isfinite().to(norm),
+            local_finite=torch.stack(totals).sum().isfinite().to(norm),
             grad_norm=norm,
             flags=sums.flags,
             losses=sums.parts / sums.normalizer.clamp(min=1),
         )
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
 
-    def _update_weights(self, nonfinite: Tensor) -> None:
-        """Takes the step of the optimizer, which changes nothing if ``nonfinite`` () is 1, and drops the gradients."""
-        self.optimizer.found_nonfinite = nonfinite
-        self.scaler.step(self._scaled_optimizer)  # calls `OptimizerSet.step`
-        self.scaler.update()
-        self.optimizer.zero_grad()
-
     def _restore_statistics(self, old: Tensor, nonfinite: Tensor) -> None:
         """Undoes what a step has changed in the running statistics, if ``nonfinite`` () is 1."""
         if self._statistics:
             copy_from_flat(torch.where(nonfinite > 0, old, flatten(self._statistics)), self._statistics)
 
-    @property
-    def _scaled_optimizer(self) -> torch.optim.Optimizer:
-        # To its annotations, a GradScaler takes torch's own optimizers; `OptimizerSet` has all that it reads of one.
-        return cast(torch.optim.Optimizer, self.optimizer)
+    def _accumulate_gradients(
+        self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags
+    ) -> tuple[StepSums, Tensor]:
+        """Adds the gradients of a shard's micro-batches to ``.grad``; DDP sends them with the last one.
 
-    def _accumulate(self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
-        """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
-
-        Returns the packed `StepSums` over the micro-batches, and the sum of their total losses ().
+        Returns the sums over the micro-batches, and the sum of their total losses ().
         """
         totals: list[Tensor] = []
         loss_sums: list[Tensor] = []
@@ -163,7 +134,7 @@ class TrainStep:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
         summed = torch.stack(loss_sums).sum(0)
         sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.counted(summed))
-        return sums.pack(), torch.stack(totals).sum()
+        return sums, torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, *, batch_images: int, step_images: int) -> LossOutput:
         """Adds the gradients of one micro-batch. Returns its loss, detached.
@@ -209,7 +180,8 @@ class TrainStep:
         """Scales gradients to those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's
         learning rates expect), and clips them. Returns their norm before clipping () and a float () that is 1 if it is
         not finite."""
-        self.scaler.unscale_(self._scaled_optimizer)
+        # To its annotations, a GradScaler takes torch's own optimizers; it reads only ``param_groups``.
+        self.scaler.unscale_(cast(torch.optim.Optimizer, self.optimizer))
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
@@ -248,103 +220,3 @@ def kernel_search(is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = False
-
-
-def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError for settings that no step of these processes could have."""
-    if config.pipeline > 1:
-        check_pipeline(ctx, config)
-    resolve_virtual_ranks(ctx, config)
-    one_device_flags = {
-        "--virtual-ranks": config.virtual_ranks,
-        "--sync-bn": config.sync_bn,
-        "--compile": config.compile,
-        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
-    }
-    for flag, is_given in one_device_flags.items():
-        if is_given and len(ctx.devices) > 1:
-            raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
-    if config.sync_bn > 0 and ctx.is_distributed:
-        check_group_size(ctx, config.sync_bn)
-    resolve_amp(config.amp, ctx.device)
-    if config.compile:
-        check_compilation(config, ctx)
-
-
-def build_step(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: Detector,
-    criterion: Criterion,
-    *,
-    steps: StepPlan,
-    batch: FullBatch,
-    loaded: LoadedParameters = NOTHING_LOADED,
-) -> TrainStep:
-    """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
-    compiled. ``loaded``: the parameters of the model that come from weights."""
-    config = settings.config
-    hyp = settings.hyp
-    for module in model.modules():
-        if isinstance(module, BatchNorm2d):
-            module.momentum = hyp.bn_momentum
-    optimizer_settings = OptimizerSettings(
-        lr=hyp.lr0,
-        lr_factor=hyp.lr_factor,
-        momentum=hyp.momentum,
-        weight_decay=hyp.weight_decay,
-        sharded=config.zero and ctx.is_distributed,
-    )
-    optimizer = build_optimizer(model, choose_optimizer(config.optimizer, steps.total), optimizer_settings, loaded)
-    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    step_settings = choose_step_settings(ctx, settings, steps, batch)
-    autocast = partial(step_settings.autocast, ctx.device)
-    strategy = build_strategy(ctx, config, model=model, optimizer=optimizer, steps=steps, autocast=autocast)
-    compilation = step_settings.compilation
-    if compilation is not None:
-        compilation.apply(model, criterion)
-        get_logger().info("%s", compilation.message)
-    return TrainStep(strategy, criterion, optimizer, ema, step_settings)
-
-
-def choose_step_settings(
-    ctx: DistributedContext, settings: RunSettings, steps: StepPlan, batch: FullBatch
-) -> StepSettings:
-    """Returns how the steps of a run compute: autocast, clipping, compilation, the search for kernels."""
-    config = settings.config
-    compilation = None
-    if config.compile:
-        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-        compilation = plan_compilation(config, ctx, images=batch.images, shards=shards, has_regions=batch.has_regions)
-    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
-    searches = has_one_size and steps.total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
-    return StepSettings(
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
-        clip_norm=settings.hyp.clip_norm,
-        skip_zero_grads=config.skip_zero_grads,
-        compilation=compilation,
-        benchmark_images=batch.images if searches else 0,
-    )
-
-
-def build_strategy(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    *,
-    model: Detector,
-    optimizer: OptimizerSet,
-    steps: StepPlan,
-    autocast: Autocast,
-) -> Strategy:
-    """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
-    if config.pipeline > 1:
-        return build_stage(ctx, model, autocast, optimizer.parameters)
-    virtual_ranks = resolve_virtual_ranks(ctx, config)
-    if virtual_ranks:
-        return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
-    if ctx.is_distributed:
-        side = 2 * model.stride
-        freeze_unused(model, torch.zeros(2, model.channels, side, side))
-    # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
-    static = steps.accumulate == 1 and not config.compile
-    return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -169,9 +169,9 @@ class Trainer:
         """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
         epoch = Epoch(self.progress.epoch + 1)
-        if self.call("after_last_step", epoch).interrupts:
+        if self.call("after_last_step", epoch).breaks_off:
             return
-        if self._follow(self.validator.submit(self, epoch)).interrupts:
+        if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
         self.call("after_epoch", epoch)
         self._follow(self.control.agree())

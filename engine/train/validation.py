@@ -20,6 +20,7 @@ from engine.eval_ranks.messages import Setup, Weights, common_facts
 from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
+from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
@@ -50,7 +51,7 @@ class LocalValidator:
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
         if self.is_due(epoch.number, trainer.epochs):
             action = self._validate(trainer, trainer.step.ema.module, epoch)
-            if action.interrupts:
+            if action.breaks_off:
                 return action
         trainer.progress.complete_epoch()
         trainer.record_epoch(epoch)
@@ -62,7 +63,7 @@ class LocalValidator:
         if self.pending is None:
             return Action.CONTINUE
         action = self._complete_pending(trainer, self.pending)
-        if not action.interrupts:
+        if not action.breaks_off:
             trainer.save_position()
         return action
 
@@ -77,7 +78,7 @@ class LocalValidator:
         that ends its validation leaves it pending."""
         epoch = Epoch(pending.progress.epoch, dict(pending.row))
         action = self._validate_pending(trainer, epoch, pending)
-        if action.interrupts:
+        if action.breaks_off:
             return action
         self.pending = None
         trainer.record_epoch(epoch)
@@ -118,7 +119,7 @@ class RemoteValidator(LocalValidator):
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
         if self.pending is not None:  # its scores decide whether this epoch may be the last
             action = self._complete_pending(trainer, self.pending)
-            if action.interrupts:
+            if action.breaks_off:
                 return action
         if not self._can_wait(trainer, epoch) or not self._service.can_take_weights():
             return super().submit(trainer, epoch)
@@ -164,8 +165,7 @@ def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
 def build_validator(
     run: TrainingRun,
     step: TrainStep,
-    evaluator: Evaluator,
-    loader: ValidationLoader,
+    validation: RunValidation,
     *,
     description: RunDescription,
     data_source: DataSource,
@@ -176,6 +176,8 @@ def build_validator(
     ctx = step.ctx
     val_every = run.config.val_every
     pending = None if run.checkpoint is None else run.checkpoint.pending
+    evaluator = validation.evaluator
+    loader = validation.loader
     if not ctx.eval_ranks:
         return LocalValidator(evaluator, loader, val_every=val_every, pending=pending)
     setup = build_setup(run.settings, step, description, data_source, loader.index)

@@ -132,21 +132,31 @@ class AnchorFreeLoss(Criterion):
             ignored = ignored.except_positive(score > 0)
         cls = sparse_cross_entropy(class_logits, assigned.cells, assigned.class_targets, self.class_weights, ignored)
         normalizer = assigned.weight.sum()
-        if not self.settings.taught:
-            return self.weighted((box, cls, distance), normalizer)
-        assert teacher_maps is not None, "a loss with a teacher needs its maps"
+        terms = [box, cls, distance]
+        if self.settings.taught:
+            assert teacher_maps is not None, "a loss with a teacher needs its maps"
+            distill, weight = self._distillation((box_logits, class_logits), teacher_maps, ignored, centers, strides)
+            terms.append(distill)
+            normalizer = normalizer + weight
+        return self.weighted(terms, normalizer)
+
+    def _distillation(
+        self,
+        logits: tuple[Tensor, Tensor],
+        teacher_maps: Sequence[Tensor],
+        ignored: IgnoredCells | None,
+        centers: Tensor,
+        strides: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the sum of the terms of the teacher's targets (), and the sum of their weights ().
+
+        ``logits``: of boxes (B, N, 4R) and classes (B, N, C).
+        """
         distilled = distill_maps(
-            (box_logits, class_logits),
-            teacher_maps,
-            self.taught,
-            ignored,
-            centers,
-            strides,
-            unlabeled_only=self.settings.unlabeled_only,
+            logits, teacher_maps, self.taught, ignored, centers, strides, unlabeled_only=self.settings.unlabeled_only
         )
         terms = (distilled.box, distilled.cls, distilled.sides)
-        distill = add_up([gain * term for gain, term in zip(self.gains, terms)])
-        return self.weighted((box, cls, distance, distill), normalizer + distilled.weight)
+        return add_up([gain * term for gain, term in zip(self.gains, terms)]), distilled.weight
 
     def _assign(
         self, class_logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor, pairs: CandidatePairs

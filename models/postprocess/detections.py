@@ -115,8 +115,8 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
         return _best_pairs(boxes_xyxy, torch.where(selectable, scores, -1.0), settings.max_det)
     batch, _, num_classes = scores.shape
     groups = _Groups(batch, 1 if settings.agnostic else num_classes, settings.iou_thres)
-    candidates, counts = _collect_candidates(boxes_xyxy, scores, allowed)
-    return _fill_slots(_non_max_suppression(candidates, counts, groups, settings, wanted), batch, settings)
+    candidates = _collect_candidates(boxes_xyxy, scores, allowed)
+    return _fill_slots(_non_max_suppression(candidates, groups, settings, wanted), batch, settings)
 
 
 def detections_to_score(
@@ -220,7 +220,8 @@ def _pad_slots(values: Tensor, max_det: int) -> Tensor:
     return torch.cat((values, values.new_zeros((batch, max_det - count, *rest))), 1)
 
 
-class _Candidates(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _CandidateSet:
     """Candidates of all images, sorted by image, then by descending score; equal scores by (box, class)."""
 
     image: Tensor  # int64 (M,)
@@ -228,18 +229,20 @@ class _Candidates(NamedTuple):
     boxes: Tensor  # float32 (M, 4)
     scores: Tensor  # float32 (M,)
     classes: Tensor  # int64 (M,)
+    allowed_per_image: Tensor  # int64 (B,) number of pairs that may be candidates, of which the best are
+    most_allowed: int  # the largest of these numbers, on the host
 
-    def take(self, rows: Tensor) -> _Candidates:
+    def take(self, rows: Tensor) -> _CandidateSet:
         """Selects ``rows``: a mask, bool (M,), or indices."""
         index = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
-        return _Candidates(*(t.index_select(0, index) for t in self))
-
-
-class _Counts(NamedTuple):
-    """Numbers of pairs that may be candidates, of which the best become `_Candidates`."""
-
-    per_image: Tensor  # int64 (B,)
-    largest: int  # of these numbers, on the host
+        return replace(
+            self,
+            image=self.image.index_select(0, index),
+            rank=self.rank.index_select(0, index),
+            boxes=self.boxes.index_select(0, index),
+            scores=self.scores.index_select(0, index),
+            classes=self.classes.index_select(0, index),
+        )
 
 
 class _Groups(NamedTuple):
@@ -249,13 +252,13 @@ class _Groups(NamedTuple):
     per_image: int  # number of classes, or 1 if all classes form one group
     iou_thres: float  # IoU above which a box suppresses a worse one of its group
 
-    def of(self, candidates: _Candidates) -> Tensor:
+    def of(self, candidates: _CandidateSet) -> Tensor:
         """Returns each candidate's group, from 0: int64 (M,)."""
         if self.per_image == 1:
             return candidates.image
         return candidates.image * self.per_image + candidates.classes
 
-    def nms(self, candidates: _Candidates, max_kept: int) -> Tensor:
+    def nms(self, candidates: _CandidateSet, max_kept: int) -> Tensor:
         """Returns which candidates NMS keeps: bool (M,). ``max_kept``: as ``max_det`` of `nms_keep`."""
         groups = self.batch * self.per_image
         return nms_keep(candidates.boxes, self.of(candidates), groups, self.iou_thres, max_kept)
@@ -278,29 +281,35 @@ def _best_first(image: Tensor, score: Tensor) -> Tensor:
     return order[image[order].argsort(stable=True)]
 
 
-def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, _Counts]:
+def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> _CandidateSet:
     """Collects the allowed pairs, at most the `MAX_CANDIDATES` best of each image, and counts all that are allowed."""
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
-    per_image = _starts(image, batch).diff()
-    counts = _Counts(per_image, largest=max(per_image.tolist(), default=0))
-    is_crowded = counts.largest > MAX_CANDIDATES
+    allowed_per_image = _starts(image, batch).diff()
+    most_allowed = max(allowed_per_image.tolist(), default=0)
+    is_crowded = most_allowed > MAX_CANDIDATES
     if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
     score = scores[image, box, label]
     order = _best_first(image, score)  # equal scores in the order of (box, class)
-    image, box = image[order], box[order]
+    image = image[order]
     rank = _numbers_in_image(image, batch)
-    candidates = _Candidates(image, rank, boxes[image, box], score[order], label[order])
-    if is_crowded:
-        candidates = candidates.take(rank < MAX_CANDIDATES)
-    return candidates, counts
+    candidates = _CandidateSet(
+        image=image,
+        rank=rank,
+        boxes=boxes[image, box[order]],
+        scores=score[order],
+        classes=label[order],
+        allowed_per_image=allowed_per_image,
+        most_allowed=most_allowed,
+    )
+    return candidates.take(rank < MAX_CANDIDATES) if is_crowded else candidates
 
 
 def _non_max_suppression(
-    candidates: _Candidates, counts: _Counts, groups: _Groups, settings: PostprocessSettings, wanted: Tensor | None
-) -> _Candidates:
+    candidates: _CandidateSet, groups: _Groups, settings: PostprocessSettings, wanted: Tensor | None
+) -> _CandidateSet:
     """Runs NMS and box voting. ``wanted``: bool (C,), the classes to return; None: all.
 
     Returns the kept candidates; there may be more than ``max_det`` per image.
@@ -309,17 +318,17 @@ def _non_max_suppression(
     if wanted is not None:
         needed = MAX_CANDIDATES  # other classes are dropped afterwards
         if not settings.agnostic:
-            candidates = candidates.take(_needed_for_classes(candidates, counts, wanted, settings.box_voting))
+            candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
     max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
-    keep = _kept_candidates(candidates, counts, groups, needed=needed, max_kept=max_kept)
-    if settings.box_voting and counts.largest > 1:
+    keep = _keep(candidates, groups, needed=needed, max_kept=max_kept)
+    if settings.box_voting and candidates.most_allowed > 1:
         kept = _vote(candidates, keep, groups)
     else:
         kept = candidates.take(keep)
     return kept if wanted is None else kept.take(wanted[kept.classes])
 
 
-def _needed_for_classes(candidates: _Candidates, counts: _Counts, wanted: Tensor, box_voting: bool) -> Tensor:
+def _needed_for_classes(candidates: _CandidateSet, wanted: Tensor, box_voting: bool) -> Tensor:
     """Returns which candidates the result for ``wanted`` classes depends on, if NMS is by class: bool (M,).
 
     Other classes matter only to voting, in crowded images: their boxes count among the `_MAX_VOTED` that may move.
@@ -327,29 +336,27 @@ def _needed_for_classes(candidates: _Candidates, counts: _Counts, wanted: Tensor
     is_wanted = wanted[candidates.classes]
     if not box_voting:
         return is_wanted
-    takes_vote = (counts.per_image > _MAX_VOTED)[candidates.image] & (candidates.rank < VOTERS)
-    return is_wanted | takes_vote
+    is_crowded = (candidates.allowed_per_image > _MAX_VOTED)[candidates.image]
+    return is_wanted | (is_crowded & (candidates.rank < VOTERS))
 
 
-def _kept_candidates(
-    candidates: _Candidates, counts: _Counts, groups: _Groups, *, needed: int, max_kept: int
-) -> Tensor:
+def _keep(candidates: _CandidateSet, groups: _Groups, *, needed: int, max_kept: int) -> Tensor:
     """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
     only if fewer than ``needed`` of these are kept. ``max_kept``: see `_Groups.nms`."""
-    if counts.largest <= _FIRST_CANDIDATES:
+    if candidates.most_allowed <= _FIRST_CANDIDATES:
         return groups.nms(candidates, max_kept)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.
     is_first = candidates.rank < _FIRST_CANDIDATES
     keep = is_first.masked_scatter(is_first, groups.nms(candidates.take(is_first), max_kept))
-    kept_per_image = torch.zeros_like(counts.per_image).index_add_(0, candidates.image, keep.long())
-    is_crowded = counts.per_image > _FIRST_CANDIDATES
+    kept_per_image = torch.zeros_like(candidates.allowed_per_image).index_add_(0, candidates.image, keep.long())
+    is_crowded = candidates.allowed_per_image > _FIRST_CANDIDATES
     needs_all = (is_crowded & (kept_per_image < needed))[candidates.image]
     if needs_all.any():
         keep = keep.masked_scatter(needs_all, groups.nms(candidates.take(needs_all), max_kept))
     return keep
 
 
-def _vote(candidates: _Candidates, keep: Tensor, groups: _Groups) -> _Candidates:
+def _vote(candidates: _CandidateSet, keep: Tensor, groups: _Groups) -> _CandidateSet:
     """Lets suppressed candidates vote on those to ``keep``, bool (M,). Returns these, sorted by their new scores."""
     kept = candidates.take(keep)
     others = candidates.take(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
@@ -357,10 +364,10 @@ def _vote(candidates: _Candidates, keep: Tensor, groups: _Groups) -> _Candidates
     kept_boxes = BoxGroups(kept.boxes, kept.scores, groups.of(kept))
     other_boxes = BoxGroups(others.boxes, others.scores, groups.of(others))
     boxes, scores = vote(kept_boxes, other_boxes, moves, groups.iou_thres)
-    return kept._replace(boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
+    return replace(kept, boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
 
 
-def _fill_slots(kept: _Candidates, batch: int, settings: PostprocessSettings) -> Detections:
+def _fill_slots(kept: _CandidateSet, batch: int, settings: PostprocessSettings) -> Detections:
     """Pads to `Detections` the first ``max_det`` candidates of each image with scores above ``conf_thres``."""
     max_det = settings.max_det
     slot = _numbers_in_image(kept.image, batch)

@@ -97,39 +97,60 @@ def _count_larger(descending: list[int], size: int) -> int:
 def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: _TableSizes) -> Tensor:
     """Selects the boxes of a table to keep, bool (G, Q), from its ``coordinates`` (4, G, Q).
 
-    Longer rows are read in blocks of columns, and ``kept`` collects the boxes kept so far. An example of a row with
-    three columns a block and ``max_det`` 3, where a1 and a2 overlap a, and b1 overlaps b:
+    Longer rows are read in blocks of columns. An example of a row with three columns a block and ``max_det`` 3, where
+    a1 and a2 overlap a, and b1 overlaps b:
 
-        block     kept before   suppressed by kept   within the block   slots   kept after
-        a  a1 b   -             -                    a1, by a           0 3 1   a b -
-        b1 c  a2  a b -         b1, a2               -                  3 2 3   a b c
+        block     kept before   suppressed by kept   within the block   kept after
+        a  a1 b   -             -                    a1, by a           a b -
+        b1 c  a2  a b -         b1, a2               -                  a b c
         d  e  f   not read, as all rows have ``max_det`` boxes
-
-    Slot 3, an additional last column, takes every box that is not kept, so that one scatter writes a block of all rows.
     """
-    if is_box.shape[1] <= sizes.block:
+    longest = is_box.shape[1]
+    if longest <= sizes.block:
         return _keep_in_block(is_box, overlaps(coordinates, coordinates, iou_thres), sizes.rounds)
-    groups, longest = is_box.shape
-    max_det = min(max_det, longest)
     keep = torch.zeros_like(is_box)
-    kept = coordinates.new_zeros((4, groups, max_det + 1))  # kept boxes; the last column takes all others
-    counts = torch.zeros(groups, dtype=torch.long, device=is_box.device)
-    fullest = 0
-    for start in range(0, is_box.shape[1], sizes.block):
-        block = coordinates[:, :, start : start + sizes.block]
-        block_keep = is_box[:, start : start + sizes.block]
-        if fullest:
-            block_keep = block_keep & (overlaps(kept[:, :, :fullest], block, iou_thres).sum(1) == 0)
-        block_keep = _keep_in_block(block_keep, overlaps(block, block, iou_thres), sizes.rounds)
-        keep[:, start : start + sizes.block] = block_keep
-        slot = counts[:, None] + block_keep.cumsum(1) - 1
-        slot = torch.where(block_keep, slot.clamp(max=max_det), max_det)
-        kept.scatter_(2, slot.expand(4, -1, -1), block)
-        counts = (counts + block_keep.sum(1)).clamp(max=max_det)
-        emptiest, fullest = torch.stack(counts.aminmax()).tolist()
-        if emptiest == max_det:
+    kept = _KeptBoxes(coordinates, slots=min(max_det, longest))
+    for start in range(0, longest, sizes.block):
+        columns = slice(start, start + sizes.block)
+        block = coordinates[:, :, columns]
+        candidates = is_box[:, columns]
+        if kept.fullest:
+            candidates = candidates & ~kept.suppress(block, iou_thres)
+        block_keep = _keep_in_block(candidates, overlaps(block, block, iou_thres), sizes.rounds)
+        keep[:, columns] = block_keep
+        kept.add(block, block_keep)
+        if kept.emptiest == kept.slots:
             break
     return keep
+
+
+class _KeptBoxes:
+    """The boxes kept so far in each row of a table, in ``slots`` of which a row fills the first ones.
+
+    An additional last slot takes every box that is not kept, so that one scatter writes a block of all rows: with three
+    slots, the blocks of the example in `_keep_in_table` go to the slots 0 3 1 and 3 2 3.
+    """
+
+    def __init__(self, coordinates: Tensor, slots: int) -> None:
+        """``coordinates``: of the table, (4, G, Q)."""
+        groups = coordinates.shape[1]
+        self.slots = slots
+        self.fullest = 0  # number of boxes in the fullest row, on the host
+        self.emptiest = 0
+        self._coordinates = coordinates.new_zeros((4, groups, slots + 1))
+        self._counts = torch.zeros(groups, dtype=torch.long, device=coordinates.device)
+
+    def suppress(self, block: Tensor, iou_thres: float) -> Tensor:
+        """Returns which boxes of a block (4, G, T) overlap a kept one: bool (G, T)."""
+        return overlaps(self._coordinates[:, :, : self.fullest], block, iou_thres).sum(1) > 0
+
+    def add(self, block: Tensor, keep: Tensor) -> None:
+        """Adds the boxes of a block (4, G, T) to ``keep``, bool (G, T), while there are slots. The host waits."""
+        slot = self._counts[:, None] + keep.cumsum(1) - 1
+        slot = torch.where(keep, slot.clamp(max=self.slots), self.slots)
+        self._coordinates.scatter_(2, slot.expand(4, -1, -1), block)
+        self._counts = (self._counts + keep.sum(1)).clamp(max=self.slots)
+        self.emptiest, self.fullest = torch.stack(self._counts.aminmax()).tolist()
 
 
 def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:

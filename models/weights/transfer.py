@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -98,32 +98,21 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     targets = model.state_dict()
-    tensors = _for_both_branches(targets, stored.tensors)
     common, class_rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
+    transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), class_rows, grow=grow)
     taken: list[str] = []
     new_rows: dict[str, tuple[int, ...]] = {}
     skipped: dict[str, str] = {}
     for name, target in targets.items():
-        tensor = tensors.get(name)
-        if tensor is not None and name.startswith("model.0."):
-            tensor = _for_model_channels(tensor, target, model.channels)
-        layer = name.rpartition(".")[0]
-        rows = class_rows.get(layer)
-        if rows is not None:  # weight and bias, or neither: a bias without its weight does harm
-            leaves = (f"{layer}.weight", f"{layer}.bias")
-            mismatch = next(filter(None, (rows.mismatch(targets[leaf], tensors.get(leaf)) for leaf in leaves)), "")
-        else:
-            mismatch = _mismatch(target, tensor)
-        if grow and tensor is not None and _contains(target, tensor):
-            new_rows[name] = _copy_first_part(target, tensor)
-        elif mismatch or tensor is None:
-            skipped[name] = mismatch or NOT_IN_FILE
-        elif rows is not None and not rows.copies_all(target):
-            target[rows.model_rows] = tensor[rows.file_rows].to(target.device)
-            new_rows[name] = tuple(sorted(set(range(len(target))).difference(rows.model_rows)))
-        else:
-            target.copy_(tensor)
+        decision = transfer.decide(name)
+        if isinstance(decision, _Skip):
+            skipped[name] = decision.reason
+            continue
+        random_rows = decision.copy(target)
+        if random_rows is None:
             taken.append(name)
+        else:
+            new_rows[name] = random_rows
     if all(name.endswith(COUNTERS) for name in [*taken, *new_rows]):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     unused = tuple(name for name in stored.tensors if name not in targets)
@@ -132,11 +121,91 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
 
 
-def _mismatch(target: Tensor, tensor: Tensor | None) -> str:
-    """Says why a tensor cannot be copied whole; empty if it can."""
-    if tensor is None:
-        return NOT_IN_FILE
-    return "" if tensor.shape == target.shape else _different_shapes(target, tensor)
+class _Skip(NamedTuple):
+    """Leaves a tensor of the model as it is."""
+
+    reason: str
+
+
+class _CopyWhole(NamedTuple):
+    """Copies a tensor of the file."""
+
+    tensor: Tensor
+
+    def copy(self, target: Tensor) -> None:
+        """Changes ``target`` in place. Returns None, as no row is left as initialized."""
+        target.copy_(self.tensor)
+
+
+class _CopyRows(NamedTuple):
+    """Copies the rows of the classes that the file and the model have in common."""
+
+    tensor: Tensor
+    rows: _ClassRows
+
+    def copy(self, target: Tensor) -> tuple[int, ...]:
+        """Changes ``target`` in place. Returns the rows left as initialized."""
+        target[self.rows.model_rows] = self.tensor[self.rows.file_rows].to(target.device)
+        return tuple(sorted(set(range(len(target))).difference(self.rows.model_rows)))
+
+
+class _CopyFirstPart(NamedTuple):
+    """Copies a smaller tensor to the beginning of every dimension. The rest of those rows becomes 0."""
+
+    tensor: Tensor
+
+    def copy(self, target: Tensor) -> tuple[int, ...]:
+        """Changes ``target`` in place. Returns the rows left as initialized."""
+        count = len(self.tensor)
+        target[:count] = 0
+        target[tuple(slice(size) for size in self.tensor.shape)] = self.tensor
+        return tuple(range(count, len(target)))
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Decides how each tensor of a model is copied from a file."""
+
+    targets: Mapping[str, Tensor]  # of the model
+    tensors: Mapping[str, Tensor]  # of the file, see `_adapted_tensors`
+    class_rows: Mapping[str, _ClassRows]  # of the output layers, by name
+    grow: bool
+
+    def decide(self, name: str) -> _Skip | _CopyWhole | _CopyRows | _CopyFirstPart:
+        """Chooses how the model's tensor ``name`` is copied."""
+        target = self.targets[name]
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return _Skip(NOT_IN_FILE)
+        if self.grow and _contains(target, tensor):
+            return _CopyFirstPart(tensor)
+        layer = name.rpartition(".")[0]
+        rows = self.class_rows.get(layer)
+        if rows is None:
+            same_shape = tensor.shape == target.shape
+            return _CopyWhole(tensor) if same_shape else _Skip(_different_shapes(target, tensor))
+        reason = self._layer_mismatch(layer, rows)
+        if reason:
+            return _Skip(reason)
+        return _CopyWhole(tensor) if rows.copies_all(target) else _CopyRows(tensor, rows)
+
+    def _layer_mismatch(self, layer: str, rows: _ClassRows) -> str:
+        """Says why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a bias
+        without its weight does harm."""
+        for name in (f"{layer}.weight", f"{layer}.bias"):
+            reason = rows.mismatch(self.targets[name], self.tensors.get(name))
+            if reason:
+                return reason
+        return ""
+
+
+def _adapted_tensors(model: Detector, targets: Mapping[str, Tensor], stored: StoredWeights) -> dict[str, Tensor]:
+    """Returns the tensors of a file, adapted to the branches of the model's head and the channels of its images."""
+    tensors = dict(_for_both_branches(targets, stored.tensors))
+    for name in targets.keys() & tensors.keys():
+        if name.startswith("model.0."):
+            tensors[name] = _for_model_channels(tensors[name], targets[name], model.channels)
+    return tensors
 
 
 def _different_shapes(target: Tensor, tensor: Tensor) -> str:
@@ -147,14 +216,6 @@ def _contains(target: Tensor, tensor: Tensor) -> bool:
     """Whether ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
     sizes = list(zip(target.shape, tensor.shape))
     return target.dim() == tensor.dim() and all(a >= b for a, b in sizes) and any(a > b for a, b in sizes)
-
-
-def _copy_first_part(target: Tensor, tensor: Tensor) -> tuple[int, ...]:
-    """Copies a smaller tensor to the beginning of every dimension. The rest of those rows becomes 0. Returns the rows
-    left as initialized."""
-    target[: len(tensor)] = 0
-    target[tuple(map(slice, tensor.shape))] = tensor
-    return tuple(range(len(tensor), len(target)))
 
 
 def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[str, tuple[int, ...]]:

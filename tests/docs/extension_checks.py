@@ -81,8 +81,7 @@ def test_lion_equals_the_paper_and_skips_a_step():
     for step in range(5):
         model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         gradient = model.weight.grad.numpy()
-        optimizer.found_nonfinite = torch.tensor(float(step == 2))
-        optimizer.step()
+        optimizer.step(torch.tensor(float(step == 2)))
         if step != 2:
             weight = weight - 1e-4 * (np.sign(0.9 * momentum + 0.1 * gradient) + 0.1 * weight)
             momentum = 0.99 * momentum + 0.01 * gradient

@@ -55,17 +55,17 @@ def label_issues(
     drawn: dict[str, DrawnDetections] = {}
     results: dict[str, EvalResult] = {}
     for split in splits:
-        scores = _score_split(config, model, spec, split)
-        issues += find_label_errors(split, scores.detections, scores.class_metrics, min_score)
+        detected = _detect_in_split(config, model, spec, split)
+        issues += find_label_errors(split, detected.detections, detected.class_metrics, min_score)
         is_known = model.confidence is not None
-        threshold = model.threshold(box_voting=True) if is_known else scores.result.confusion_confidence
-        drawn[split.name] = DrawnDetections(scores.shown, threshold)
-        results[split.name] = scores.result
+        threshold = model.threshold(box_voting=True) if is_known else detected.result.confusion_confidence
+        drawn[split.name] = DrawnDetections(detected.shown, threshold)
+        results[split.name] = detected.result
     issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)
     return LabelErrors(issues, drawn, results)
 
 
-class _SplitScores(NamedTuple):
+class _SplitDetections(NamedTuple):
     """A model's detections in a split."""
 
     result: EvalResult  # of at most `MAX_DETECTIONS` per image, as val.py scores them
@@ -74,24 +74,21 @@ class _SplitScores(NamedTuple):
     shown: DetectionTable  # as detect.py shows them, at most `MAX_DETECTIONS` per image
 
 
-def _score_split(config: ValConfig, model: InferenceModel, spec: DatasetSpec, split: CheckedSplit) -> _SplitScores:
+def _detect_in_split(
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, split: CheckedSplit
+) -> _SplitDetections:
     """Detects in a split, with enough detections per image for all its labels."""
     max_labels = int(np.diff(split.index.offsets).max(initial=0))
     max_det = min(max(MAX_DETECTIONS, DETECTIONS_PER_LABEL * max_labels), MAX_CANDIDATES)
     ctx = DistributedContext.single(model.device)
     settings = replace(config, task=split.name, max_det=max_det)
-    result, evaluator, _ = score(settings, model, spec, ctx, index=split.index)
-    detections = evaluator.detections
-    shown = evaluator.shown
-    # The only process of a run has all of them.
-    assert result is not None
-    assert detections is not None
-    assert shown is not None
+    scores = score(settings, model, spec, ctx, index=split.index)
+    assert scores is not None, "the only process has the scores"
     if max_det == MAX_DETECTIONS:
-        return _SplitScores(result, result.class_metrics, detections, shown)
-    truth = evaluator.ground_truth
+        return _SplitDetections(scores.result, scores.result.class_metrics, scores.detections, scores.shown)
+    truth = scores.evaluator.ground_truth
     classes = len(split.index.names)
-    of_all = score_detections(replace(truth, max_det=max_det), detections, classes)
-    shown = shown.top_per_image(MAX_DETECTIONS)
-    result = score_detections(truth, detections.top_per_image(MAX_DETECTIONS), classes, shown=shown)
-    return _SplitScores(result, of_all.class_metrics, detections, shown)
+    of_all = score_detections(replace(truth, max_det=max_det), scores.detections, classes)
+    shown = scores.shown.top_per_image(MAX_DETECTIONS)
+    result = score_detections(truth, scores.detections.top_per_image(MAX_DETECTIONS), classes, shown=shown)
+    return _SplitDetections(result, of_all.class_metrics, scores.detections, shown)

@@ -43,10 +43,9 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
     validation = _validation_of(config, weights, data)
     ctx = DistributedContext.from_environment(validation.device)
     model, spec = open_model_and_data(validation, ctx)
-    _, evaluator, _ = score(validation, model, spec, ctx)
-    assert evaluator.detections is not None, "the only process has all detections"
-    assert evaluator.shown is not None, "the only process has all detections"
-    fold = ScoredFold(evaluator.ground_truth, evaluator.detections, evaluator.shown)
+    scores = score(validation, model, spec, ctx)
+    assert scores is not None, "the only process has the scores"
+    fold = ScoredFold(scores.evaluator.ground_truth, scores.detections, scores.shown)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
     arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}

@@ -5,14 +5,23 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
 from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT
 
 
-def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
+@dataclass(frozen=True)
+class ParsedCommand(Generic[DataclassT]):
+    """A command line."""
+
+    config: DataclassT  # its settings
+    explicit_flags: frozenset[str]  # names of the settings that it gives
+
+
+def parse_command(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> ParsedCommand[DataclassT]:
     """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
     build_parser(cls).description = description
     with all_mistakes() as mistakes:
@@ -26,7 +35,12 @@ def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description:
         from utils.logger import log_when_configured  # with logging, which --help does without
 
         log_when_configured(*log_lines)
-    return cls(**values)
+    return ParsedCommand(cls(**values), frozenset(values))
+
+
+def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
+    """Returns the settings of `parse_command`."""
+    return parse_command(cls, argv, description).config
 
 
 def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
@@ -35,13 +49,6 @@ def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
     flags = [word.partition("=")[0] for word in words]
     counts = Counter(actions[flag].dest for flag in flags if flag in actions)
     return [name for name, count in counts.items() if count > 1 and name != "override"]
-
-
-def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
-    """Returns the names of the fields that the command line sets explicitly."""
-    with all_mistakes() as mistakes:
-        _, values, _ = _read(cls, argv, mistakes)
-    return set(values)
 
 
 def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:

@@ -21,7 +21,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.stop = False  # SIGTERM or SIGUSR1 was received
+        self.requeue = False  # SIGTERM or SIGUSR1 was received: a batch system wants the machine
         self.interrupt = False  # SIGINT was received
         self._deferred = False
         self._interrupted_at = 0.0
@@ -38,7 +38,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stopping = self.stop or self.interrupt  # the remaining work must then not be interrupted
+        stopping = self.received  # the remaining work must then not be interrupted
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._handle:  # another one has been set on purpose, and stays
                 signal.signal(number, signal.SIG_IGN if stopping else handler)
@@ -48,7 +48,13 @@ class StopSignals:
         self._pipe = None
 
     @property
+    def received(self) -> bool:
+        """Whether any of the signals has been received."""
+        return self.requeue or self.interrupt
+
+    @property
     def code(self) -> int:
+        """Returns the exit code of a process that these signals have stopped."""
         return INTERRUPTED if self.interrupt else REQUEUE
 
     @contextmanager
@@ -57,7 +63,7 @@ class StopSignals:
         that fails in the block: a launcher's signal must not interrupt how it ends."""
         self._deferred = True
         yield
-        self._deferred = self.stop or self.interrupt
+        self._deferred = self.received
 
     def drain(self) -> bool:
         """Takes the signals that have come since the last call, also while the main thread is blocked. Returns whether
@@ -73,7 +79,7 @@ class StopSignals:
             self._interrupted_at = self._interrupted_at if self.interrupt else now
             self.interrupt = True
         else:
-            self.stop = True
+            self.requeue = True
         if impatient or not self._deferred:
             if imports_torch(frame):  # which could lose the exception; there is nothing to save or to close yet
                 os._exit(self.code)

@@ -47,7 +47,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, cod
     """Ctrl-C counts before a batch system's signal."""
     signals = StopSignals()
     control = build(signals)
-    signals.stop = stop
+    signals.requeue = stop
     signals.interrupt = interrupt
     assert after_step(control, control.flags()) is Action.STOP
     assert control.is_stopped
@@ -67,7 +67,7 @@ def test_validation_stops_at_a_signal():
     control = build(signals)
     assert not control.stops_validation()
     assert control.after_validation() is Action.CONTINUE
-    signals.stop = True
+    signals.requeue = True
     assert control.after_validation() is Action.CONTINUE  # it came after the last batch: the next step reads it
     assert control.stops_validation()
     assert control.after_validation() is Action.STOP

@@ -33,9 +33,9 @@ def test_gradients_have_the_strides_of_their_parameters(optimizer, channels_last
         model.to(memory_format=layout)
         seen = []
         take = step.optimizer.step
-        step.optimizer.step = lambda take=take, model=model, seen=seen: (
+        step.optimizer.step = lambda nonfinite, take=take, model=model, seen=seen: (
             seen.extend(p.grad.stride() == p.stride() for p in model.parameters() if p.grad is not None),
-            take(),
+            take(nonfinite),
         )
         for update in (1, 2):
             step([global_batch()], [6], update)

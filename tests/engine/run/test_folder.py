@@ -36,7 +36,7 @@ def _restored_kernels() -> Iterator[None]:
 def claim(stack: ExitStack, progress: Progress | None = None, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
     plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
-    return claim_folder(CPU, plan, stack, progress or Progress())
+    return claim_folder(CPU, plan, run_settings, stack, progress or Progress())
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:

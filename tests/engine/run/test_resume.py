@@ -389,7 +389,7 @@ def test_a_plan_says_what_the_run_has_already(
         plan = plan_run(ctx, config, list(flags), stack)
     assert plan.folder == (folder and Path(folder))
     assert (plan.checkpoint and plan.checkpoint.progress.epoch) == epoch
-    assert (plan.data_source.data, plan.data_source.known_root) == (plan.config.data, known_root)
+    assert (plan.data_source.data, plan.data_source.known_root) == (plan.settings.config.data, known_root)
     assert plan.data_source.stored_in == ("exp/last.pt" if known_root else "")
 
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 import engine.train.batch_size
-import engine.train.build
+import engine.train.run_checks
 import train
 from engine.optim.build import SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan
@@ -353,7 +353,7 @@ def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
     monkeypatch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-    monkeypatch.setattr(engine.train.build, "check_batch_search", lambda ctx, config: None)
+    monkeypatch.setattr(engine.train.run_checks, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
     content = read_checkpoint(tmp_path / "exp" / "last.pt")

@@ -14,21 +14,20 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
-from data.source.dataset_spec import DataSource
 from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunPlan, RunSettings
-from engine.run.starting_model import StartingModel
-from engine.train import build
-from engine.train.build import build_training, loaded_parameters
+from engine.run.run import RunSettings
+from engine.run.starting_model import StartingModel, loaded_parameters
+from engine.train import choices, run_checks
+from engine.train.build import build_training
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -49,10 +48,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    config = parse_config(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv, "")
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
-        yield build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
+        yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
 
 
 def names(trainer: Trainer) -> list[str]:
@@ -143,8 +142,8 @@ def test_a_resumed_run_stands_where_it_was_saved():
 
 
 def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
-    monkeypatch.setattr(build, "check_batch_search", lambda *_: None)
-    monkeypatch.setattr(build, "batch_that_fits", lambda *_, **__: 4)
+    monkeypatch.setattr(run_checks, "check_batch_search", lambda *_: None)
+    monkeypatch.setattr(choices, "batch_that_fits", lambda *_, **__: 4)
     message = "--batch-size 4 with --imgsz 64 is too much here: try --batch-size 2"
     with pytest.raises(UserError, match=message), built("--batch-size", "-1"):
         raise MemoryError
@@ -185,12 +184,12 @@ def fail(*_, **__):
         ),
         (
             ["--fitness", "AP:lihgt"],
-            "build.build_starting_model",
+            "build.build_run_model",
             "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
         ),
         (
             ["--data", "set/empty.yaml"],
-            "build.build_starting_model",
+            "build.build_run_model",
             "set/nothing: not found (named by set/empty.yaml); .../set has images, labels; correct its paths",
         ),
         (["--freeze", "6"], "build.open_train_samples", "--freeze 6: leaves no layer to train"),
@@ -217,11 +216,7 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
 @pytest.mark.parametrize(("checkpoint", "factor"), [(SimpleNamespace(new_lr_mult=1.5), 1.5), (None, 2.0)])
 def test_more_epochs_do_not_change_the_rate_of_new_layers(checkpoint, factor):
     """A run of 40 steps has raised it."""
-    config = TrainConfig(epochs=10)
-    plan = RunPlan(
-        settings=RunSettings(config, Hyperparameters(lr_mult=0.5)),
-        data_source=DataSource.of_training(config),
-        checkpoint=checkpoint,
-    )
+    settings = RunSettings(TrainConfig(epochs=10), Hyperparameters(lr_mult=0.5))
     steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
-    assert loaded_parameters(plan, StartingModel(None, {}, {}), steps).new_lr_mult == factor
+    loaded = loaded_parameters(StartingModel(None, {}, {}), settings, steps, checkpoint)
+    assert loaded.new_lr_mult == factor

@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
+from engine.train import build_step as step_setup
 from engine.train import compile as compilation
-from engine.train import step as step_setup
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.test_step import make_step, weights_of

@@ -202,9 +202,9 @@ def test_gradients_have_the_strides_of_their_parameters(batch, monkeypatch, opti
         update = step.optimizer.step
         checked = []
 
-        def checked_update() -> None:
+        def checked_update(nonfinite: torch.Tensor) -> None:
             checked.extend(p.grad.stride() == p.stride() for p in step.optimizer.parameters)
-            update()
+            update(nonfinite)
 
         monkeypatch.setattr(step.optimizer, "step", checked_update)
         step([batch, batch], [4, 4], 1)

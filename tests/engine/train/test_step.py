@@ -15,7 +15,8 @@ from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
 from engine.run.starting_model import freeze_layers
-from engine.train.step import FullBatch, build_step, check_step_settings, drop_zero_gradients
+from engine.train.build_step import FullBatch, build_step, check_step_settings
+from engine.train.step import drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
@@ -123,7 +124,7 @@ def test_clipping_bounds_the_gradient():
     step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
     before = weights_of(model).clone()
     seen = []
-    step.optimizer.step = lambda: seen.append(
+    step.optimizer.step = lambda nonfinite: seen.append(
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     )
     step([global_batch()], [6], 1)

@@ -119,7 +119,7 @@ class Evaluates:
     def run(self, model, loader, *, should_stop: Callable[[], bool]) -> None:
         self.runs += 1
         if self.runs == self._stopped_run:
-            self._signals.stop = True
+            self._signals.requeue = True
             assert should_stop()
 
 
@@ -201,7 +201,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
 
 
 @pytest.mark.parametrize(
-    ("signal_name", "code"), [("stop", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
+    ("signal_name", "code"), [("requeue", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
 )
 def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch, signal_name, code):
     """A signal to all processes of a terminal or a job ends the compiler of ``--compile``, too, and torch then raises.
@@ -378,7 +378,7 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
 
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
-            signals.stop |= trainer.progress.updates == 1
+            signals.requeue |= trainer.progress.updates == 1
 
     watch = Watch()
     trainer = build(Signals(), watch, signals=signals, epochs=9)

@@ -28,7 +28,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
@@ -200,18 +200,18 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
     ctx = DistributedContext.single("cpu")
     argv = flags(world, tmp_path, "--model", str(model))
-    config = parse_config(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv, "")
     with ExitStack() as stack:
-        trainer = build_training(ctx, config, given_flags(TrainConfig, argv), Watchdog(StopSignals()), stack)
+        trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
         local = trainer.validator
         assert isinstance(local, LocalValidator)
         own_result = local.evaluator.run(trainer.step.ema.module, local.loader)
         description = trainer.checkpointer.description
-        source = DataSource.of_training(config)
+        source = DataSource.of_training(command.config)
         setup = build_setup(trainer.run.settings, trainer.step, description, source, local.loader.index)
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
-    scores = Scorer(ctx, config, (), setup)(Weights(setup.ema, is_closing=False))
+    scores = Scorer(ctx, command.config, (), setup)(Weights(setup.ema, is_closing=False))
     assert scores is not None
     own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
     assert len(own_losses) == 1 + len(trainer.step.criterion.names)

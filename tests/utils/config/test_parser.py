@@ -14,7 +14,7 @@ from tests.helpers.scripts import said
 from tests.helpers.settings_page import COMMANDS
 from utils.config.flags import build_parser
 from utils.config.other_programs.table import table_of
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import parse_command, parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
     TOPICS,
@@ -41,8 +41,8 @@ def test_flags_override_defaults():
     assert parse_config(TrainConfig, ["--no-cos-lr"], "").cos_lr is False
     assert parse_config(TrainConfig, ["--seed", str(2**63 - 1)], "").seed == 2**63 - 1
     argv = ["--epochs", "100", "--resume", "--set", "lr0=1"]
-    assert given_flags(TrainConfig, argv) == {"epochs", "resume", "override"}
-    assert given_flags(TrainConfig, ["--noval"]) == {"val_every"}
+    assert parse_command(TrainConfig, argv, "").explicit_flags == {"epochs", "resume", "override"}
+    assert parse_command(TrainConfig, ["--noval"], "").explicit_flags == {"val_every"}
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,10 @@ def test_all_mistakes_of_a_command_line_are_named_at_once(cls, argv, expected):
     ],
 )
 def test_flags_that_change_nothing_are_a_line_of_the_log(cls, argv, flags, caplog, monkeypatch):
-    assert given_flags(cls, argv) <= {"weights", "source", "half"}
     configure_logging(True)
     caplog.clear()
     monkeypatch.setattr(get_logger(), "propagate", True)
-    parse_config(cls, argv, "")
+    assert parse_command(cls, argv, "").explicit_flags <= {"weights", "source", "half"}
     assert [line.split(":")[0] for line in caplog.messages] == (flags or argv)
 
 

@@ -1,0 +1,139 @@
+"""The step of a run, built from its settings: optimizer, averaged weights, strategy, precision, compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer, choose_optimizer
+from engine.optim.ema import ModelEma
+from engine.optim.optimizer_set import OptimizerSet
+from engine.optim.schedule import StepPlan
+from engine.parallel.ddp import freeze_unused, parallelize
+from engine.parallel.pipeline import build_stage, check_pipeline
+from engine.parallel.strategy import Autocast, Strategy
+from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
+from engine.run.run import RunSettings
+from engine.train.compile import check_compilation, plan_compilation
+from engine.train.step import StepSettings, TrainStep
+from models.detector import Detector
+from models.layers.conv import BatchNorm2d
+from models.losses.base import Criterion
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.groups import check_group_size
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.machine.devices import resolve_amp
+
+CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # in a run; cuDNN's search for the fastest kernels takes 5 to 15 s
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Properties of a full batch: of every batch but the last one of an epoch, which may be smaller."""
+
+    images: int  # over all ranks
+    has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
+
+
+def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError for settings that no step of these processes could have."""
+    if config.pipeline > 1:
+        check_pipeline(ctx, config)
+    resolve_virtual_ranks(ctx, config)
+    one_device_flags = {
+        "--virtual-ranks": config.virtual_ranks,
+        "--sync-bn": config.sync_bn,
+        "--compile": config.compile,
+        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
+    }
+    for flag, is_given in one_device_flags.items():
+        if is_given and len(ctx.devices) > 1:
+            raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
+    if config.sync_bn > 0 and ctx.is_distributed:
+        check_group_size(ctx, config.sync_bn)
+    resolve_amp(config.amp, ctx.device)
+    if config.compile:
+        check_compilation(config, ctx)
+
+
+def build_step(
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    criterion: Criterion,
+    *,
+    steps: StepPlan,
+    batch: FullBatch,
+    loaded: LoadedParameters = NOTHING_LOADED,
+) -> TrainStep:
+    """Builds the step of a run whose settings `check_step_settings` accepts, with the model wrapped for its devices and
+    compiled. ``loaded``: the parameters of the model that come from weights."""
+    config = settings.config
+    hyp = settings.hyp
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.momentum = hyp.bn_momentum
+    optimizer_settings = OptimizerSettings(
+        lr=hyp.lr0,
+        lr_factor=hyp.lr_factor,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
+    )
+    optimizer = build_optimizer(model, choose_optimizer(config.optimizer, steps.total), optimizer_settings, loaded)
+    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    step_settings = choose_step_settings(ctx, settings, steps, batch)
+    autocast = partial(step_settings.autocast, ctx.device)
+    strategy = build_strategy(ctx, config, model=model, optimizer=optimizer, steps=steps, autocast=autocast)
+    compilation = step_settings.compilation
+    if compilation is not None:
+        compilation.apply(model, criterion)
+        get_logger().info("%s", compilation.message)
+    return TrainStep(strategy, criterion, optimizer, ema, step_settings)
+
+
+def choose_step_settings(
+    ctx: DistributedContext, settings: RunSettings, steps: StepPlan, batch: FullBatch
+) -> StepSettings:
+    """Returns how the steps of a run compute: autocast, clipping, compilation, the search for kernels."""
+    config = settings.config
+    compilation = None
+    if config.compile:
+        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+        compilation = plan_compilation(config, ctx, images=batch.images, shards=shards, has_regions=batch.has_regions)
+    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
+    searches = has_one_size and steps.total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    return StepSettings(
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        clip_norm=settings.hyp.clip_norm,
+        skip_zero_grads=config.skip_zero_grads,
+        compilation=compilation,
+        benchmark_images=batch.images if searches else 0,
+    )
+
+
+def build_strategy(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    *,
+    model: Detector,
+    optimizer: OptimizerSet,
+    steps: StepPlan,
+    autocast: Autocast,
+) -> Strategy:
+    """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
+    if config.pipeline > 1:
+        return build_stage(ctx, model, autocast, optimizer.parameters)
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    if virtual_ranks:
+        return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
+    if ctx.is_distributed:
+        side = 2 * model.stride
+        freeze_unused(model, torch.zeros(2, model.channels, side, side))
+    # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
+    static = steps.accumulate == 1 and not config.compile
+    return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)
