@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from utils.config.flags import flag_name, words_of_flag
-from utils.config.foreign_arguments import flags_of_argument
-from utils.config.other_programs import HYPERPARAMETERS, actions_of, python_hint, reason
+from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.table import HYPERPARAMETERS, actions_of, python_hint, reason_for_refusal
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
 from utils.errors import UserError
 from utils.schema import suggestion
@@ -55,7 +55,7 @@ def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[s
         known = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
         problem = str(error) or f"unknown{suggestion(name, [*known, *HYPERPARAMETERS])}"
         raise UserError(f"{name}={value!r}: {problem}") from None
-    reason_for_none = reason(command, flag_name(name))
+    reason_for_none = reason_for_refusal(command, flag_name(name))
     if not flags and reason_for_none:
         print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
     return flags

@@ -1,4 +1,7 @@
-"""Runs entry scripts, which end with one line for a user error, and with a traceback only for a bug."""
+"""Runs entry scripts, which end with one line for a user error, and with a traceback only for a bug.
+
+docs/architecture.md ("How a process ends") shows what else takes part: signals, several processes, standard output.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.files.program_folders import cache_folder
@@ -45,6 +48,33 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     A command whose output cannot be written completes its work; then it exits with 141 if the reader of the output is
     gone, else with 2 and a line.
     """
+    _prepare_process()
+    try:
+        try:
+            raise_on_interrupt()
+            main(argv)
+        except SystemExit:  # --help, or issues that tools.check has found
+            _check_output()
+            raise
+        _check_output()
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        ending = _ending_of(error)
+        if ending is None:  # a bug
+            write_result(error=f"{type(error).__name__}: {first_line(error)}")
+            raise
+        if isinstance(error, PeerFailure):
+            # The process that failed prints why. Launchers stop all when the first exits: let that one finish.
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(PEER_GRACE_S)
+        if ending.line:
+            _report(error, ending.line)
+        if ending.at_once:
+            _leave(ending.code)
+        sys.exit(ending.code)
+
+
+def _prepare_process() -> None:
+    """Sets what must be set before torch and Matplotlib are loaded, and hooks for errors that reach no caller."""
     keep_standard_streams()
     # By default OpenMP's threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
     # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
@@ -58,35 +88,33 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     keep_freed_memory()
     threading.excepthook = _thread_excepthook
     sys.unraisablehook = _unraisablehook
-    try:
-        try:
-            raise_on_interrupt()
-            main(argv)
-        except SystemExit:  # --help, or issues that tools.check has found
-            _check_output()
-            raise
-        _check_output()
-    except PeerFailure:
-        # The process that failed prints why. Launchers stop all processes when the first exits: let that one finish.
-        with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(PEER_GRACE_S)
-        _leave(USER_ERROR)
-    except UserError as error:
-        _fail(error, str(error), CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
-    except Stopped as stop:
-        sys.exit(stop.code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.exit(PIPE_CLOSED)
-    except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python < 3.12 wraps one that comes while a class is made
-            sys.exit(INTERRUPTED)
-        line = line_about(error)
-        if line is None:
-            write_result(error=f"{type(error).__name__}: {first_line(error)}")
-            raise
-        _fail(error, line)
+
+
+class _Ending(NamedTuple):
+    """How a process ends after an error."""
+
+    code: int  # exit status
+    line: str = ""  # printed after "error: "; "" if there is nothing to say
+    at_once: bool = False  # without waiting for the process group, which the error may have broken
+
+
+def _ending_of(error: BaseException) -> _Ending | None:
+    """Returns how the process ends after an error, by the first kind that fits; None for a bug."""
+    if isinstance(error, PeerFailure):
+        return _Ending(USER_ERROR, at_once=True)
+    if isinstance(error, FailedCheck):
+        return _Ending(CHECK_FAILED, str(error), at_once=True)
+    if isinstance(error, UserError):
+        return _Ending(USER_ERROR, str(error), at_once=True)
+    if isinstance(error, Stopped):
+        return _Ending(error.code)
+    # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+        return _Ending(INTERRUPTED)
+    if isinstance(error, BrokenPipeError):
+        return _Ending(PIPE_CLOSED)
+    line = line_about(error)
+    return None if line is None else _Ending(USER_ERROR, line, at_once=True)
 
 
 def line_about(error: BaseException) -> str | None:
@@ -130,18 +158,17 @@ def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(ignored)
 
 
-def _fail(error: BaseException, message: str, code: int = USER_ERROR) -> None:
-    line = " ".join(one_line(message).split())
-    sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
-    report_error(line, is_disk_full=is_disk_full(error))
-    _leave(code)
+def _report(error: BaseException, line: str) -> None:
+    sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
+    report_error(" ".join(one_line(line).split()), is_disk_full=is_disk_full(error))
 
 
 def _leave(code: int) -> NoReturn:
+    """Exits; if this process is in a process group, without the clean-up that could wait for other processes."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         sys.exit(code)
-    # The process group is broken: an orderly exit could wait for it, and other processes wait for this one.
+    # An orderly exit could wait for the broken group, and other processes wait for this one.
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()

@@ -30,14 +30,14 @@ class Bounds(NamedTuple):
 
     Args:
         low, high: inclusive; None: no bound.
-        also: one value outside these bounds.
+        sentinel: one value outside these bounds that has a special meaning.
         choices: the allowed values, or of a list the allowed elements; None: any.
         is_line: text must be a single line.
     """
 
     low: float | None = None
     high: float | None = None
-    also: Any = None
+    sentinel: Any = None
     choices: tuple[str, ...] | None = None
     is_line: bool = False
 
@@ -255,10 +255,10 @@ def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
         refused = [_shown(element) for element in elements if element not in bounds.choices]
         if refused:
             raise UserError(f"{location}: must be one of {', '.join(bounds.choices)}, got {', '.join(refused)}")
-    if bounds.also is not None and value == bounds.also:
+    if bounds.sentinel is not None and value == bounds.sentinel:
         return
     if bounds.low is not None and not value >= bounds.low:  # also NaN
-        alternative = "" if bounds.also is None else f" or {bounds.also}"
+        alternative = "" if bounds.sentinel is None else f" or {bounds.sentinel}"
         raise UserError(f"{location}: must be at least {bounds.low}{alternative}, got {value!r}")
     if bounds.high is not None and not value <= bounds.high:
         raise UserError(f"{location}: must be at most {bounds.high}, got {value!r}")

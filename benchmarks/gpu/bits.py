@@ -33,7 +33,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from data.source.dataset_yaml import load_dataset_spec
 from models.modules import unwrap
-from utils.config.parser import hyperparameters_from
+from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.distributed.spawn import spawn

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.speed.dataset_copy import copied
 from benchmarks.speed.report import Comparison, add_flags, show
 from benchmarks.speed.turns import PEER_SIDE, alternate
-from utils.config.parser import hyperparameters_from
+from utils.config.recipes import hyperparameters_from
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def build_step(
     from engine.train.build_step import FullBatch
     from engine.train.build_step import build_step as build
     from models.detector import build_detector
-    from utils.config.parser import hyperparameters_from
+    from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig
 
     ctx = ctx or context_of(device)

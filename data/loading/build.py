@@ -35,7 +35,7 @@ from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat, OtherImages
 from data.source.missing_data import labels_without_images, moved_with_yaml, what_exists
-from utils.config.parser import class_numbers
+from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat

@@ -13,7 +13,7 @@ from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.files import without_empty
 from data.source.missing_data import what_exists
 from data.source.yaml_paths import YAML_FOLDER
-from utils.config.parser import typed_classes
+from utils.config.checks import typed_classes
 from utils.errors import UserError
 from utils.files.program_folders import cache_folder
 from utils.logger import get_logger

@@ -21,7 +21,7 @@ from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from engine.inference.source_files import source_files
 from models.postprocess.tiles import Tiles
-from utils.config.parser import typed_classes
+from utils.config.checks import typed_classes
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError

@@ -12,7 +12,7 @@ from data.source.open import check_data
 from engine.inference.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.settings import DetectConfig, TrainConfig
 from utils.distributed.launch import read_launch
 from utils.errors import UserError, all_mistakes

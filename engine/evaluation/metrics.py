@@ -24,7 +24,7 @@ from engine.evaluation.matching import (
     sort_by_class,
 )
 from models.postprocess.detections import DEFAULT_CONFIDENCE
-from utils.config.parser import class_numbers, typed_classes
+from utils.config.checks import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.schema import suggestion
 from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
-from utils.config.parser import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
 from utils.machine.packages import require_installed

@@ -9,7 +9,7 @@ from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data, with_classes
 from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
-from utils.config.parser import typed_classes
+from utils.config.checks import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.data_location import find_location

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.inference.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.config.other_programs import python_hint
+from utils.config.other_programs.table import python_hint
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.machine.packages import require_package

@@ -11,8 +11,8 @@ import numpy as np
 
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import DETECTION_IOU, PostprocessSettings, detection_iou
-from utils.config.other_programs import python_hint
-from utils.config.parser import check_image_size, class_numbers
+from utils.config.checks import check_image_size, class_numbers
+from utils.config.other_programs.table import python_hint
 from utils.errors import UserError
 from utils.schema import suggestion
 

@@ -20,7 +20,7 @@ from engine.run.resume import (
     resumed_hyperparameters,
 )
 from engine.run.run import RunPlan, RunSettings
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first

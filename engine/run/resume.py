@@ -9,7 +9,7 @@ from typing import Any
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import read_progress
 from engine.optim.schedule import epochs_in_time
-from utils.config.parser import read_recipe, with_overrides
+from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
 from utils.files.paths import normal_path

@@ -24,7 +24,7 @@ from models.weights.load import check_shapes, model_of
 from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext, broadcast_object

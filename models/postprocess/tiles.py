@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.boxes import TILE_OVERLAP
-from utils.config.parser import check_image_size
+from utils.config.checks import check_image_size
 from utils.config.settings import DetectConfig, ValConfig
 from utils.errors import UserError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from utils.config.other_programs import other_task
+from utils.config.other_programs.table import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError

@@ -23,7 +23,8 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
 from utils.config import search_settings, settings
-from utils.config.parser import hyperparameters_from, parse_config
+from utils.config.parser import parse_config
+from utils.config.recipes import hyperparameters_from
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 
 PAGES = documents()

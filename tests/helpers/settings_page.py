@@ -110,10 +110,10 @@ def _values(field: dataclasses.Field, cls: type) -> str:
         text += f", {low} to {high}"
     elif low is not None:
         text += f" ≥ {low}"
-    if meta["also"] is not None:
-        text += f", or {meta['also']}"
-    if meta["bare"]:
-        text += f"; alone: `{meta['bare']}`"
+    if meta["sentinel"] is not None:
+        text += f", or {meta['sentinel']}"
+    if meta["const"]:
+        text += f"; alone: `{meta['const']}`"
     return (f"{text}; one or more" if is_list else text).removeprefix("; ")
 
 

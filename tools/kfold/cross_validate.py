@@ -14,7 +14,7 @@ from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_
 from tools.runs.child import Kind, RunFailed, RunResult
 from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv

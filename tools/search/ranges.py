@@ -18,7 +18,8 @@ from optuna import Trial
 from optuna.distributions import CategoricalChoiceType as Scalar
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from utils.config.parser import read_recipe, unknown_hyperparameter, with_overrides
+from utils.config.other_programs.hyperparameters import unknown_hyperparameter
+from utils.config.recipes import read_recipe, with_overrides
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters, closing_epochs
 from utils.config.yaml_files import load_yaml

@@ -125,8 +125,8 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
             options |= {"action": "extend", "metavar": "KEY=VALUE"}
     else:
         options |= {"type": _READERS[origin], "choices": choices}
-        if metadata["bare"] is not None:
-            options |= {"nargs": "?", "const": metadata["bare"]}
+        if metadata["const"] is not None:
+            options |= {"nargs": "?", "const": metadata["const"]}
     group.add_argument(flag_name(field.name), *metadata["aliases"], **options)
 
 

@@ -35,7 +35,7 @@ class SearchConfig(KfoldConfig):
         0, low=0, help="epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold"
     )
     folds: int = setting(
-        0, low=2, also=0, aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
+        0, low=2, sentinel=0, aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
     )
     project: str = setting("runs/search", help="folder of searches", is_line=True, scope="run")
 

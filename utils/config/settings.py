@@ -65,9 +65,9 @@ def setting(
     choices: tuple[str, ...] | None = None,
     low: float | None = None,
     high: float | None = None,
-    also: Any = None,
+    sentinel: Any = None,
     aliases: tuple[str, ...] = (),
-    bare: Any = None,
+    const: Any = None,
     is_line: bool = False,
     scope: Scope = "result",
     on_resume: OnResume = "stored",
@@ -79,9 +79,9 @@ def setting(
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
         choices: the allowed values, or of a list the allowed elements.
         low, high: inclusive bounds.
-        also: one value outside the bounds that has a special meaning.
+        sentinel: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
-        bare: the value of a flag given without a value; None: the flag requires one.
+        const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         is_line: the text must be a single line, as it is printed in a line of the log.
         scope, on_resume: see `Scope` and `OnResume`.
         is_path: the text may be the path of a file.
@@ -91,9 +91,9 @@ def setting(
         "choices": choices,
         "low": low,
         "high": high,
-        "also": also,
+        "sentinel": sentinel,
         "aliases": aliases,
-        "bare": bare,
+        "const": const,
         "is_line": is_line,
         "scope": scope,
         "on_resume": on_resume,
@@ -280,7 +280,7 @@ class TrainConfig(_DataConfig):
         0.0,
         low=0.05,
         high=0.5,
-        also=0.0,
+        sentinel=0.0,
         help="without 'val': hold out this fraction of the training images; 0: none",
         on_resume="fixed",
     )
@@ -316,17 +316,17 @@ class TrainConfig(_DataConfig):
     epochs: int = setting(100, low=1, help="number of epochs")
     time: float = setting(0.0, low=0, help="train for this many hours, for as many epochs as fit; 0: for --epochs")
     batch_size: int = setting(
-        16, low=1, also=FIND_BATCH_SIZE, aliases=("--batch",), help="images per global batch; -1: as many as fit"
+        16, low=1, sentinel=FIND_BATCH_SIZE, aliases=("--batch",), help="images per global batch; -1: as many as fit"
     )
     imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
-        None, bare="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
+        None, const="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
     )
     cache: str = setting(
         "none",
         choices=_CACHES,
-        bare="ram",
+        const="ram",
         help="keep decoded images, one copy per node; device: in GPU memory",
         scope="run",
     )
@@ -339,7 +339,7 @@ class TrainConfig(_DataConfig):
         0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
     )
     multi_scale: float = setting(
-        0.0, low=0, high=0.9, bare=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
+        0.0, low=0, high=0.9, const=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
     )
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
@@ -350,8 +350,8 @@ class TrainConfig(_DataConfig):
     sync_bn: int = setting(
         0,
         low=0,
-        also=ALL_RANKS,
-        bare=ALL_RANKS,
+        sentinel=ALL_RANKS,
+        const=ALL_RANKS,
         help="synchronize batch norm over all processes or groups of n; 0: off",
     )
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
@@ -449,7 +449,7 @@ class DetectConfig(_DetectionsConfig):
     track: str | None = setting(
         None,
         choices=OBJECT_TRACKERS,
-        bare="bytetrack",
+        const="bytetrack",
         help="give objects of videos and ordered images ids; by default bytetrack",
     )
     device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")

@@ -14,7 +14,7 @@ import torch
 from engine.inference import detection_writer
 from engine.inference.results import Boxes, ResultList, Results
 from tests.helpers.messages import refused
-from utils.config.other_programs import python_hint
+from utils.config.other_programs.table import python_hint
 
 HEIGHT, WIDTH = 40, 80
 NAMES = {0: "disc", 1: "box/größe"}

@@ -15,7 +15,7 @@ from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.config.parser import with_overrides
+from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main

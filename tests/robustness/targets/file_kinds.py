@@ -19,7 +19,7 @@ from tests.robustness.fuzz_labels import SIZES
 from tests.robustness.fuzz_world import cached_pixels, scan
 from tests.robustness.targets.caches import same_index
 from tests.robustness.targets.case import Case, must_work
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
 
 # Files of a data set, with the kinds of labels whose scan reads them.

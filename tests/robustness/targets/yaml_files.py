@@ -15,7 +15,7 @@ from models.spec import load_spec
 from tests.robustness.fuzz_labels import NAMES, SIZES
 from tests.robustness.fuzz_world import REPOSITORY
 from tests.robustness.targets.case import Case
-from utils.config.parser import read_recipe
+from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
 
 

@@ -23,7 +23,7 @@ from tools.runs import training
 from tools.runs.child import Child
 from tools.search.__main__ import main
 from train import main as train
-from utils.config.parser import hyperparameters_from
+from utils.config.recipes import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError

@@ -10,10 +10,11 @@ import yaml
 
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
-from utils.config import other_programs
-from utils.config.foreign_arguments import flags_of_argument
-from utils.config.other_programs import reason as reason_of
-from utils.config.parser import parse_config, read_recipe, with_overrides
+from utils.config.other_programs import table as table_module
+from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.table import reason_for_refusal
+from utils.config.parser import parse_config
+from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.errors import UserError
 
@@ -116,7 +117,7 @@ def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, her
     elif text:
         assert here.removeprefix("nothing: ") in text
     elif is_flag:
-        assert reason_of(command, become[0]).startswith(here.removeprefix("nothing: "))
+        assert reason_for_refusal(command, become[0]).startswith(here.removeprefix("nothing: "))
     else:
         assert become == []
 
@@ -151,8 +152,8 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 
 
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
-    other_programs.table.cache_clear()
-    monkeypatch.setattr(other_programs, "CONFIGS", None)
+    table_module.table.cache_clear()
+    monkeypatch.setattr(table_module, "CONFIGS", None)
     parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
     read_recipe("finetune", pretrained=True)
 

@@ -13,8 +13,8 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from tests.helpers.settings_page import COMMANDS
 from utils.config.flags import build_parser
-from utils.config.other_programs import table_of
-from utils.config.parser import hyperparameters_from, parse_command, parse_config, read_recipe, unknown_hyperparameter
+from utils.config.other_programs.table import table_of
+from utils.config.parser import parse_command, parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
     TOPICS,
@@ -25,7 +25,6 @@ from utils.config.settings import (
     ValConfig,
     names_with,
 )
-from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.program import COMMANDS as PROGRAM
@@ -203,46 +202,6 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
         assert {ours.split()[0] for ours in table.same_flags.values()} <= set(flags)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"mosaik": 1}, "x.yaml: unknown key 'mosaik' (did you mean 'mosaic'?)"),
-        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2.0"),
-        ({"mosaic": "yes please"}, "x.yaml: mosaic: must be a number, got 'yes please'"),
-        ({"mosaic": True}, "x.yaml: mosaic: must be a number, got True"),
-        ({"close_mosaic": 1.5}, "x.yaml: close_mosaic: must be a whole number or null, got 1.5"),
-        ({"mosaic_block": 1.5}, "x.yaml: mosaic_block: must be a whole number, got 1.5"),
-        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1.0"),
-        ({"warmup_momentum": 1.0}, "x.yaml: warmup_momentum: must be at most 0.9999, got 1.0"),
-        ([1], "x.yaml: must be 'key: value' lines, got list"),
-        (
-            {"label_smoothing": 0.1},
-            "x.yaml: 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing",
-        ),
-        ({"close_mosaic": 99999999999999999999}, "x.yaml: close_mosaic: the number does not fit in 64 bits"),
-    ],
-)
-def test_hyperparameters_are_checked(values, message):
-    with refused(message):
-        build(Hyperparameters, values, "x.yaml", unknown_hyperparameter)
-
-
-def test_overrides_take_precedence_over_the_yaml(tmp_path):
-    path = tmp_path / "hyp.yaml"
-    path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
-    hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
-    assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
-    assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
-    assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
-    for wrong, message in (
-        ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
-        ("lr0", "--set lr0: must be key=value"),
-        ("lr0=" + "[" * 100_000, "--set lr0: the value is nested too deeply"),
-    ):
-        with refused(message):
-            hyperparameters_from("", [wrong])
-
-
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
 def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):
@@ -296,87 +255,3 @@ def test_help_names_the_command(name, capsys):
     with pytest.raises(SystemExit):
         import_module(PROGRAM[name].path.replace("/", ".")).main(["--help"])
     assert capsys.readouterr().out.startswith(f"usage: python -m tools.{name} ")
-
-
-def test_the_listed_hyperparameters_are_the_defaults():
-    path = ROOT / "configs" / "hyp" / "scratch.yaml"
-    assert hyperparameters_from(str(path)) == Hyperparameters()
-    text = path.read_text()
-    for field in dataclasses.fields(Hyperparameters):
-        assert f"# {field.metadata['help']}" in text, field.name
-        assert f"\n{field.name}: " in text, field.name
-
-
-def test_recipes_are_found_by_name_file_and_auto(tmp_path):
-    scratch, finetune = (read_recipe("auto", pretrained=pretrained) for pretrained in (False, True))
-    assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
-    assert finetune == read_recipe("finetune", pretrained=False) != scratch
-    kept = read_recipe("auto", pretrained=True, keep_old=True)
-    assert kept == dataclasses.replace(finetune, lr_mult=0.03125)
-    assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
-    (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
-    for options in ({"pretrained": False}, {"pretrained": True}, {"pretrained": True, "keep_old": True}):
-        usual = read_recipe("auto", **options)
-        assert read_recipe(str(tmp_path / "own.yaml"), **options) == dataclasses.replace(usual, mosaic=0.25)
-    (tmp_path / "own.yaml").write_text("lr_mult: 1.0\n")
-    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == scratch
-    (tmp_path / "own.yaml").write_text("")
-    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
-    for absent, message in (
-        (
-            "fine-tune",
-            "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?); known: auto, debug, demo, "
-            "finetune, keep_old, scratch",
-        ),
-        ("nowhere.yaml", "nowhere.yaml: no such file"),
-    ):
-        with refused(message):
-            read_recipe(absent, pretrained=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", "x.yaml:1: expected ',' or ']', but got '<stream end>'"),
-        ("a: 1\nb: : 2\n", "x.yaml:2: mapping values are not allowed here"),
-        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: key 'a' appears twice (first in line 1); remove one"),
-        ("names:\n  0: a\n  0: b\n", "x.yaml:3: key '0' appears twice (first in line 2); remove one"),
-        ("a: " + "[" * 100_000, "x.yaml: nested too deeply"),
-        ("{a: " * 3000 + "1" + "}" * 3000, "x.yaml: nested too deeply"),  # which would crash libyaml
-        ("- " * 2000 + "1", "x.yaml: nested too deeply"),
-        (
-            "lr0: &a [*a]\n",
-            "x.yaml: more than 200,000 values after expanding aliases, or an alias that contains itself",
-        ),
-        (
-            "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)),
-            "x.yaml: more than 200,000 values after expanding aliases, or an alias that contains itself",
-        ),
-        ("lr0: {<<: 3}\n", "x.yaml:1: << merges mappings, which is not supported; write the keys out"),
-        ("lr0: !!int x\n", "x.yaml:1: 'x' is not a valid int; put it in quotes if it is text"),
-        ("lr0: 2020-13-45\n", "x.yaml:1: '2020-13-45' is not a valid timestamp; put it in quotes if it is text"),
-        (
-            f"lr0: {'5' * 5000}\n",
-            "x.yaml:1: '555555555555555555555555555555555555555555555555555555555555' is not a valid int; put "
-            "it in quotes if it is text",
-        ),
-        (f"lr0: 0x{'f' * 500}\n", "x.yaml: the number does not fit in 64 bits"),
-        ('lr0: "\\0"\n', "x.yaml: contains a NUL or an unpaired surrogate"),
-        ("lr0: " + "x" * 100_000 + "\n", "x.yaml: lr0: must be a number or null, got 'x..."),
-    ],
-)
-def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text, message):
-    path = tmp_path / "x.yaml"
-    path.write_text(text)
-    with refused(message) as caught:
-        read_recipe(str(path), pretrained=False)
-    assert len(str(caught.value)) < 1300
-
-
-def test_what_is_too_large_is_read_once_by_the_fast_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.config.yaml_files.MAX_VALUES", 100)
-    monkeypatch.setattr("yaml.SafeLoader", None)  # ten times slower; it tells the lines of other mistakes
-    path = tmp_path / "x.yaml"
-    path.write_text("names:\n" + "- a\n" * 200)
-    with refused("x.yaml: more than 100 values after expanding aliases, or an alias that contains itself"):
-        load_yaml(path)

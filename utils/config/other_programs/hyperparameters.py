@@ -1,4 +1,4 @@
-"""Translates hyper-parameter files of YOLOv5 and Ultralytics (`utils.config.other_programs`)."""
+"""Translates hyper-parameter files of YOLOv5 and Ultralytics (`utils.config.other_programs.table`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import re
 from typing import Any
 
 from utils.config.flags import flag_name, given_values
-from utils.config.foreign_arguments import flags_of_argument
-from utils.config.foreign_command_lines import translate_command_line
-from utils.config.other_programs import HYPERPARAMETERS, actions_of, normalized, reason, same_flag, table
+from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.command_lines import translate_command_line
+from utils.config.other_programs.table import (
+    HYPERPARAMETERS,
+    actions_of,
+    normalized,
+    reason_for_refusal,
+    same_flag,
+    table,
+)
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.config.yaml_files import parse_override
 from utils.errors import UserError, all_mistakes, one_line
@@ -68,7 +75,7 @@ def unknown_hyperparameter(key: str) -> str:
     if our_flag in actions_of("train"):
         return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
     other = table().hyperparameters_of_yolov5.get(key)
-    why_unsupported = other.reason if other else reason("train", flag)
-    if why_unsupported:
-        return f"'{key}': {why_unsupported}; remove it"
+    refusal = other.reason if other else reason_for_refusal("train", flag)
+    if refusal:
+        return f"'{key}': {refusal}; remove it"
     return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"

@@ -1,4 +1,4 @@
-"""Translates command lines of YOLOv5 and Ultralytics (`utils.config.other_programs`)."""
+"""Translates command lines of YOLOv5 and Ultralytics (`utils.config.other_programs.table`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from utils.config.other_programs import actions_of, flags_of_known_value, hyperparameter_of, same_flag, table, table_of
+from utils.config.other_programs.table import (
+    actions_of,
+    flags_of_known_value,
+    hyperparameter_of,
+    same_flag,
+    table,
+    table_of,
+)
 from utils.errors import Mistakes
 
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags

@@ -1,8 +1,8 @@
 """What command lines, hyper-parameter files and Python names of YOLOv5 and Ultralytics mean here: the table
 configs/other_programs.yaml, and its look-ups.
 
-A flag is a word of a command line, such as ``--noval`` (foreign_command_lines.py). An argument is a name and a value
-(foreign_arguments.py): of the yolo command (``plots=False``), of a hyper-parameter file (foreign_recipes.py), or a
+A flag is a word of a command line, such as ``--noval`` (command_lines.py). An argument is a name and a value
+(arguments.py): of the yolo command (``plots=False``), of a hyper-parameter file (hyperparameters.py), or a
 keyword of the Python API.
 
 Commands are named as their settings are: "train" for `settings.TrainConfig`.
@@ -128,7 +128,7 @@ def hyperparameter_of(command: str, name: str) -> str:
     return name if name in HYPERPARAMETERS and "--set" in actions_of(command) else ""
 
 
-def reason(command: str, flag: str) -> str:
+def reason_for_refusal(command: str, flag: str) -> str:
     """Returns why ``command`` has no ``flag``, or "" if the table does not say."""
     command_table = table_of(command)
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")

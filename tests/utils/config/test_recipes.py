@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.messages import refused
+from utils.config.other_programs.hyperparameters import unknown_hyperparameter
+from utils.config.recipes import hyperparameters_from, read_recipe
+from utils.config.settings import Hyperparameters
+from utils.schema import build
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mosaik": 1}, "x.yaml: unknown key 'mosaik' (did you mean 'mosaic'?)"),
+        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2.0"),
+        ({"mosaic": "yes please"}, "x.yaml: mosaic: must be a number, got 'yes please'"),
+        ({"mosaic": True}, "x.yaml: mosaic: must be a number, got True"),
+        ({"close_mosaic": 1.5}, "x.yaml: close_mosaic: must be a whole number or null, got 1.5"),
+        ({"mosaic_block": 1.5}, "x.yaml: mosaic_block: must be a whole number, got 1.5"),
+        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1.0"),
+        ({"warmup_momentum": 1.0}, "x.yaml: warmup_momentum: must be at most 0.9999, got 1.0"),
+        ([1], "x.yaml: must be 'key: value' lines, got list"),
+        (
+            {"label_smoothing": 0.1},
+            "x.yaml: 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing",
+        ),
+        ({"close_mosaic": 99999999999999999999}, "x.yaml: close_mosaic: the number does not fit in 64 bits"),
+    ],
+)
+def test_hyperparameters_are_checked(values, message):
+    with refused(message):
+        build(Hyperparameters, values, "x.yaml", unknown_hyperparameter)
+
+
+def test_overrides_take_precedence_over_the_yaml(tmp_path):
+    path = tmp_path / "hyp.yaml"
+    path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
+    hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
+    assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
+    assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
+    assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
+    for wrong, message in (
+        ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
+        ("lr0", "--set lr0: must be key=value"),
+        ("lr0=" + "[" * 100_000, "--set lr0: the value is nested too deeply"),
+    ):
+        with refused(message):
+            hyperparameters_from("", [wrong])
+
+
+def test_the_listed_hyperparameters_are_the_defaults():
+    path = ROOT / "configs" / "hyp" / "scratch.yaml"
+    assert hyperparameters_from(str(path)) == Hyperparameters()
+    text = path.read_text()
+    for field in dataclasses.fields(Hyperparameters):
+        assert f"# {field.metadata['help']}" in text, field.name
+        assert f"\n{field.name}: " in text, field.name
+
+
+def test_recipes_are_found_by_name_file_and_auto(tmp_path):
+    scratch, finetune = (read_recipe("auto", pretrained=pretrained) for pretrained in (False, True))
+    assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
+    assert finetune == read_recipe("finetune", pretrained=False) != scratch
+    kept = read_recipe("auto", pretrained=True, keep_old=True)
+    assert kept == dataclasses.replace(finetune, lr_mult=0.03125)
+    assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
+    (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
+    for options in ({"pretrained": False}, {"pretrained": True}, {"pretrained": True, "keep_old": True}):
+        usual = read_recipe("auto", **options)
+        assert read_recipe(str(tmp_path / "own.yaml"), **options) == dataclasses.replace(usual, mosaic=0.25)
+    (tmp_path / "own.yaml").write_text("lr_mult: 1.0\n")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == scratch
+    (tmp_path / "own.yaml").write_text("")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
+    for absent, message in (
+        (
+            "fine-tune",
+            "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?); known: auto, debug, demo, "
+            "finetune, keep_old, scratch",
+        ),
+        ("nowhere.yaml", "nowhere.yaml: no such file"),
+    ):
+        with refused(message):
+            read_recipe(absent, pretrained=True)

@@ -1,0 +1,65 @@
+"""Reads recipes: hyper-parameter files, and ``--set``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.config.other_programs.hyperparameters import translate_recipe, unknown_hyperparameter
+from utils.config.settings import Hyperparameters
+from utils.config.yaml_files import load_yaml, parse_override
+from utils.errors import UserError
+from utils.files.program_folders import CONFIGS
+from utils.schema import build, suggestion
+
+
+def hyperparameters_from(
+    path: str, overrides: Sequence[str] = (), lines: list[str] | None = None, *, base: Hyperparameters | None = None
+) -> Hyperparameters:
+    """Reads the YAML at ``path`` ("": no values) over ``base`` (None: the defaults) and applies `with_overrides`.
+    ``lines`` receives a line for the log that names what has no effect."""
+    values = load_yaml(path) if path else {}
+    if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
+        values, unused = translate_recipe(values, path)
+        if unused and lines is not None:
+            lines.append(f"{path}: without effect here: {', '.join(unused)}")
+    return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
+
+
+def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:
+    """Returns ``hyp`` with each ``key=value`` of ``overrides`` replaced; values are parsed as YAML."""
+    return _changed(hyp, dict(map(parse_override, overrides)), "--set")
+
+
+def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
+    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``location``."""
+    checked = build(Hyperparameters, values, location, unknown_hyperparameter)
+    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
+
+
+def read_recipe(
+    hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, keep_old: bool = False, lines: list[str] | None = None
+) -> Hyperparameters:
+    """Reads the recipe that ``--hyp`` names and applies ``key=value`` overrides. (The optimizer is chosen later, by the
+    number of steps: `engine.optim.build.resolve_optimizer`.)
+
+    Args:
+        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
+        pretrained, keep_old: whether the run starts from weights, and keeps their classes: what "auto" means.
+    """
+    if keep_old:
+        automatic = "keep_old"
+    elif pretrained:
+        automatic = "finetune"
+    else:
+        automatic = "scratch"
+    recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
+    recipe = automatic if hyp == "auto" else hyp
+    if recipe in recipes:
+        return hyperparameters_from(str(recipes[recipe]), overrides)
+    if not Path(hyp).suffix and not Path(hyp).exists():
+        known = ", ".join(["auto", *recipes])
+        raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
+    return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))
