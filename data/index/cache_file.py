@@ -21,7 +21,8 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.safe_io import remove_half_written
+from utils.files.paths import path_of
+from utils.files.safe_io import read_regular, remove_half_written
 from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
@@ -81,8 +82,9 @@ class IndexCache:
 
 
 def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
-    """Returns a digest of name, size and time of all files, the classes, and the version of this code. It does not
-    depend on the folder. ``spec``: with the classes as labeled."""
+    """Returns a digest of name, size and time of all files, the classes, and the version of this code; of the contents
+    of label files, too, where their times say nothing. It does not depend on the folder. ``spec``: with the classes as
+    labeled."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
@@ -99,7 +101,26 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
     num_before_or_true = len(others.before) or True  # True as it has always been, so that older fingerprints stay valid
     digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_before_or_true]).encode())
+    if _have_one_time(listing.labels):
+        for file in listing.labels:
+            digest.update(_content_digest(file, spec.root))
     return digest.hexdigest()
+
+
+def _have_one_time(labels: Sequence[LabelFile]) -> bool:
+    """Returns whether several label files all have the same time, in whole seconds: that of an archive whose files have
+    a constant time. Then sizes and times cannot tell a corrected label from an old one, and only contents can."""
+    times = {file.stamp.mtime_ns for file in labels if file.stamp}
+    return len(labels) > 1 and len(times) == 1 and times.pop() % 1_000_000_000 == 0
+
+
+def _content_digest(file: LabelFile, root: Path) -> bytes:
+    """Returns a digest of a file's bytes, which is empty if it cannot be read: the scan reports that."""
+    try:
+        content = read_regular(path_of(file.name, root)) if file.stamp else b""
+    except (OSError, MemoryError):
+        content = b""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

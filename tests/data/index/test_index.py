@@ -791,6 +791,29 @@ def edit(path, start=b""):
     os.utime(path, ns=(after, after))
 
 
+def give_one_time(folder):
+    """Sets the time of all files to that of the files of some archives."""
+    for path in folder.rglob("*.txt"):
+        os.utime(path, (315_532_800, 315_532_800))
+
+
+def test_labels_of_an_archive_with_constant_times_are_told_apart_by_their_contents(root, tmp_path, lines):
+    give_one_time(root / "labels")
+    before = load(root, tmp_path / "cache")
+    told(lines)
+    assert load(root, tmp_path / "cache").fingerprint == before.fingerprint
+    assert "(cached)" in told(lines)[0]
+
+    label = root / "labels/train/a.txt"
+    content = label.read_bytes()
+    label.write_bytes(b"1" + content[1:])  # of the same size
+    give_one_time(root / "labels")
+    after = load(root, tmp_path / "cache")
+    assert "(cached)" not in told(lines)[0]
+    assert content[:1] != b"1"
+    assert before.classes.tolist() != after.classes.tolist()
+
+
 CHANGES = {
     "label edited, same size": lambda root: edit(root / "labels/train/a.txt", b"1"),
     "image touched": lambda root: edit(root / "images/train/a.jpg"),
