@@ -95,7 +95,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "report": len(column_lengths) == 1,
         "offsets": offsets[0] == 0 and offsets[-1] == num_boxes and (np.diff(offsets) >= 0).all(),
         "image_hw": (arrays["image_hw"] > 0).all(),
-        "classes": ((classes >= -1) & (classes < num_names)).all(),
+        "classes": (((classes >= 0) | (arrays["crowd"] & (classes == -1))) & (classes < num_names)).all(),
         "area_px": np.isfinite(arrays["area_px"]).all(),
         "totals": meta["totals"]["images"] == count,
         "category_ids": len(meta["category_ids"]) in (0, num_names),

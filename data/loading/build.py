@@ -19,7 +19,7 @@ from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.class_balance import logged_repeat_factors
+from data.loading.class_balance import repeated_weights
 from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
 from data.loading.same_data import check_same_data
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
@@ -114,6 +114,8 @@ def build_val_loader(
         index = open_index(ctx, config, spec, split)
     else:
         check_same_data(ctx, split, index)
+    if tile and not len(index):
+        raise UserError(f"{spec.source}: {split} has no images to cut into tiles")
     if tile:
         reader = _open_val_tiles(ctx, config, hyp or Hyperparameters(), replace(index, tile=tile))
     else:
@@ -198,7 +200,8 @@ def sample_weights(config: TrainConfig, hyp: Hyperparameters, reader: SampleRead
     else:
         weights = reader.tiles.weights(hyp.tile_backgrounds)
     if config.repeat_factor:
-        weights = weights * logged_repeat_factors(config.repeat_factor, reader.sample_index)
+        noun = "image" if reader.tiles is None else "tile"
+        weights = repeated_weights(config.repeat_factor, reader.sample_index, weights, noun=noun)
     return weights
 
 

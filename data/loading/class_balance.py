@@ -35,31 +35,40 @@ def image_weights(class_weights: np.ndarray, labels: LabelArrays) -> np.ndarray:
     return np.where(has_label, weights, weights[has_label].mean())
 
 
-def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int) -> np.ndarray:
-    """Returns how often each image should come in an epoch, more often for rare classes: float64 (N,), at least 1.
+def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int, weights: np.ndarray) -> np.ndarray:
+    """Returns how much more often each image should come in an epoch, for rare classes: float64 (N,), at least 1.
 
     A class in a fraction f < ``threshold`` of the images gets the factor sqrt(threshold / f), and an image gets the
-    largest factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count.
+    largest factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count. ``weights``: how often each
+    image comes without these factors; f is a fraction of the images that come.
     """
     image_factors = np.ones(len(labels.offsets) - 1)
-    image_counts = np.maximum(labels.images_per_class(num_classes), 1)
-    class_factors = np.sqrt(threshold * len(image_factors) / image_counts).clip(min=1)
+    image_counts = np.maximum(_images_with_class(labels, num_classes, weights), 1)
+    class_factors = np.sqrt(threshold * weights.sum() / image_counts).clip(min=1)
     is_object = ~labels.crowd
     np.maximum.at(image_factors, labels.image_of_box[is_object], class_factors[labels.classes[is_object]])
     return image_factors
 
 
-def logged_repeat_factors(threshold: float, index: DatasetIndex) -> np.ndarray:
-    """Returns `repeat_factors` of the images, and logs what they mean for the rarest classes."""
-    factors = repeat_factors(threshold, index, len(index.names))
-    images = index.images_per_class(len(index.names))
+def _images_with_class(labels: LabelArrays, num_classes: int, weights: np.ndarray) -> np.ndarray:
+    """Returns the sum of the ``weights`` of the images that have each class, crowds aside: float64 (num_classes,)."""
+    pairs = np.unique(np.stack([labels.classes, labels.image_of_box], 1)[~labels.crowd], axis=0)
+    return np.bincount(pairs[:, 0], weights[pairs[:, 1]], minlength=num_classes)
+
+
+def repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray, *, noun: str) -> np.ndarray:
+    """Returns ``weights`` times their `repeat_factors`, and logs what these mean for the rarest classes.
+
+    ``noun``: what the index lists, "image" or "tile".
+    """
+    repeated = weights * repeat_factors(threshold, index, len(index.names), weights)
+    images = _images_with_class(index, len(index.names), weights)
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_LOGGED_CLASSES]
-    pairs = np.unique(np.stack([index.classes, index.image_of_box], 1)[~index.crowd], axis=0)
-    mean_factors = np.bincount(pairs[:, 0], factors[pairs[:, 1]], minlength=len(images))[rarest] / images[rarest]
+    mean_factors = _images_with_class(index, len(index.names), repeated)[rarest] / images[rarest]
     summaries = [
-        f"{index.names[c]} ({counted(int(images[c]), 'image')}) {factor:.1f} times"
+        f"{index.names[c]} ({counted(round(images[c]), noun)}) {factor:.1f} times"
         for c, factor in zip(rarest, mean_factors)
     ]
-    total = counted(round(factors.sum()), "image")
+    total = counted(round(repeated.sum()), noun)
     get_logger().info("--repeat-factor %g: %s per epoch; %s", threshold, total, ", ".join(summaries))
-    return factors
+    return repeated

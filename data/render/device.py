@@ -97,6 +97,8 @@ class FusedPainter:
     def __call__(self, *arguments: Any) -> Tensor:
         try:
             return self._paint(*arguments)
+        except torch.OutOfMemoryError:  # uncompiled, it would need several times the memory
+            raise
         except Exception as error:  # a compiler that does not work raises many kinds of errors
             if self._paint is paint_layers:
                 raise

@@ -276,6 +276,7 @@ def changed_index(source: Path, out: Path, name: str, change: object) -> Path:
         ("image_hw", lambda v: v * 0, "wrong image_hw"),
         ("offsets", lambda v: v + 1, "wrong offsets"),
         ("classes", lambda v: v + 9, "wrong classes"),
+        ("classes", lambda v: v * 0 - 1, "wrong classes"),  # -1 is a region of all classes, which only a crowd can be
         ("boxes_xywh_px", lambda v: v * np.nan, "wrong boxes_xywh_px"),
         ("boxes_xywh_px", lambda v: v * 50, "wrong boxes_xywh_px"),
         ("area_px", lambda v: v[:-1], "wrong array area_px"),

@@ -173,9 +173,14 @@ def test_repeat_factors_are_those_of_the_paper():
     fraction = [sum(c in cs for cs in kept) / 300 for c in range(4)]
     expected = [max((max(1, math.sqrt(0.2 / fraction[c])) for c in cs), default=1) for cs in kept]
     labels = SimpleLabels(offsets, np.concatenate(classes_of).astype(int), ~counted)
-    found = repeat_factors(0.2, labels, 4)
+    found = repeat_factors(0.2, labels, 4, np.ones(300))
     np.testing.assert_allclose(found, expected)
     assert found.max() > 2
+
+    # Images that never come, such as most tiles without objects, make no class rarer.
+    empty = SimpleLabels(np.concatenate([offsets, np.full(700, offsets[-1])]), labels.classes, labels.crowd)
+    weights = np.repeat([1.0, 0.0], [300, 700])
+    np.testing.assert_allclose(repeat_factors(0.2, empty, 4, weights)[:300], expected)
 
 
 def test_repeated_images_come_as_often_as_their_factors_say():
