@@ -125,7 +125,11 @@ def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path)
     stored = checkpoint.description
     explicit_flags = command.explicit_flags
     hyp, hyp_changes = resumed_hyperparameters(
-        stored.hyp, command.config, explicit_flags, pretrained=bool(stored.config.weights)
+        stored.hyp,
+        command.config,
+        explicit_flags,
+        pretrained=bool(stored.config.weights),
+        keep_old=stored.config.keep_old,
     )
     source, known_root = find_location(stored.data, path)
     stored_config = stored.config

@@ -132,14 +132,19 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 
 
 def resumed_hyperparameters(
-    stored: Hyperparameters, current: TrainConfig, explicit_flags: Collection[str], *, pretrained: bool
+    stored: Hyperparameters,
+    current: TrainConfig,
+    explicit_flags: Collection[str],
+    *,
+    pretrained: bool,
+    keep_old: bool = False,
 ) -> tuple[Hyperparameters, list[str]]:
     """Returns the checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and
-    messages, such as those that changed. ``pretrained``: see `read_recipe`."""
+    messages, such as those that changed. ``pretrained``, ``keep_old``: those of the run, see `read_recipe`."""
     messages: list[str] = []
     base = stored
     if "hyp" in explicit_flags:
-        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=current.keep_old, lines=messages)
+        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=keep_old, lines=messages)
     hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
     if hyp.lr_mult is None:  # chosen when the run began
         hyp = replace(hyp, lr_mult=stored.lr_mult)

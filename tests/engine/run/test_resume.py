@@ -26,6 +26,7 @@ from engine.run.resume import (
     resumed_hyperparameters,
 )
 from tests.helpers.messages import refused
+from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -291,6 +292,12 @@ def test_a_resumed_run_keeps_the_rate_that_was_chosen_when_it_began():
     for config, given in ((TrainConfig(hyp="finetune"), "hyp"), (TrainConfig(override=["lr_mult=null"]), "override")):
         hyp, lines = resumed_hyperparameters(Hyperparameters(lr_mult=0.0625), config, (given,), pretrained=True)
         assert (hyp.lr_mult, lines) == (0.0625, [])
+
+
+def test_a_recipe_named_on_resume_is_that_of_a_run_that_keeps_old_classes():
+    config = TrainConfig(hyp="auto")  # nobody repeats --keep-old, which cannot change
+    hyp, _ = resumed_hyperparameters(Hyperparameters(), config, ("hyp",), pretrained=True, keep_old=True)
+    assert hyp == read_recipe("keep_old", pretrained=True)
 
 
 def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
