@@ -72,14 +72,16 @@ def resume_flag(last: str | os.PathLike[str]) -> str:
 def write_result(**values: Any) -> bool:
     """Adds ``values`` to the result file of the process that has started this one: "folder" of a run that has begun or
     continues, exported "files", "issues" of a data set, or the "error" and whether the command was "refused". Returns
-    whether there is such a file."""
+    whether they are in such a file: there may be none, or its disk may be full."""
     path = os.environ.get(RESULT_VARIABLE)
     if not path:
         return False
     line = f"\n{json.dumps(values)}".encode()
-    with suppress(OSError), open(path, "ab", buffering=0) as file:
-        file.write(line)  # at once, as all processes of a run have the same file
-    return True
+    try:
+        with open(path, "ab", buffering=0) as file:
+            return file.write(line) == len(line)  # at once, as all processes of a run have the same file
+    except OSError:
+        return False
 
 
 def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -98,9 +100,7 @@ def report_error(line: str, *, is_disk_full: bool = False) -> None:
     There it also says whether the command was refused: it has not begun or continued a run, or the disk is full. What
     was trained is then as it was, and another try would end in the same way.
     """
-    path = os.environ.get(RESULT_VARIABLE)
-    if path:
-        has_begun = "folder" in read_result(path)
-        write_result(error=line, refused=is_disk_full or not has_begun)
-    else:
+    path = os.environ.get(RESULT_VARIABLE, "")
+    has_begun = "folder" in read_result(path)
+    if not write_result(error=line, refused=is_disk_full or not has_begun):
         print(f"error: {line}", file=sys.stderr, flush=True)

@@ -105,6 +105,13 @@ def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, ha
     assert read_result(result_file)["refused"] is is_refused
 
 
+def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "gone/result.jsonl"))
+    with pytest.raises(SystemExit):
+        run_main(lambda argv: find_mistake())
+    assert "error: " in capsys.readouterr().err
+
+
 def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp_path, monkeypatch):
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import line_about
-from utils.errors import PeerFailure, UserError, first_line
+from utils.errors import PeerFailure, Stopped, UserError, first_line
 from utils.machine.processes import has_died
 
 # What messages of a failed collective contain if another process has ended.
@@ -29,10 +29,11 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     | a bug | the bug | the bug |
     | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
     | PeerFailure | PeerFailure | PeerFailure |
+    | Stopped, KeyboardInterrupt | the same, and it is not counted | the same |
     """
     try:
         yield
-    except PeerFailure:
+    except (PeerFailure, Stopped, KeyboardInterrupt):  # a stopped process has no failure to report
         raise
     except BaseException as error:
         if ctx.store is None:

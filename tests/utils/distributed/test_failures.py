@@ -11,7 +11,7 @@ from torch import distributed as dist
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.distributed.failures import report_errors_once
-from utils.errors import PeerFailure, UserError
+from utils.errors import PeerFailure, Stopped, UserError
 
 
 def test_nccl_without_shared_memory_is_reported_once_with_the_remedy():
@@ -46,3 +46,12 @@ def test_of_a_failure_of_all_processes_only_bugs_are_reported_by_each(error, is_
         raise error
     with pytest.raises(type(error) if is_repeated else PeerFailure), report_errors_once(ctx):
         raise error
+
+
+@pytest.mark.parametrize("stop", [Stopped(75), KeyboardInterrupt()])
+def test_a_stopped_process_leaves_the_report_to_one_that_has_failed(stop):
+    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
+    with pytest.raises(type(stop)), report_errors_once(ctx):
+        raise stop
+    with refused("the disk is full"), report_errors_once(ctx):
+        raise UserError("the disk is full")
