@@ -126,7 +126,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 def check(
     data: Data,
     *,
-    split: list[str] | tuple[str, ...] = (),
+    split: str | list[str] | tuple[str, ...] = (),
     weights: str | os.PathLike[str] = "",
     out: str | os.PathLike[str] = "",
     imgsz: int | None = None,
@@ -140,7 +140,7 @@ def check(
 
     Args:
         data: as in `train`.
-        split: the splits to check; empty: all.
+        split: the split to check, or several; empty: all.
         weights: a checkpoint that was trained on this data; adds the label errors that it sees.
         out: the folder of the report; "": runs/check/exp, exp2, ...
         imgsz, trust, min_score, device, workers, noplots: as the flags of the command; None, "" and False: its
@@ -149,7 +149,7 @@ def check(
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     settings = {
-        "split": list(split),
+        "split": [split] if isinstance(split, str) else list(split),
         "weights": weights,
         "out": out,
         "imgsz": imgsz,
