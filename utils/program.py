@@ -100,7 +100,9 @@ def report_error(line: str, *, is_disk_full: bool = False) -> None:
     There it also says whether the command was refused: it has not begun or continued a run, or the disk is full. What
     was trained is then as it was, and another try would end in the same way.
     """
-    path = os.environ.get(RESULT_VARIABLE, "")
-    has_begun = "folder" in read_result(path)
-    if not write_result(error=line, refused=is_disk_full or not has_begun):
-        print(f"error: {line}", file=sys.stderr, flush=True)
+    path = os.environ.get(RESULT_VARIABLE)
+    if path:
+        has_begun = "folder" in read_result(path)
+        if write_result(error=line, refused=is_disk_full or not has_begun):
+            return
+    print(f"error: {line}", file=sys.stderr, flush=True)
