@@ -220,10 +220,14 @@ class LabelArrays:
         """Counts the objects of each class, without crowd regions: int64 (C,)."""
         return np.bincount(self.classes[~self.crowd], minlength=num_classes)
 
-    def images_per_class(self, num_classes: int) -> np.ndarray:
-        """Counts the images with at least one object of each class, without crowd regions: int64 (C,)."""
+    def images_per_class(self, num_classes: int, weights: np.ndarray | None = None) -> np.ndarray:
+        """Counts the images with at least one object of each class, without crowd regions: int64 (C,).
+
+        With ``weights`` of the images (N,), sums these instead: float64 (C,).
+        """
         pairs = np.unique((self.image_of_box * num_classes + self.classes)[~self.crowd])
-        return np.bincount(pairs % num_classes, minlength=num_classes)
+        image_weights = None if weights is None else weights[pairs // num_classes]
+        return np.bincount(pairs % num_classes, image_weights, minlength=num_classes)
 
 
 @dataclass(frozen=True, slots=True)

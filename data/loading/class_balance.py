@@ -43,17 +43,11 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int, weig
     image comes without these factors; f is a fraction of the images that come.
     """
     image_factors = np.ones(len(labels.offsets) - 1)
-    image_counts = np.maximum(_images_with_class(labels, num_classes, weights), 1)
+    image_counts = np.maximum(labels.images_per_class(num_classes, weights), 1)
     class_factors = np.sqrt(threshold * weights.sum() / image_counts).clip(min=1)
     is_object = ~labels.crowd
     np.maximum.at(image_factors, labels.image_of_box[is_object], class_factors[labels.classes[is_object]])
     return image_factors
-
-
-def _images_with_class(labels: LabelArrays, num_classes: int, weights: np.ndarray) -> np.ndarray:
-    """Returns the sum of the ``weights`` of the images that have each class, crowds aside: float64 (num_classes,)."""
-    pairs = np.unique(np.stack([labels.classes, labels.image_of_box], 1)[~labels.crowd], axis=0)
-    return np.bincount(pairs[:, 0], weights[pairs[:, 1]], minlength=num_classes)
 
 
 def repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray, *, noun: str) -> np.ndarray:
@@ -62,9 +56,9 @@ def repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray,
     ``noun``: what the index lists, "image" or "tile".
     """
     repeated = weights * repeat_factors(threshold, index, len(index.names), weights)
-    images = _images_with_class(index, len(index.names), weights)
+    images = index.images_per_class(len(index.names), weights)
     rarest = [c for c in np.argsort(images, kind="stable").tolist() if images[c]][:_LOGGED_CLASSES]
-    mean_factors = _images_with_class(index, len(index.names), repeated)[rarest] / images[rarest]
+    mean_factors = index.images_per_class(len(index.names), repeated)[rarest] / images[rarest]
     summaries = [
         f"{index.names[c]} ({counted(round(images[c]), noun)}) {factor:.1f} times"
         for c, factor in zip(rarest, mean_factors)
