@@ -385,7 +385,7 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
 
     def interrupt(self, *args):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) >= 3:  # the writer may reach a later frame before it is stopped
             raise KeyboardInterrupt
         true_add(self, *args)
 
