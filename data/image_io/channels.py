@@ -89,6 +89,22 @@ def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray 
     return np.concatenate(resized, 2, out=target)
 
 
+def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
+    """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
+
+    Bilinear interpolation would cause aliasing there. ``target``: (height, width, C) to write into and return; without
+    it, the result may be ``image`` itself.
+    """
+    if image.shape[:2] == (height, width):
+        if target is None:
+            return image
+        target[:] = image
+        return target
+    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
+        return resize_area(image, (width, height), target)
+    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
+
+
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
     """Raises UserError for a format with a number of channels that no JPEG has."""
     if pixels.channels not in (1, 3):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import cv2
 import numpy as np
 
-from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, to_format, with_channels
+from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, resize, to_format, with_channels
 from data.image_io.file_kinds import unsupported_content
 from data.image_io.header import Header, exif_orientation, read_header
 from data.image_io.shards import read_member, shard_index
@@ -187,7 +187,9 @@ def read_source(
 
     Args:
         image_hw: size of the image in the index.
-        reduces: whether a JPEG may be decoded at a fraction of its size.
+        reduces: whether to avoid aliasing, as for training: a JPEG may be decoded at a fraction of its size, and an
+            image that still shrinks to half or less is reduced by area. Without it every image is reduced bilinearly
+            from its full size, as detection and the published evaluations of YOLO models do (benchmarks/LOG.md).
 
     Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
     """
@@ -202,6 +204,8 @@ def read_source(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
             f"set was indexed; it changed during the run, start again"
         )
+    if reduces:
+        return resize(image, width, height)
     if image.shape[:2] == (height, width):
         return image
     return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))

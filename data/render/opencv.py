@@ -13,7 +13,7 @@ import numpy as np
 
 from data.augment.plan import Layer, Patch, SamplePlan
 from data.augment.transforms import project_points
-from data.image_io.channels import resize_area, with_channels
+from data.image_io.channels import resize, resize_area, with_channels
 from utils.pixels import RGB8, PixelFormat
 from utils.structures import padding_value
 
@@ -80,22 +80,6 @@ def draw_patch(patch: Patch, source: np.ndarray, canvas: np.ndarray) -> None:
     canvas[max(top, 0) : bottom, max(left, 0) : right] = piece[
         max(-top, 0) : height - top, max(-left, 0) : width - left
     ]
-
-
-def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
-    """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
-
-    Bilinear interpolation would cause aliasing there. ``target``: (height, width, C) to write into and return; without
-    it, the result may be ``image`` itself.
-    """
-    if image.shape[:2] == (height, width):
-        if target is None:
-            return image
-        target[:] = image
-        return target
-    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
-        return resize_area(image, (width, height), target)
-    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
 
 
 def _warp_into(crop: np.ndarray, patch: Patch, canvas: np.ndarray) -> None:

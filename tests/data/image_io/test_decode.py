@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from data.image_io import file_kinds, verify
-from data.image_io.decode import have_single_colors, orient, read_image, read_reduced
+from data.image_io.decode import have_single_colors, orient, read_image, read_reduced, read_source
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
@@ -100,6 +100,21 @@ def test_a_reduced_jpeg_is_the_image_divided_by_a_power_of_two(tmp_path, orienta
     assert np.array_equal(read_reduced(path, (height, width))[0], whole)
     path.write_bytes(jpeg_with_exif(gradient(250, 401), orientation))
     assert max(read_reduced(path, (1, 1))[0].shape) == 201  # 1/4 and 1/8 would pad by more than half a pixel
+
+
+@pytest.mark.parametrize("side", [800, 801])  # a JPEG of 801 px is decoded at 1/2, not at 1/8
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_training_sees_no_aliasing_in_large_images_of_any_format(tmp_path, suffix, side):
+    """Black and white pixels become gray; a bilinear reduction, as validation and published evaluations have it, keeps
+    much of their contrast."""
+    noise = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (side, side, 1)).repeat(3, 2)
+    path = tmp_path / f"noise{suffix}"
+    path.write_bytes(cv2.imencode(suffix, noise)[1].tobytes())
+    sizes = (str(path), np.array([side, side]), np.array([100, 100]))
+    reduced = read_source(*sizes)
+    assert reduced.shape == (100, 100, 3)
+    assert reduced.std() < 25
+    assert read_source(*sizes, reduces=False).std() > 50
 
 
 def test_other_formats_are_never_reduced_and_paths_may_be_non_ascii(tmp_path):
