@@ -19,7 +19,7 @@ from benchmarks.speed import report
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.training_step import build_step, context_of, loss_pass, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
-from data.augment.plan import draw_plans, plan_labels
+from data.augment.plan import SamplePlanner, plan_labels
 from data.render.device import paint_layers, render_table
 from data.render.opencv import render_plan
 from data.render.pyramid import PyramidLayout
@@ -208,7 +208,7 @@ class Scene:
     def plans(self, count: int) -> list:
         canvas = (self.imgsz, self.imgsz)
         keys = [SampleKey(p % len(self.images), 0, p, canvas) for p in range(count)]
-        return draw_plans(keys, source_hw=self.source_hw, hyp=Hyperparameters(), seed=0, epochs=100)
+        return SamplePlanner(self.source_hw, Hyperparameters(), seed=0).draw(keys, run_epochs=100)
 
     def table(self, count: int) -> RenderTable:
         return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, self.layout)

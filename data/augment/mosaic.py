@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.transforms import Augmentation, are_axis_aligned, project_boxes
+from data.augment.transforms import Augmentation, SharedColumns, are_axis_aligned, project_boxes
 from utils.structures import SampleKey
 
 
@@ -20,15 +20,18 @@ class Mosaic(Augmentation):
     """``mosaic``: pastes four images around a point."""
 
     name = "mosaic"
-    num_uniforms = 6  # one decides whether to apply it, three choose partners, two place the point
-    columns = slice(0, 6)
+    num_uniforms = 6
+    columns = SharedColumns.MOSAIC
+    _APPLY = 0  # columns of its numbers: whether to apply it, which images to paste, and around which point
+    _PARTNERS = slice(1, 4)
+    _POINT = slice(4, 6)
 
     def members(
         self,
         uniforms: np.ndarray,
         keys: Sequence[SampleKey],
         indices: Sequence[int],
-        combine: np.ndarray,
+        allow_mosaic: np.ndarray,
         pool: PartnerPool,
     ) -> list[list[int]]:
         """Chooses the images of each layer: one, or four.
@@ -36,18 +39,18 @@ class Mosaic(Augmentation):
         Args:
             uniforms: (L, 6) in [0, 1).
             indices: main image of each layer.
-            combine: bool (L,), whether a layer may be a mosaic.
+            allow_mosaic: bool (L,).
             pool: images to choose from.
         """
-        is_mosaic = (uniforms[:, 0] < self.hyp.mosaic) & combine
+        is_mosaic = (uniforms[:, self._APPLY] < self.hyp.mosaic) & allow_mosaic
+        partner_uniforms = uniforms[:, self._PARTNERS].tolist()
         return [
             [index, *choose_partners(row, index, key.block, pool)] if mosaic else [index]
-            for row, index, key, mosaic in zip(uniforms[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
+            for row, index, key, mosaic in zip(partner_uniforms, indices, keys, is_mosaic.tolist())
         ]
 
-    @staticmethod
     def corners(
-        uniforms: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
+        self, uniforms: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
     ) -> np.ndarray:
         """Returns upper left corners (M, 2) on the frame: around a random point for a mosaic, otherwise centered.
 
@@ -57,20 +60,20 @@ class Mosaic(Augmentation):
             is_mosaic: bool (M,).
             sizes, canvas_wh: (M, 2).
         """
-        points = np.floor((0.5 + uniforms[:, 4:6]) * canvas_wh)
+        points = np.floor((0.5 + uniforms[:, self._POINT]) * canvas_wh)
         ends_at_point = np.stack([slots % 2 == 0, slots < 2], 1)
         mosaic_corners = np.where(ends_at_point, points - sizes, points)
         return np.where(is_mosaic[:, None], mosaic_corners, np.floor((canvas_wh - sizes) / 2))
 
 
 def choose_mixup(
-    uniforms: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, pool: PartnerPool
+    uniforms: np.ndarray, keys: Sequence[SampleKey], allow_mixup: np.ndarray, probability: float, pool: PartnerPool
 ) -> tuple[list[int], list[int]]:
     """Returns positions in ``keys`` of the samples to mix, and the main image of the second layer of each.
 
-    ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``combine``: bool (n,), whether a sample may be mixed.
+    ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``allow_mixup``: bool (n,), whether a sample may be mixed.
     """
-    mixed = np.flatnonzero(combine & (uniforms[:, 0] < probability)).tolist()
+    mixed = np.flatnonzero(allow_mixup & (uniforms[:, 0] < probability)).tolist()
     partners = [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, pool)[0] for n in mixed]
     return mixed, partners
 
@@ -149,27 +152,23 @@ def place_patches(
     matrix[:, :, 0] = outer[:, :, 0] * gain[:, :1]
     matrix[:, :, 1] = outer[:, :, 1] * gain[:, 1:]
     matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
-    aligned = are_axis_aligned(matrix)
-    if aligned.all():
-        return _snapped(region, matrix, canvas_wh)
-    tilted = _unchanged(region, matrix, canvas_wh)
-    # Tilted patches cannot be snapped: any other matrix stands for theirs, and the result is not used.
-    snapped = _snapped(region, np.where(aligned[:, None, None], matrix, np.eye(3)), canvas_wh)
-    return Placement(
-        region=np.where(aligned[:, None], snapped.region, tilted.region),
-        matrix=np.where(aligned[:, None, None], snapped.matrix, tilted.matrix),
-        is_seen=np.where(aligned, snapped.is_seen, tilted.is_seen),
-    )
+    placement = Placement(np.empty(region.shape, np.int64), np.empty_like(matrix), np.empty(len(matrix), bool))
+    is_aligned = are_axis_aligned(matrix)
+    for subset, place in ((is_aligned, _snap), (~is_aligned, _keep)):
+        placed = place(region[subset], matrix[subset], canvas_wh[subset])
+        for result, values in zip(placement, placed):
+            result[subset] = values
+    return placement
 
 
-def _unchanged(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
+def _keep(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
     """Leaves patches where they are."""
     x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
     touches_canvas = (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
     return Placement(region.astype(np.int64), matrix, touches_canvas)
 
 
-def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
+def _snap(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
     """Moves the edges of axis-aligned patches, by half a pixel at most, onto canvas pixels.
 
     A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times

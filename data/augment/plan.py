@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
 
 from data.augment.mosaic import Mosaic, PartnerPool, Placement, choose_mixup, fitted_sizes, place_patches
 from data.augment.transforms import (
+    Augmentation,
     ColorJitter,
     GeometricTransform,
     PixelOperation,
@@ -68,129 +70,129 @@ class SamplePlan:
     mix: float  # weight of the first layer
 
 
-def draw_plans(
-    keys: Sequence[SampleKey],
-    *,
-    source_hw: np.ndarray,
-    hyp: Hyperparameters,
-    seed: int,
-    epochs: int,
-    single_image: bool = False,
-    pool: PartnerPool | None = None,
-) -> list[SamplePlan]:
-    """Draws the plans of training samples.
+class SamplePlanner:
+    """Draws the plans of a run's training samples.
 
-    A plan depends only on its key and the other arguments, so it is the same on every rank, in every worker and after a
-    restart.
-
-    Args:
-        keys: the samples; canvas sizes may differ.
-        source_hw: int (N, 2), sizes of all source images as the renderer will read them.
-        epochs: length of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
-        single_image: whether to omit mosaic and mixup (for rectangular batches, whose canvas fits one image's aspect).
-        pool: images for mosaic and mixup of samples without a block; None for all N alike.
+    A plan depends only on its key and on the arguments here, so it is the same on every rank, in every worker and after
+    a restart.
     """
-    if not keys:
-        return []
-    pool = pool or PartnerPool(np.ones(len(source_hw)))
-    streams = RandomStreams(seed, keys)
-    mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
-    combine = np.array([key.epoch < mosaic_epochs for key in keys])
-    mixed, partners = choose_mixup(streams.mixing_uniforms, keys, combine, hyp.mixup, pool)
-    streams.mixed = mixed
-    drawn = _LayerKeys(
-        keys=[*keys, *(keys[n] for n in mixed)],
-        images=[*(key.index for key in keys), *partners],
-        may_join=combine[[*range(len(keys)), *mixed]],
-    )
-    layers = _draw_layers(streams, drawn, source_hw, hyp, epochs, pool)
-    plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
-    for n, second in zip(mixed, layers[len(keys) :]):
-        rng = keyed_generator(seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
-        plans[n] = SamplePlan(keys[n].canvas_hw, (layers[n], second), float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
-    return plans
+
+    def __init__(
+        self,
+        source_hw: np.ndarray,
+        hyp: Hyperparameters,
+        *,
+        seed: int,
+        single_image: bool = False,
+        pool: PartnerPool | None = None,
+    ) -> None:
+        """
+        Args:
+            source_hw: int (N, 2), sizes of all source images as the renderer will read them.
+            single_image: whether to omit mosaic and mixup (for rectangular batches, whose canvas fits one image's
+                aspect).
+            pool: images for mosaic and mixup of samples without a block; None for all N alike.
+        """
+        self._source_hw = source_hw
+        self._hyp = hyp
+        self._seed = seed
+        self._single_image = single_image
+        self._pool = pool or PartnerPool(np.ones(len(source_hw)))
+        self._mosaic = Mosaic(hyp)
+        self._transforms = [kind(hyp) for kind in GEOMETRIC]
+        self._operations = [operation for operation in (kind(hyp) for kind in PIXEL) if operation.is_active]
+
+    def draw(self, keys: Sequence[SampleKey], run_epochs: int) -> list[SamplePlan]:
+        """Draws the plans of samples, whose canvas sizes may differ.
+
+        ``run_epochs``: length of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
+        """
+        if not keys:
+            return []
+        streams = RandomStreams(self._seed, keys)
+        mosaic_epochs = 0 if self._single_image else run_epochs - closing_epochs(self._hyp.close_mosaic, run_epochs)
+        may_combine = np.array([key.epoch < mosaic_epochs for key in keys])
+        mixed, partners = choose_mixup(streams.mixing_uniforms, keys, may_combine, self._hyp.mixup, self._pool)
+        inputs = _LayerInputs(
+            keys=[*keys, *(keys[n] for n in mixed)],
+            images=[*(key.index for key in keys), *partners],
+            allow_mosaic=may_combine[[*range(len(keys)), *mixed]],
+            uniforms_of=partial(streams.layer_uniforms, mixed=mixed),
+        )
+        layers = self._draw_layers(inputs, run_epochs)
+        plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
+        for n, second in zip(mixed, layers[len(keys) :]):
+            rng = keyed_generator(self._seed, Stream.MIXUP, keys[n].epoch, keys[n].position)
+            plans[n] = SamplePlan(keys[n].canvas_hw, (layers[n], second), float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        return plans
+
+    def _draw_layers(self, inputs: _LayerInputs, run_epochs: int) -> list[Layer]:
+        """Draws the layers: their images, where these are on the canvas, and the parameters of pixel operations."""
+        mosaic_uniforms = inputs.uniforms_of(self._mosaic)
+        members = self._mosaic.members(mosaic_uniforms, inputs.keys, inputs.images, inputs.allow_mosaic, self._pool)
+        canvas_hw = np.array([key.canvas_hw for key in inputs.keys])
+        placed = self._place(inputs, members, canvas_hw[:, ::-1].astype(np.float64), run_epochs)
+        patches = [
+            Patch(image, (x1, y1, x2, y2), matrix)
+            for image, (x1, y1, x2, y2), matrix in zip(
+                chain.from_iterable(members), placed.region.tolist(), placed.matrix
+            )
+        ]
+        is_seen = placed.is_seen.tolist()
+        parameters = [operation.parameters(inputs.uniforms_of(operation), canvas_hw) for operation in self._operations]
+        layers = []
+        start = 0
+        for number, images in enumerate(members):
+            end = start + len(images)
+            visible = tuple(compress(patches[start:end], is_seen[start:end]))
+            operations = tuple((operation, rows[number]) for operation, rows in zip(self._operations, parameters))
+            layers.append(Layer(visible, operations))
+            start = end
+        return layers
+
+    def _place(
+        self, inputs: _LayerInputs, members: Sequence[Sequence[int]], canvas_wh: np.ndarray, run_epochs: int
+    ) -> Placement:
+        """Places all patches of the L layers, whose images are ``members``, in their order."""
+        counts = np.array([len(images) for images in members])
+        is_mosaic = counts > 1
+        frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
+        outer = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
+        layer = np.repeat(np.arange(len(members)), counts)
+        slots = np.concatenate([np.arange(count) for count in counts])
+        sources = self._source_hw[np.array([i for images in members for i in images])]
+        sizes = fitted_sizes(sources, canvas_wh[layer])
+        uniforms = inputs.uniforms_of(self._mosaic)[layer]
+        corners = self._mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
+        return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
+
+    def _compose(
+        self, inputs: _LayerInputs, frame_wh: np.ndarray, canvas_wh: np.ndarray, run_epochs: int
+    ) -> np.ndarray:
+        """Returns the product of the transforms' matrices for each layer, (L, 3, 3), from its frame to its canvas."""
+        closing = closing_epochs(self._hyp.close_scale, run_epochs)
+        scale_range = np.array([min((run_epochs - key.epoch) / (closing + 1), 1.0) for key in inputs.keys])
+        product = np.tile(np.eye(3), (len(frame_wh), 1, 1))
+        from_wh = frame_wh
+        for transform in self._transforms:
+            uniforms = transform.anneal(inputs.uniforms_of(transform), scale_range)
+            # Not `@`, whose rounding may depend on the number of layers.
+            after = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None]
+            before = product[:, None, :, :]
+            product = (
+                after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
+            )
+            from_wh = canvas_wh
+        return product
 
 
-class _LayerKeys(NamedTuple):
-    """What layers are drawn for: L of them, the first ones of all samples, then the second ones."""
+class _LayerInputs(NamedTuple):
+    """What determines L layers: the first ones of all samples, then the second ones of those that are mixed."""
 
     keys: list[SampleKey]
     images: list[int]  # main image of each layer
-    may_join: np.ndarray  # bool (L,), whether a layer may be a mosaic
-
-
-def _draw_layers(
-    streams: RandomStreams,
-    drawn: _LayerKeys,
-    source_hw: np.ndarray,
-    hyp: Hyperparameters,
-    epochs: int,
-    pool: PartnerPool,
-) -> list[Layer]:
-    """Draws the layers: their images, where these are on the canvas, and the parameters of pixel operations."""
-    mosaic = Mosaic(hyp)
-    members = mosaic.members(streams.layer_uniforms(mosaic), drawn.keys, drawn.images, drawn.may_join, pool)
-    canvas_hw = np.array([key.canvas_hw for key in drawn.keys])
-    closing = closing_epochs(hyp.close_scale, epochs)
-    jitter = np.array([min((epochs - key.epoch) / (closing + 1), 1.0) for key in drawn.keys])
-    placed = _place(streams, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
-    operations = [operation for operation in (kind(hyp) for kind in PIXEL) if operation.is_active]
-    parameters = [operation.parameters(streams.layer_uniforms(operation), canvas_hw) for operation in operations]
-    patches = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
-    layers = []
-    for number, images in enumerate(members):
-        visible = tuple(
-            Patch(image, (x1, y1, x2, y2), matrix)
-            for image, (is_seen, (x1, y1, x2, y2), matrix) in zip(images, patches)
-            if is_seen
-        )
-        layer_operations = tuple((operation, rows[number]) for operation, rows in zip(operations, parameters))
-        layers.append(Layer(visible, layer_operations))
-    return layers
-
-
-def _place(
-    streams: RandomStreams,
-    mosaic: Mosaic,
-    members: Sequence[Sequence[int]],
-    jitter: np.ndarray,
-    source_hw: np.ndarray,
-    canvas_wh: np.ndarray,
-) -> Placement:
-    """Places all patches of the layers, whose images are ``members``, in their order. ``jitter``: see
-    `GeometricTransform.closing`."""
-    counts = np.array([len(images) for images in members])
-    is_mosaic = counts > 1
-    frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-    transforms = [kind(mosaic.hyp) for kind in GEOMETRIC]
-    outer = _compose(transforms, streams, jitter, frame_wh, canvas_wh)
-    layer = np.repeat(np.arange(len(members)), counts)
-    slots = np.concatenate([np.arange(count) for count in counts])
-    sources = source_hw[np.array([i for images in members for i in images])]
-    sizes = fitted_sizes(sources, canvas_wh[layer])
-    uniforms = streams.layer_uniforms(mosaic)[layer]
-    corners = mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
-    return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
-
-
-def _compose(
-    transforms: Sequence[GeometricTransform],
-    streams: RandomStreams,
-    jitter: np.ndarray,
-    frame_wh: np.ndarray,
-    canvas_wh: np.ndarray,
-) -> np.ndarray:
-    """Returns the product of the transforms' matrices for each layer, (L, 3, 3), from its frame to its canvas."""
-    product = np.tile(np.eye(3), (len(frame_wh), 1, 1))
-    from_wh = frame_wh
-    for transform in transforms:
-        uniforms = transform.closing(streams.layer_uniforms(transform), jitter)
-        # Not `@`, whose rounding may depend on the number of layers.
-        after = transform.matrices(uniforms, from_wh, canvas_wh)[:, :, :, None]
-        before = product[:, None, :, :]
-        product = after[:, :, 0] * before[:, :, 0] + after[:, :, 1] * before[:, :, 1] + after[:, :, 2] * before[:, :, 2]
-        from_wh = canvas_wh
-    return product
+    allow_mosaic: np.ndarray  # bool (L,)
+    uniforms_of: Callable[[Augmentation], np.ndarray]  # random numbers of an augmentation, see `RandomStreams`
 
 
 def plan_labels(
@@ -198,7 +200,7 @@ def plan_labels(
 ) -> list[np.ndarray]:
     """Returns the labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
 
-    ``source_hw``: as for `draw_plans`; ``labels_of``: see `DatasetIndex.labels_of`.
+    ``source_hw``: as for `SamplePlanner`; ``labels_of``: see `DatasetIndex.labels_of`.
     """
     patches_of = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
     patches = list(chain.from_iterable(patches_of))

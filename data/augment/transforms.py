@@ -43,10 +43,22 @@ _LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
 _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
 
-# The built-in augmentations share one stream: this many columns for a sample's first layer, as many for a second layer
-# to mix in, and two for the mixing. All are always drawn, so that a change of one probability affects no other choice.
-SHARED_COLUMNS = 19
-MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
+
+class SharedColumns:
+    """Columns of the random stream that the built-in augmentations share.
+
+    The numbers of a sample's first layer come first, then as many of a second layer to mix in, then those of the
+    mixing. All are always drawn, so that a change of one probability affects no other choice.
+    """
+
+    MOSAIC = slice(0, 6)
+    PERSPECTIVE = slice(6, 14)
+    COLOR = slice(14, 17)
+    FLIP = slice(17, 19)
+    FIRST_LAYER = slice(0, 19)
+    SECOND_LAYER = slice(19, 38)
+    MIXUP = slice(38, 40)
+    COUNT = 40
 
 
 class Augmentation:
@@ -74,10 +86,10 @@ class GeometricTransform(Augmentation, ABC):
         The sizes differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1).
         """
 
-    def closing(self, uniforms: np.ndarray, jitter: np.ndarray) -> np.ndarray:
-        """Returns the numbers to use instead of ``uniforms`` when ``close_scale`` ends the scale jitter.
+    def anneal(self, uniforms: np.ndarray, scale_range: np.ndarray) -> np.ndarray:
+        """Narrows the random numbers of the scale in the last epochs of a run (``close_scale``).
 
-        ``jitter``: float64 (L,), fraction of the scale's range to draw from, 1 until the last epochs of the run. Only
+        ``scale_range``: float64 (L,), fraction of the scale's range to draw from, 1 before these epochs. Only
         transforms that scale depend on it.
         """
         return uniforms
@@ -115,29 +127,32 @@ class PixelOperation(Augmentation, ABC):
 class RandomStreams:
     """The random numbers for the layers of a batch, which depend only on the seed and the samples' keys.
 
-    The first layer of each key comes first, then the second layers of the samples ``mixed``.
+    The first layer of each key comes first, then the second layers of the samples that are mixed.
     """
 
     def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
         self.seed = seed
-        self.mixed: list[int] = []
         self._positions = [(key.epoch, key.position) for key in keys]
-        self._shared = keyed_uniforms(seed, Stream.AUGMENT, self._positions, MIXUP_COLUMNS.stop)
+        self._shared = keyed_uniforms(seed, Stream.AUGMENT, self._positions, SharedColumns.COUNT)
 
     @property
     def mixing_uniforms(self) -> np.ndarray:
         """(n, 2) in [0, 1) for each key, which decide whether it has a second layer, and choose its image."""
-        return self._shared[:, MIXUP_COLUMNS]
+        return self._shared[:, SharedColumns.MIXUP]
 
-    def layer_uniforms(self, augmentation: Augmentation) -> np.ndarray:
-        """Returns the numbers of an augmentation, (L, `Augmentation.num_uniforms`) in [0, 1)."""
+    def layer_uniforms(self, augmentation: Augmentation, mixed: list[int]) -> np.ndarray:
+        """Returns the numbers of an augmentation, (L, `Augmentation.num_uniforms`) in [0, 1).
+
+        ``mixed``: positions of the keys whose samples have a second layer.
+        """
         columns = augmentation.columns
         count = augmentation.num_uniforms
         if columns is not None:
-            second = self._shared[self.mixed, SHARED_COLUMNS : 2 * SHARED_COLUMNS]
-            return np.concatenate([self._shared[:, columns], second[:, columns]])
+            first_layers = self._shared[:, SharedColumns.FIRST_LAYER]
+            second_layers = self._shared[mixed, SharedColumns.SECOND_LAYER]
+            return np.concatenate([first_layers[:, columns], second_layers[:, columns]])
         rows = keyed_uniforms(self.seed, named_stream(augmentation.name), self._positions, 2 * count)
-        return np.concatenate([rows[:, :count], rows[self.mixed, count:]])
+        return np.concatenate([rows[:, :count], rows[mixed, count:]])
 
 
 class RandomPerspective(GeometricTransform):
@@ -147,11 +162,15 @@ class RandomPerspective(GeometricTransform):
     """
 
     name = "perspective"
-    num_uniforms = 8  # angle, scale, two shears, two translations, two perspective coefficients
-    _SCALE = 1  # column of the scale's number
-    columns = slice(6, 14)
+    num_uniforms = 8
+    columns = SharedColumns.PERSPECTIVE
+    _ANGLE = 0  # columns of its numbers; pairs are x and y
+    _SCALE = 1
+    _SHEAR = slice(2, 4)
+    _TRANSLATE = slice(4, 6)
+    _TILT = slice(6, 8)
 
-    def closing(self, uniforms: np.ndarray, jitter: np.ndarray) -> np.ndarray:
+    def anneal(self, uniforms: np.ndarray, scale_range: np.ndarray) -> np.ndarray:
         """Narrows the range of the scale before the run ends.
 
         Gray borders, which only shrunk images have, tell the model the scale: boxes would be too small on letterboxed
@@ -159,22 +178,23 @@ class RandomPerspective(GeometricTransform):
         """
         narrowed = uniforms.copy()
         scale = uniforms[:, self._SCALE]  # 0.5, the middle of its range, keeps the size
-        narrowed[:, self._SCALE] = np.where(jitter < 1, 0.5 + (scale - 0.5) * jitter, scale)
+        narrowed[:, self._SCALE] = np.where(scale_range < 1, 0.5 + (scale - 0.5) * scale_range, scale)
         return narrowed
 
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         hyp = self.hyp
         jitter = 2 * uniforms - 1
         center_x, center_y = (from_wh / 2).T
-        tilt_x, tilt_y = (jitter[:, 6:8] * hyp.perspective).T
+        tilt_x, tilt_y = (jitter[:, self._TILT] * hyp.perspective).T
         nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
         tilt_x = tilt_x / nearest
         tilt_y = tilt_y / nearest
-        angle = np.radians(jitter[:, 0] * hyp.degrees).tolist()
-        slope = np.radians(jitter[:, 2:4] * hyp.shear).tolist()
+        angle = np.radians(jitter[:, self._ANGLE] * hyp.degrees).tolist()
+        slope = np.radians(jitter[:, self._SHEAR] * hyp.shear).tolist()
         cosine = np.array([math.cos(a) for a in angle])
         sine = np.array([math.sin(a) for a in angle])
         shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
+        translation = jitter[:, self._TRANSLATE]
         scale = np.maximum(1 + jitter[:, self._SCALE] * hyp.scale, MIN_SCALE)
         matrix = np.empty((len(jitter), 3, 3))
         matrix[:, 2, 0] = tilt_x
@@ -185,7 +205,7 @@ class RandomPerspective(GeometricTransform):
             (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
         )
         for axis, (along_x, along_y) in enumerate(linear_rows):
-            target = (0.5 + jitter[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
+            target = (0.5 + translation[:, axis] * hyp.translate) * canvas_wh[:, axis]
             offset = -(along_x * center_x + along_y * center_y)
             matrix[:, axis] = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
         return matrix
@@ -196,7 +216,7 @@ class RandomFlip(GeometricTransform):
 
     name = "flip"
     num_uniforms = 2
-    columns = slice(17, 19)
+    columns = SharedColumns.FLIP
 
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         matrix = np.tile(np.eye(3), (len(uniforms), 1, 1))
@@ -212,7 +232,7 @@ class ColorJitter(PixelOperation):
 
     name = "color"
     num_uniforms = 3
-    columns = slice(14, 17)
+    columns = SharedColumns.COLOR
 
     @property
     def is_active(self) -> bool:

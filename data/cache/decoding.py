@@ -7,7 +7,7 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,13 @@ from utils.strings import format_bytes
 T = TypeVar("T")
 _SUFFIXES = (".lmdb", ".complete", ".tree", ".pixels")  # earlier versions wrote ".tree"
 _VERSION = 5  # part of each file name; increase it when the layout of a file or `read_source` changes
+
+
+class ImageCache(Protocol):
+    """Decoded source images by number, whatever holds them."""
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Returns an image, (h, w, C), read-only. Raises UserError for damage."""
 
 
 class Decoding(NamedTuple):

@@ -1,16 +1,17 @@
-"""Opens the cache of a split's images that ``--cache`` asks for, on the host: in memory or on the disk.
-
-The cache of ``--cache device`` is opened with the renderer that reads it (`data.cache.device`).
-"""
+"""Opens the cache of a split's images that ``--cache`` asks for: in memory, on the disk, or on the device."""
 
 from __future__ import annotations
 
-from data.cache.decoding import Decoding
-from data.cache.disk import DiskCache, open_disk_cache
+import numpy as np
+from torch import Tensor
+
+from data.cache.decoding import Decoding, ImageCache
+from data.cache.device import open_device_cache
+from data.cache.disk import open_disk_cache
 from data.cache.full_size import open_full_size_cache
-from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
+from data.render.pyramid import PyramidLayout
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
@@ -30,8 +31,8 @@ def decoding_for(ctx: DistributedContext, workers: int, *, reduces: bool = True)
 
 def open_cache(
     ctx: DistributedContext, kind: str, index: DatasetIndex, config: TrainConfig, decoding: Decoding
-) -> MappedImages | DiskCache | None:
-    """Opens a cache of decoded images and fills it; returns None for the kind "none", and without images.
+) -> ImageCache | None:
+    """Opens a cache on the host and fills it; returns None for the kind "none", and without images.
 
     Every process of the run must call this. ``kind``: "ram", "disk" or "none".
     """
@@ -49,7 +50,7 @@ def open_cache(
 
 def open_tile_cache(
     ctx: DistributedContext, kind: str, index: DatasetIndex, *, cache_dir: str, decoding: Decoding
-) -> MappedImages:
+) -> ImageCache:
     """Opens the cache that tiles are cut from: images decoded once at full size.
 
     They are in memory for the kind "ram", otherwise in a file on the disk. Every process of the run must call this.
@@ -61,3 +62,16 @@ def open_tile_cache(
         if kind == "ram":
             return open_ram_cache(ctx, index, 0, decoding)
         return open_full_size_cache(index, decoding, cache_dir=cache_dir)
+
+
+def open_device_images(
+    ctx: DistributedContext, index: DatasetIndex, source_hw: np.ndarray, workers: int
+) -> tuple[PyramidLayout, Tensor]:
+    """Opens the cache of ``--cache device``: the source images on the device, for the renderer there, and their layout.
+
+    Every process of the run must call this. ``source_hw``: int (N, 2), sizes of the source images; ``workers``: number
+    of workers of each process's loader.
+    """
+    layout = PyramidLayout.of(source_hw)
+    decoding = Decoding(max(workers, 2), ctx.is_main)  # each process decodes a shard of the images
+    return layout, open_device_cache(ctx, index, layout, decoding)

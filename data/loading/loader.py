@@ -162,7 +162,7 @@ class _RequestLoader(DataLoader):
         if isinstance(iterator, _MultiProcessingDataLoaderIter):
             iterator._shutdown_workers()
             if self._slots is not None:
-                self._slots.take_back()
+                self._slots.reclaim()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
         for batch in super().__iter__():
@@ -197,13 +197,14 @@ class InfiniteDataLoader(_RequestLoader):
         settings: WorkerSettings,
         *,
         weighted: bool = False,
-        by_epoch: bool = False,
+        stops_after_epoch: bool = False,
         renderer: Callable[[Any], Batch] | None = None,
     ) -> None:
         """
         Args:
             weighted: whether to draw images by class weights; see `set_class_weights`.
-            by_epoch: whether to prefetch nothing across epochs, so that `set_epochs` can be called between them.
+            stops_after_epoch: whether to disable prefetching across epochs, so that `set_epochs` can be called
+                between them.
             renderer: turns a result of ``make_batch`` into a `Batch` on the device; None if it is a `Batch` already.
         """
         self.renderer = renderer
@@ -211,12 +212,12 @@ class InfiniteDataLoader(_RequestLoader):
         # float64 (C,), None if images are not drawn by weight. A checkpoint inside an epoch must save them.
         self.class_weights: np.ndarray | None = None
         super().__init__(samples, sampler, sampler.max_pixels, settings)
-        sampler.by_epoch = weighted or by_epoch
+        sampler.stops_after_epoch = weighted or stops_after_epoch
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
-        while True:  # torch's iterator ends after an epoch with ``by_epoch``, and never without
+        while True:  # torch's iterator ends after an epoch with ``stops_after_epoch``, and never without
             yield from super().__iter__()
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
@@ -244,8 +245,8 @@ class InfiniteDataLoader(_RequestLoader):
         return self._requests.global_samples(batch)
 
     def set_epochs(self, epochs: int) -> None:
-        """Sets the length of the whole run, for epochs that begin after this call. Requires ``by_epoch``."""
-        self._requests.epochs = epochs
+        """Sets the length of the whole run, for epochs that begin after this call. Requires ``stops_after_epoch``."""
+        self._requests.run_epochs = epochs
 
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and equal on every rank, for epochs that begin after this call.

@@ -146,9 +146,9 @@ class KeyedDistributedSampler(DistributedSampler):
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale
-        self.epochs: int | None = None  # length of the whole run, if it has changed
+        self.run_epochs: int | None = None  # length of the whole run, if it has changed
         self.start = (0, 0)  # epoch and batch
-        self.by_epoch = False  # whether an iteration ends after an epoch, and the next one continues
+        self.stops_after_epoch = False  # whether an iteration ends after an epoch, and the next one continues
 
     def __len__(self) -> int:
         """Counts the last batch, which may be smaller. With ``quad``, an epoch may leave out up to three samples."""
@@ -177,7 +177,7 @@ class KeyedDistributedSampler(DistributedSampler):
             yield from self.requests(epoch, batch)
             epoch += 1
             batch = 0
-            if self.by_epoch:
+            if self.stops_after_epoch:
                 self.start = (epoch, batch)
                 return
 
@@ -194,9 +194,9 @@ class KeyedDistributedSampler(DistributedSampler):
         if self.quad:
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
             size = (2 * canvas[0], 2 * canvas[1])
-            return BatchRequest(tuple(chain.from_iterable(quads)), size, epochs=self.epochs)
+            return BatchRequest(tuple(chain.from_iterable(quads)), size, run_epochs=self.run_epochs)
         keys = tuple(self._keys(indices, epoch, range(first + start, first + end), canvas))
-        return BatchRequest(keys, canvas, epochs=self.epochs)
+        return BatchRequest(keys, canvas, run_epochs=self.run_epochs)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         bounds = (0, 0)

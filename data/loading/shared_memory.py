@@ -48,7 +48,7 @@ class BatchSlots:
         self._sent.add(slot)
         return slot
 
-    def take_back(self) -> None:
+    def reclaim(self) -> None:
         """Frees the slots held by workers, which must have ended."""
         self._free.extend(self._sent)
         self._sent.clear()
@@ -59,7 +59,7 @@ class BatchSlots:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         return self._memory[first : first + nbytes].numpy().view(dtype).reshape(shape)
 
-    def arrived(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
+    def to_tensor(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
         """Returns `pixels` as a tensor. The slot is freed when nothing refers to its memory anymore."""
         pixels = self.pixels(slot, shape, dtype)
         self._sent.discard(slot)
@@ -81,18 +81,18 @@ class SentBatch:
 
     def __reduce__(self) -> tuple:
         if self.slots is None or self.slot is None:
-            return _received, (map_tensors(self.batch, _portable),)
+            return _rebuild_batch, (map_tensors(self.batch, _portable),)
         images = self.batch.images
         shape = tuple(images.permute(0, 2, 3, 1).shape)
         rest = map_tensors(replace(self.batch, images=images[..., :0, :0].clone()), _portable)
-        return _received, (rest, self.slots.number, self.slot, shape)
+        return _rebuild_batch, (rest, self.slots.number, self.slot, shape)
 
 
-def _received(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ...] = ()) -> Any:
+def _rebuild_batch(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ...] = ()) -> Any:
     """Rebuilds a batch in the parent, with images of ``shape`` (B, H, W, C) from a slot of `BatchSlots` ``number``."""
     if number < 0:
         return batch
-    images = _by_number[number].arrived(slot, shape, batch.images.numpy().dtype)
+    images = _by_number[number].to_tensor(slot, shape, batch.images.numpy().dtype)
     return replace(batch, images=images.permute(0, 3, 1, 2))
 
 

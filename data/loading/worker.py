@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import cv2
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from data.loading.packed_pixels import PackedPixels
+from data.augment.plan import SamplePlan
 from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
 from data.render.device import PlannedBatch, RenderGroup
-from data.render.pyramid import PyramidLayout
-from data.render.table import build_table
+from data.render.pyramid import PackedPixels, PyramidLayout
+from data.render.table import RenderTable, build_table
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
 from data.samples.dataset import LoadImagesAndLabels
@@ -98,8 +99,8 @@ def render_batch(samples: LoadImagesAndLabels, slots: BatchSlots | None, request
         shape = (count, *request.canvas_hw, pixel_format.channels)
         pixels = torch.from_numpy(slots.pixels(request.slot, shape, pixel_format.dtype))
     if count < len(request.keys):  # some images consist of four samples
-        return collate_quad(samples.render(request.keys, epochs=request.epochs), request, pixels)
-    return collate(samples.render(request.keys, list(pixels.numpy()), epochs=request.epochs), pixels)
+        return collate_quad(samples.render(request.keys, run_epochs=request.run_epochs), request, pixels)
+    return collate(samples.render(request.keys, list(pixels.numpy()), run_epochs=request.run_epochs), pixels)
 
 
 def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
@@ -107,21 +108,41 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
 
     ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
     """
-    plans = samples.plans(request.keys, epochs=request.epochs)
+    plans = samples.plans(request.keys, run_epochs=request.run_epochs)
     images = request.images
-    pixel_format = samples.sample_index.pixels
-    read_image = samples.source_images(epoch_of(request.keys))
-    no_pixels = new_pixels(len(images), (0, 0), pixel_format)
+    no_pixels = new_pixels(len(images), (0, 0), samples.sample_index.pixels)
     rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
+    plans_of_images = [[plans[i] for i in members] for members in images]
+    canvas_of_images = [image_plans[0].canvas_hw for image_plans in plans_of_images]
     groups = []
-    for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
-        selected = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
-        sources = PackedPixels(read_image, pixel_format) if layout is None else layout
-        selected_plans = [plans[i] for n in selected for i in images[n]]
-        table = build_table(selected_plans, canvas_hw, samples.reader.source_hw, sources)
-        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
-        groups.append(RenderGroup(table, pixels, torch.tensor(selected, dtype=torch.int64)))
+    for canvas_hw in dict.fromkeys(canvas_of_images):  # in a quad, images of one sample have another canvas
+        members = [n for n, image_canvas in enumerate(canvas_of_images) if image_canvas == canvas_hw]
+        group_plans = list(chain.from_iterable(plans_of_images[n] for n in members))
+        table, pixels = _table_of(samples, layout, group_plans, canvas_hw, epoch_of(request.keys))
+        groups.append(RenderGroup(table, pixels, torch.tensor(members, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
+
+
+def _table_of(
+    samples: AugmentedImages,
+    layout: PyramidLayout | None,
+    plans: Sequence[SamplePlan],
+    canvas_hw: tuple[int, int],
+    epoch: int,
+) -> tuple[RenderTable, Tensor | None]:
+    """Returns the table of plans with one canvas size, and the pixels (P, C) to which it refers; None for those of the
+    device cache with ``layout``."""
+    source_hw = samples.reader.source_hw
+    if layout is not None:
+        return build_table(plans, canvas_hw, source_hw, layout), None
+    pixel_format = samples.sample_index.pixels
+
+    def allocate(count: int) -> Tensor:
+        return new_pixels(1, (count, 1), pixel_format).flatten(0, 2)
+
+    packed = PackedPixels(samples.source_images(epoch), allocate)
+    table = build_table(plans, canvas_hw, source_hw, packed)
+    return table, packed.pixels
 
 
 def init_worker(parent: int, worker: int) -> None:

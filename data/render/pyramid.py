@@ -2,17 +2,20 @@
 
 The renderer reads four neighboring pixels, so a source that shrinks to half or less is read from a smaller copy of
 itself. Level l of an image of h x w pixels has ``max(h >> l, 1)`` x ``max(w >> l, 1)`` pixels, each the average of the
-area that it covers. A device cache holds all levels; without one, the worker that reads the image computes the level.
+area that it covers. A device cache holds all levels (`PyramidLayout`); without one, the worker that reads the image
+computes the level, and sends the part that is visible (`PackedPixels`).
 
 Legend: N images, M patches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from data.image_io.channels import resize_area
 
@@ -84,3 +87,33 @@ class PyramidLayout:
         """Returns all levels of one image, (P, C)."""
         levels = (level_image(image, level) for level in range(MAX_LEVEL + 1))
         return np.concatenate([level.reshape(-1, image.shape[2]) for level in levels])
+
+
+class PackedPixels:
+    """Source pixels that travel with the plans of a batch, from the worker to the device.
+
+    After `locate`, ``pixels`` (P, C) holds the visible area of each patch's image, one after another.
+    """
+
+    def __init__(self, load: Callable[[int], np.ndarray], allocate: Callable[[int], Tensor]) -> None:
+        """
+        Args:
+            load: maps an image index to its source image, (h, w, C).
+            allocate: returns memory for a number of pixels, uninitialized, (P, C).
+        """
+        self._load = load
+        self._allocate = allocate
+        self.pixels = allocate(1).zero_()  # the renderer reads some pixel even without patches
+
+    def locate(self, patches: Patches) -> np.ndarray:
+        """Packs the pixels of ``patches``; returns their addresses, as `data.render.table.PixelSource.locate` does."""
+        sizes = patches.box[:, 2:] - patches.box[:, :2]
+        starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
+        self.pixels = self._allocate(int(starts[-1]))
+        flat = self.pixels.numpy()
+        for number, (index, level) in enumerate(zip(patches.index.tolist(), patches.level.tolist())):
+            x1, y1, x2, y2 = patches.box[number].tolist()
+            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, -1)
+            out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
+        origin = starts[:-1] - patches.box[:, 1] * sizes[:, 0] - patches.box[:, 0]
+        return np.stack([origin, sizes[:, 0]], 1)

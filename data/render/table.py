@@ -51,7 +51,7 @@ class RenderTable:
 class PixelSource(Protocol):
     """Finds the source pixels of patches.
 
-    They are in a device cache (`PyramidLayout`), or sent with the batch (`data.loading.packed_pixels`).
+    They are in a device cache (`PyramidLayout`), or sent with the batch (`PackedPixels`).
     """
 
     def locate(self, patches: Patches) -> np.ndarray:

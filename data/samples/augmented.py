@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from data.augment.mosaic import PartnerPool
-from data.augment.plan import SamplePlan, draw_plans, plan_labels
+from data.augment.plan import SamplePlan, SamplePlanner, plan_labels
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
 from data.samples.dataset import LoadImagesAndLabels
-from data.samples.readers import SampleReader
+from data.samples.readers import RecentImages, SampleReader
 from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
 
@@ -28,7 +28,7 @@ class AugmentedImages(LoadImagesAndLabels):
         *,
         hyp: Hyperparameters | None = None,
         seed: int = 0,
-        epochs: int = 1,
+        run_epochs: int = 1,
         rect: bool = False,
         weights: np.ndarray | None = None,
     ) -> None:
@@ -36,7 +36,7 @@ class AugmentedImages(LoadImagesAndLabels):
         Args:
             reader: of whole images or of tiles.
             hyp: strengths and probabilities of the augmentations; None for the defaults.
-            epochs: length of the whole run, for ``hyp.close_mosaic``.
+            run_epochs: length of the whole run, for ``hyp.close_mosaic`` and ``hyp.close_scale``.
             rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
             weights: `data.samples.sample_weights.sample_weights`; None for once each. The sampler, mosaic and mixup
                 draw by them.
@@ -47,19 +47,21 @@ class AugmentedImages(LoadImagesAndLabels):
         hyp = hyp or Hyperparameters()
         if self.sample_index.pixels.channels != 3:  # jitter of colors needs RGB
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
-        self.hyp = hyp
-        self.seed = seed
-        self.epochs = epochs
-        self.rect = rect
+        self.run_epochs = run_epochs
         self.weights = np.ones(len(self)) if weights is None else weights
-        self._pool = PartnerPool(self.weights)
-        self._recent: dict[int, np.ndarray] = {}  # source images of the current block of samples
+        pool = PartnerPool(self.weights)
+        self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
+        self._recent = RecentImages(reader, block=hyp.mosaic_block)
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
 
     def render(
-        self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None, *, epochs: int | None = None
+        self,
+        keys: Sequence[SampleKey],
+        outs: Sequence[np.ndarray | None] | None = None,
+        *,
+        run_epochs: int | None = None,
     ) -> list[Sample]:
-        plans = self.plans(keys, epochs=epochs)
+        plans = self.plans(keys, run_epochs=run_epochs)
         labels = self._plan_labels(keys, plans)
         read = self.source_images(epoch_of(keys))
         samples = []
@@ -70,17 +72,9 @@ class AugmentedImages(LoadImagesAndLabels):
             samples.append(self.pack(key, image, rows))
         return samples
 
-    def plans(self, keys: Sequence[SampleKey], *, epochs: int | None = None) -> list[SamplePlan]:
-        """Draws the plans by which the samples of ``keys`` are rendered. ``epochs``: see `render`."""
-        return draw_plans(
-            keys,
-            source_hw=self.reader.source_hw,
-            hyp=self.hyp,
-            seed=self.seed,
-            epochs=epochs or self.epochs,
-            single_image=self.rect,
-            pool=self._pool,
-        )
+    def plans(self, keys: Sequence[SampleKey], *, run_epochs: int | None = None) -> list[SamplePlan]:
+        """Draws the plans by which the samples of ``keys`` are rendered. ``run_epochs``: see `render`."""
+        return self._planner.draw(keys, run_epochs or self.run_epochs)
 
     def without_pixels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
         """Returns the samples that ``plans`` would render for ``keys``, with empty images, (0, 0, C)."""
@@ -90,23 +84,11 @@ class AugmentedImages(LoadImagesAndLabels):
 
     def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
         """Returns a function that reads the source image of a sample as it is in ``epoch``: (h, w, C)."""
-        return partial(self._source_image, epoch=epoch)
+        return partial(self._recent.read, epoch=epoch)
 
     def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
         """Returns the labels of each plan; see `data.augment.plan.plan_labels`."""
         return plan_labels(plans, self.reader.source_hw, partial(self.reader.labels_of, epoch=epoch_of(keys)))
-
-    def _source_image(self, i: int, epoch: int) -> np.ndarray:
-        """Reads a source image, and keeps one from a file for other samples of its block."""
-        image = self._recent.get(i)
-        if image is None:
-            image = self.reader.read(i, epoch)
-            if self.hyp.mosaic_block and self.reader.image_cache is None:
-                self._recent[i] = image
-                # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
-                while len(self._recent) > 2 * self.hyp.mosaic_block:
-                    self._recent.pop(next(iter(self._recent)), None)
-        return image
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""

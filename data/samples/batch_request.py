@@ -15,7 +15,7 @@ class BatchRequest:
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]
     slot: int | None = None  # slot of `data.loading.shared_memory` to render into
-    epochs: int | None = None  # length of the whole run, if it has changed since the data set was made
+    run_epochs: int | None = None  # length of the whole run, if it has changed since the data set was made
 
     @property
     def images(self) -> list[range]:

@@ -50,14 +50,18 @@ class LoadImagesAndLabels:
         return self.render([key])[0]
 
     def render(
-        self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None, *, epochs: int | None = None
+        self,
+        keys: Sequence[SampleKey],
+        outs: Sequence[np.ndarray | None] | None = None,
+        *,
+        run_epochs: int | None = None,
     ) -> list[Sample]:
         """Renders the samples of ``keys``, all of one epoch, each independently of the others.
 
         Args:
             outs: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
                 sample returns another array.
-            epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
+            run_epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
         """
         return [self._letterboxed(key, out) for key, out in zip(keys, outs or [None] * len(keys))]
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.cache.disk import DiskCache
-from data.cache.mapped import MappedImages
+from data.cache.decoding import ImageCache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
@@ -41,7 +40,7 @@ class SampleReader(ABC):
         *,
         imgsz: int | None,
         source_hw: np.ndarray,
-        image_cache: MappedImages | DiskCache | None,
+        image_cache: ImageCache | None,
         tiles: TiledIndex | None,
     ) -> None:
         self.index = index
@@ -78,15 +77,10 @@ class SampleReader(ABC):
 class ImageReader(SampleReader):
     """Reads whole images, from a cache or from their files."""
 
-    image_cache: MappedImages | DiskCache | None
+    image_cache: ImageCache | None
 
     def __init__(
-        self,
-        index: DatasetIndex,
-        *,
-        imgsz: int | None,
-        image_cache: MappedImages | DiskCache | None = None,
-        reduces: bool = True,
+        self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None, reduces: bool = True
     ) -> None:
         """
         Args:
@@ -146,10 +140,10 @@ class ImageReader(SampleReader):
 class TileReader(SampleReader):
     """Cuts tiles from the cached images of a split."""
 
-    image_cache: MappedImages
+    image_cache: ImageCache
     tiles: TiledIndex
 
-    def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: MappedImages) -> None:
+    def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: ImageCache) -> None:
         """
         Args:
             imgsz: side of letterboxed tiles, pixels; None to keep the side of the tile.
@@ -189,3 +183,26 @@ class TileReader(SampleReader):
 
     def without_jitter(self) -> TileReader:
         return TileReader(self.tiles.without_jitter(), imgsz=self.imgsz, image_cache=self.image_cache)
+
+
+class RecentImages:
+    """Reads source images, and keeps those of files that other samples of a block may show, too."""
+
+    def __init__(self, reader: SampleReader, *, block: int) -> None:
+        """``block``: number of samples whose images are combined; 0 to keep no image. A cache needs no copies."""
+        self._reader = reader
+        # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
+        self._max_images = 2 * block if reader.image_cache is None else 0
+        self._images: dict[int, np.ndarray] = {}
+
+    def read(self, i: int, epoch: int) -> np.ndarray:
+        """Reads the source image of sample i, see `SampleReader.read`. Images of files are the same in all epochs."""
+        image = self._images.get(i)
+        if image is not None:
+            return image
+        image = self._reader.read(i, epoch)
+        if self._max_images:
+            self._images[i] = image
+            while len(self._images) > self._max_images:
+                self._images.pop(next(iter(self._images)), None)
+        return image

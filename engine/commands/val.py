@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
+from data.loading.checks import check_same_data
+from data.loading.open_reader import check_has_images, open_tile_reader, open_val_index
+from data.loading.worker_count import log_loader_workers
 from data.render.letterbox import CanvasRule
+from data.samples.readers import ImageReader, SampleReader
+from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
@@ -28,8 +33,9 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
+from utils.config.checks import check_image_size
 from utils.config.coco_classes import coco_category_ids
-from utils.config.settings import ValConfig
+from utils.config.settings import Hyperparameters, ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -153,10 +159,15 @@ def score(
     tiles = Tiles.from_config(config, model.tile or spec.tile)
     if tiles is not None:
         tiles.check(model.stride, model.input_hw)
-    # The loader yields scaled tiles, as in training. Of images at their full size, the model itself takes the tiles.
-    loader_tile = tiles.size if tiles is not None and tiles.scaled else 0
+    check_image_size(canvases.imgsz, canvases.stride)
+    log_loader_workers(config.workers, ctx, config.task)
     sized = replace(config, imgsz=canvases.imgsz)
-    loader = build_val_loader(ctx, sized, spec, canvases, tile=loader_tile, index=index)
+    if index is None:
+        index = open_val_index(ctx, config, spec, config.task)
+    else:
+        check_same_data(ctx, config.task, index)
+    reader = _open_reader(ctx, sized, spec, index, tiles)
+    loader = build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
     scored: nn.Module = _with_tta(model) if config.tta else model
     evaluator = replace(
         build_evaluator(ctx, loader, model.nms_iou, settings),
@@ -170,6 +181,20 @@ def score(
     if result is None or evaluator.detections is None or evaluator.shown is None:
         return None
     return SplitScores(result, evaluator.detections, evaluator.shown, evaluator, loader.index)
+
+
+def _open_reader(
+    ctx: DistributedContext, config: ValConfig, spec: DatasetSpec, index: DatasetIndex, tiles: Tiles | None
+) -> SampleReader:
+    """Opens what the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or images at
+    their full size, which the model itself cuts into tiles."""
+    if tiles is None:
+        return ImageReader(index, imgsz=config.imgsz, reduces=False)
+    if not tiles.scaled:
+        return ImageReader(index, imgsz=None, reduces=False)
+    check_has_images(index, spec, config.task, "cut into tiles")
+    tiled = TiledIndex(replace(index, tile=tiles.size), tiles.size, hyp=Hyperparameters(), overlap=tiles.overlap)
+    return open_tile_reader(ctx, config, tiled, imgsz=config.imgsz, kind="none")
 
 
 def _with_tiles(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from data.index.index import DatasetIndex
-from data.loading.build import build_val_loader
+from data.loading.build import build_run_val_loader
 from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
@@ -76,6 +76,6 @@ def build_validation(
     """
     config = settings.config
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
-    loader = build_val_loader(ctx, config, spec, canvases, tile=spec.tile, hyp=settings.hyp)
+    loader = build_run_val_loader(ctx, config, settings.hyp, spec, canvases)
     evaluator = build_evaluator(ctx, loader, model.nms_iou, ValidationSettings())
     return RunValidation(loader, replace(evaluator, criterion=criterion, fuses=True))

@@ -13,7 +13,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.build import build_train_loader, build_val_loader
+from data.loading.build import build_run_val_loader, build_train_loader
 from data.render.letterbox import CanvasRule
 from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader
@@ -56,7 +56,7 @@ def made(rgb, tmp_path_factory):
 def rendered(index, keys, **options):
     hyp = options.pop("hyp", None) or Hyperparameters(degrees=5, mixup=0.5, **NO_COLOR)
     reader = ImageReader(index, imgsz=96, image_cache=options.pop("image_cache", None))
-    return AugmentedImages(reader, hyp=hyp, seed=2, epochs=50, **options).render(keys)
+    return AugmentedImages(reader, hyp=hyp, seed=2, run_epochs=50, **options).render(keys)
 
 
 def keys(count=10, canvas=(96, 96)):
@@ -130,7 +130,7 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+        monkeypatch.setattr("data.loading.open_reader.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")
@@ -138,7 +138,10 @@ def batches_of(monkeypatch, tmp_path):
         found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
         found = [replace(batch, images=batch.images.clone()) for batch in found]
         loader.close()
-        return [*found, next(iter(build_val_loader(ctx, config, Spec(), CanvasRule(config.imgsz, 32))))]
+        return [
+            *found,
+            next(iter(build_run_val_loader(ctx, config, Hyperparameters(), Spec(), CanvasRule(config.imgsz, 32)))),
+        ]
 
     return batches
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.augment.plan import SamplePlan, draw_plans
+from data.augment.plan import SamplePlan, SamplePlanner
 from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.mapped import MappedImages
@@ -97,6 +97,11 @@ def write_dataset(
         classes=np.array(labels),
     )
     return replace(index, fingerprint="synthetic", image_files="synthetic")
+
+
+def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: object) -> list[SamplePlan]:
+    """The plans of samples in a run of ``epochs``; ``settings`` are those of `SamplePlanner`."""
+    return SamplePlanner(**settings).draw(keys, epochs)
 
 
 def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:

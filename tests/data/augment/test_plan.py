@@ -11,11 +11,10 @@ import torch
 
 from data.augment import plan as plan_module
 from data.augment.mosaic import Mosaic, PartnerPool
-from data.augment.plan import draw_plans
 from data.augment.transforms import (
     MAX_ASPECT,
-    SHARED_COLUMNS,
     ColorJitter,
+    SharedColumns,
     are_axis_aligned,
     color_matrices,
     is_worth_keeping,
@@ -23,7 +22,7 @@ from data.augment.transforms import (
     project_points,
     transform_labels,
 )
-from tests.helpers.synthetic_index import draw_plan
+from tests.helpers.synthetic_index import draw_plan, draw_plans
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
 
@@ -112,7 +111,7 @@ def test_augmentations_share_no_numbers():
     assert len({kind.name for kind in kinds}) == len(kinds)
     ranges = {kind: range(kind.columns.start, kind.columns.stop) for kind in kinds if kind.columns}
     assert all(len(columns) == kind.num_uniforms for kind, columns in ranges.items())
-    assert sorted(itertools.chain(*ranges.values())) == list(range(SHARED_COLUMNS))
+    assert sorted(itertools.chain(*ranges.values())) == list(range(SharedColumns.SECOND_LAYER.start))
 
 
 def test_epoch_position_and_seed_change_the_plan():

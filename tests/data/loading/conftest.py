@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import build_train_loader, build_val_loader
-from data.loading.check_settings import check_loader_settings
+from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader
+from data.loading.checks import check_loader_settings
 from data.render.letterbox import CanvasRule
+from data.samples.readers import ImageReader
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -23,7 +24,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+    monkeypatch.setattr("data.loading.open_reader.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"
@@ -33,7 +34,11 @@ def open_loader(index, monkeypatch):
         own = {"epochs": 20} if config is TrainConfig else {"weights": []}
         config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
         if not training:
-            return build_val_loader(ctx, config, Spec(), CanvasRule(config.imgsz, 32, squares))
+            canvases = CanvasRule(config.imgsz, 32, squares)
+            if isinstance(config, TrainConfig):
+                return build_run_val_loader(ctx, config, hyp, Spec(), canvases)
+            reader = ImageReader(index, imgsz=config.imgsz, reduces=False)
+            return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
         check_loader_settings(ctx, config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.loading.build import build_val_loader
+from data.loading.build import build_run_val_loader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.loading.shared_memory import new_pixels
@@ -336,7 +336,7 @@ def test_images_of_a_validation_are_padded_to_squares_if_the_head_wants_them(ope
 def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
     spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
     config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
-    loader = build_val_loader(SINGLE, config, spec, CanvasRule(64, 32))
+    loader = build_run_val_loader(SINGLE, config, Hyperparameters(), spec, CanvasRule(64, 32))
     assert [len(batch.images) for batch in loader] == sizes
 
 
@@ -344,7 +344,7 @@ def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
 def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted):
     weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
     hyp = Hyperparameters(mosaic=1.0, mixup=1.0, mosaic_block=0)
-    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, epochs=20, weights=weights)
+    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, run_epochs=20, weights=weights)
     order = EpochOrder(samples.weights, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(samples, sampler, WorkerSettings(), weighted=weighted)
@@ -367,7 +367,7 @@ from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
-    dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, epochs=20)
+    dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, run_epochs=20)
     order = EpochOrder(dataset.weights, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))

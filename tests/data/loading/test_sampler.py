@@ -108,7 +108,7 @@ def test_endless_requests_start_at_any_step():
     assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
     stream.start = (1, 2)
     assert list(islice(stream, 6)) == whole[6:]
-    stream.by_epoch = True
+    stream.stops_after_epoch = True
     assert [*stream, *stream] == whole[6:12]
 
 

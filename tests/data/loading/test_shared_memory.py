@@ -55,7 +55,7 @@ def test_slots_are_used_if_they_are_large_enough_and_freed_with_ended_workers():
     slots = BatchSlots(2, 100)
     assert slots.take(101) is None
     assert {slots.take(100), slots.take(1), slots.take(1)} == {0, 1, None}
-    slots.take_back()
+    slots.reclaim()
     assert {slots.take(1), slots.take(1)} == {0, 1}
     assert open_slots(3, 0) is None
     assert open_slots(3, 2**62) is None  # no address reaches them
@@ -82,7 +82,7 @@ def test_other_processes_write_to_the_same_memory(method):
 def test_memory_is_freed_with_the_last_reference():
     before = len(os.listdir("/proc/self/fd"))
     slots = BatchSlots(2, 1000)
-    images = slots.arrived(slots.take(144), SHAPE)
+    images = slots.to_tensor(slots.take(144), SHAPE)
     del slots
     assert int(images.sum()) == 0
     del images

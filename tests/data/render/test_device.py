@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from data.augment.plan import Layer, Patch, SamplePlan
-from data.loading.packed_pixels import PackedPixels
 from data.render.device import render_table
 from data.render.opencv import render_plan
-from data.render.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_for
+from data.render.pyramid import MAX_LEVEL, PackedPixels, PyramidLayout, level_image, levels_for
 from data.render.table import RenderTable, build_table
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.synthetic_index import GEOMETRIES, draw_plan, smooth_image
@@ -31,8 +30,12 @@ def draw(hyp: Hyperparameters, count: int, canvas: tuple[int, int], *, first: in
     return [draw_plan(key, source_hw=SIZES, hyp=hyp, seed=3, epochs=50) for key in keys]
 
 
+def allocate(pixels: int) -> torch.Tensor:
+    return torch.empty((pixels, 3), dtype=torch.uint8)
+
+
 def packed(plans: list[SamplePlan], images: list[np.ndarray]) -> tuple[RenderTable, torch.Tensor]:
-    sources = PackedPixels(images.__getitem__)
+    sources = PackedPixels(images.__getitem__, allocate)
     table = build_table(plans, plans[0].canvas_hw, np.array([i.shape[:2] for i in images]), sources)
     return table, sources.pixels
 
@@ -83,7 +86,7 @@ def test_an_image_without_patches_is_gray_and_a_batch_without_images_is_empty(im
     drawn = rendered([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
     assert (drawn == GRAY).all()
-    table = build_table([], (64, 32), SIZES, PackedPixels(images.__getitem__))
+    table = build_table([], (64, 32), SIZES, PackedPixels(images.__getitem__, allocate))
     assert render_table(table, torch.zeros((1, 3), dtype=torch.uint8)).shape == (0, 3, 64, 32)
 
 

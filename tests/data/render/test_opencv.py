@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.augment.plan import SamplePlan, plan_labels
-from data.augment.transforms import HORIZON, MIN_SCALE, MIXUP_COLUMNS, RandomFlip, RandomPerspective, project_boxes
+from data.augment.transforms import HORIZON, MIN_SCALE, RandomFlip, RandomPerspective, SharedColumns, project_boxes
 from data.render.letterbox import fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, draw_plan, smooth_image
@@ -69,7 +69,7 @@ def flip_matrix(u: np.ndarray, hyp: Hyperparameters, canvas_hw: tuple) -> np.nda
 def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, seed: int) -> np.ndarray:
     """Pastes onto a canvas of twice the size, then warps a window out of it with four samples per pixel and axis, in
     floating point."""
-    (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], MIXUP_COLUMNS.stop)
+    (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], SharedColumns.COUNT)
     height, width = key.canvas_hw
     is_mosaic = u[0] < hyp.mosaic
     members = [key.index, *(u[1:4] * len(images)).astype(int)]

@@ -41,7 +41,7 @@ def dataset_of(index, *, augment=True, imgsz=96, hyp=None, image_cache=None, **m
     if not augment:
         return LoadImagesAndLabels(reader)
     hyp = hyp or Hyperparameters(degrees=5, mixup=0.3)
-    return AugmentedImages(reader, hyp=hyp, seed=2, epochs=50, **more)
+    return AugmentedImages(reader, hyp=hyp, seed=2, run_epochs=50, **more)
 
 
 def keys(count=12, canvas=(96, 96), epoch=0):
@@ -147,7 +147,7 @@ def test_letterboxed_boxes_match_the_objects(index, canvas, imgsz):
 
 
 def test_letterbox_is_one_bilinear_resize(index):
-    dataset = dataset_of(index, augment=False)
+    dataset = LoadImagesAndLabels(ImageReader(index, imgsz=96, reduces=False))
     image = cv2.imread(index.path(3))[..., ::-1]  # 90 x 300
     picture = dataset[SampleKey(3, 0, 3, (64, 96))].image
     assert np.array_equal(picture[17 : 17 + 29], cv2.resize(np.ascontiguousarray(image), (96, 29)))

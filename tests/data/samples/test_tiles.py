@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from data.cache import decoding
-from data.loading.build import build_train_loader, build_val_loader
+from data.loading.build import build_run_val_loader, build_train_loader
 from data.render.letterbox import CanvasRule
 from data.samples.sample_weights import check_tiles, tile_weights
 from data.samples.tiled_index import TiledIndex, crop_tile
@@ -206,7 +206,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
     seen = []
     for rank in range(2):
         canvases = CanvasRule(64, 32)
-        loader = build_val_loader(DistributedContext.single(), config, spec, canvases, tile=128)
+        loader = build_run_val_loader(DistributedContext.single(), config, Hyperparameters(), spec, canvases)
         tiles = loader.samples.tiles
         requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:

@@ -114,7 +114,7 @@ def test_regions_move_with_their_image(root):
     region counts, also where too little of an object would be."""
     hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
     indexes = index_of(root), index_of(root, content=MAP)
-    plain, mapped = (AugmentedImages(ImageReader(i, imgsz=64), hyp=hyp, epochs=9) for i in indexes)
+    plain, mapped = (AugmentedImages(ImageReader(i, imgsz=64), hyp=hyp, run_epochs=9) for i in indexes)
     keys = [SampleKey(n % 4, 0, n, (64, 64)) for n in range(16)]
     plain_batch, mapped_batch = (collate(each.render(keys), new_pixels(16, (64, 64))) for each in (plain, mapped))
     rows = plain_batch.targets.rows.numpy()

@@ -19,7 +19,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.build import build_val_loader
+from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -28,7 +28,7 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard import write_set
-from utils.config.settings import ValConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.data_location import describe_location, find_location
 
@@ -134,8 +134,8 @@ def test_they_are_written_as_shards(proj, tmp_path, way):
 
 def test_their_tiles_are_read(proj):
     spec = load_dataset_spec(described(proj, by_folder, tile=32))
-    config = ValConfig(weights="none.pt", data=str(proj / "data.yaml"), imgsz=32, batch_size=1, workers=0)
-    loader = build_val_loader(DistributedContext.single(), config, spec, CanvasRule(32, 32), tile=32)
+    config = TrainConfig(data=str(proj / "data.yaml"), imgsz=64, batch_size=1, workers=0)
+    loader = build_run_val_loader(DistributedContext.single(), config, Hyperparameters(), spec, CanvasRule(64, 32))
     assert sum(len(batch.indices) for batch in loader) > len(OBJECTS)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data.loading.build import build_val_loader
+from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
@@ -184,7 +184,7 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
     source = DataSource.of_training(config)
     spec = open_data(source, ctx)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
-    facts = common_facts(build_val_loader(ctx, config, spec, canvases).index)
+    facts = common_facts(build_run_val_loader(ctx, config, Hyperparameters(), spec, canvases).index)
     setup = SetupMessage(
         settings=RunSettings(config, Hyperparameters()),
         device="cuda",
