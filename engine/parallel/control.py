@@ -15,7 +15,7 @@ from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED
+from utils.process.interrupts import INTERRUPTED
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")

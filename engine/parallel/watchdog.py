@@ -19,9 +19,9 @@ from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
-from utils.machine import decoder_warnings
-from utils.machine.processes import has_died, this_process
-from utils.machine.stop_signals import StopSignals
+from utils.process import decoder_warnings
+from utils.process.identity import has_died, this_process
+from utils.process.stop_signals import StopSignals
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")

@@ -12,8 +12,8 @@ from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.errors import REQUEUE, PeerFailure, Stopped
-from utils.interrupts import INTERRUPTED
-from utils.machine.stop_signals import StopSignals
+from utils.process.interrupts import INTERRUPTED
+from utils.process.stop_signals import StopSignals
 
 LAST = Path("last.pt")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import Processes
-from utils.distributed.spawn import spawn
-from utils.entrypoint import run_main
 from utils.errors import PeerFailure, UserError
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
 from utils.program import RESULT_VARIABLE, read_result, write_result
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def wrapped_interrupt() -> RuntimeError:
@@ -57,7 +57,7 @@ def failing(error: BaseException) -> Callable:
     ],
 )
 def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):
-    monkeypatch.setattr("utils.entrypoint.PEER_GRACE_S", 0)
+    monkeypatch.setattr("utils.process.entrypoint.PEER_GRACE_S", 0)
     with pytest.raises(SystemExit) as stop:
         run_main(failing(error))
     assert stop.value.code == code
@@ -123,7 +123,9 @@ def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp
 
 
 def test_a_closed_output_pipe_causes_no_traceback():
-    program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    program = (
+        "from utils.process.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    )
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
@@ -156,8 +158,8 @@ def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
 
 SPAWNING = """
 import sys
-from utils.entrypoint import run_main
-from utils.distributed.spawn import spawn
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
 
 def work(argv):
     import torch, time
@@ -192,7 +194,7 @@ MISSPELLED = """
 import multiprocessing, sys
 from multiprocessing import resource_tracker
 from importlib import import_module
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 weights, none = sys.argv[1:]
 resource_tracker.ensure_running()
 multiprocessing.set_executable("/bin/false")  # the processes that --spawn starts

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import signal
 
-from utils.machine.processes import killed_by
+from utils.process.child_signals import killed_by
 
 
 def test_a_signal_is_described_by_its_name_and_what_may_have_caused_it():

@@ -13,13 +13,13 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from utils.distributed.launch import torchrun_variables
-from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
 from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED, exit_on_interrupt
 from utils.machine.ports import free_port
-from utils.machine.processes import end_with_parent, killed_by
-from utils.machine.stop_signals import stop_signals
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
+from utils.process.interrupts import INTERRUPTED, exit_on_interrupt
+from utils.process.launch import torchrun_variables
+from utils.process.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
 FAILED_S = 4.0  # how long it waits for them after one has failed

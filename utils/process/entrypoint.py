@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
-from utils.files.program_folders import cache_folder
-from utils.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
-from utils.machine import decoder_warnings
-from utils.machine.limits import DISK_FULL, explanation, is_disk_full
 from utils.machine.resources import keep_freed_memory
-from utils.machine.standard_streams import keep_standard_streams, output_error
+from utils.process import decoder_warnings
+from utils.process.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
+from utils.process.limits import DISK_FULL, explanation, is_disk_full
+from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program import report_error, write_result
+from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
 CHECK_FAILED = 1  # exit codes

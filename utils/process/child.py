@@ -17,10 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from utils.entrypoint import USER_ERROR
 from utils.errors import REQUEUE, Stopped, UserError
-from utils.interrupts import INTERRUPTED
-from utils.machine.processes import end_with_parent, killed_by
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.entrypoint import USER_ERROR
+from utils.process.interrupts import INTERRUPTED
 from utils.program import RESULT_VARIABLE, read_result
 
 _STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)

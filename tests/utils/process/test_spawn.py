@@ -15,8 +15,8 @@ from tests.helpers.processes import ROOT
 
 PROGRAM = """
 import os, signal, sys, time
-from utils.distributed.spawn import spawn
-from utils.entrypoint import run_main
+from utils.process.spawn import spawn
+from utils.process.entrypoint import run_main
 from utils.errors import PeerFailure, UserError
 
 def work(end):
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     ],
 )
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
-    impatient = "import utils.distributed.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
+    impatient = "import utils.process.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
     (tmp_path / "program.py").write_text(impatient + PROGRAM)
     begun = time.monotonic()
     done = subprocess.run(

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from utils.errors import REQUEUE, Stopped
-from utils.interrupts import IMPATIENT_S, INTERRUPTED, imports_torch
+from utils.process.interrupts import IMPATIENT_S, INTERRUPTED, imports_torch
 
 
 class StopSignals:
