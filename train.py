@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
-from utils.errors import REQUEUE
 from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
+from utils.process.exit_codes import REQUEUE
 from utils.process.launch import evaluates, read_launch
 from utils.process.stop_signals import StopSignals
 

@@ -25,8 +25,9 @@ from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, Stopped
+from utils.errors import Stopped
 from utils.logger import configure_logging
+from utils.process.exit_codes import REQUEUE
 from utils.process.stop_signals import StopSignals
 
 BATCHES = 3

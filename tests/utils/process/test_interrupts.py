@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.errors import REQUEUE
-from utils.process.interrupts import INTERRUPTED
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.program import COMMANDS
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,7 @@ PROGRAM = """
 import os, signal, sys, time
 from utils.process.spawn import spawn
 from utils.process.entrypoint import run_main
-from utils.errors import PeerFailure, UserError
+from utils.errors import FailedCheck, PeerFailure, UserError
 
 def work(end):
     if os.environ["RANK"] == "0" and end != "'nothing'":
@@ -40,7 +40,8 @@ if __name__ == "__main__":
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
-        ("raise ValueError('a bug')", 2, "ValueError: a bug"),
+        ("raise FailedCheck('a wrong file')", 1, "error: a wrong file"),
+        ("raise ValueError('a bug')", 70, "ValueError: a bug"),
         ("'nothing'", 0, ""),
     ],
 )
