@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from data.index.index import DatasetIndex
+from utils.labels import LabelArrays
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import LabelArrays
 
 _LOGGED_CLASSES = 5  # number of the rarest classes in the log
 

@@ -23,9 +23,9 @@ from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.pixels import padding_value
 from utils.rng import keyed_uniforms, named_stream
 from utils.strings import counted
-from utils.structures import padding_value
 
 
 class TiledIndex:
