@@ -12,11 +12,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.hook import Epoch, Hook, Training
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
@@ -108,7 +107,7 @@ class UserCallbacks(Hook):
             world_size=trainer.ctx.world_size,
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
-            stop=partial(trainer.control.request, Action.STOP),
+            stop=trainer.control.request_stop,
         )
         self._call("on_start", trainer)
 
