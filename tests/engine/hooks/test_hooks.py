@@ -121,6 +121,15 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
 
 
 def test_the_time_limit_changes_the_number_of_epochs(now):
+def test_patience_waits_for_the_first_score():
+    """An epoch without a score is not the best one, so no epoch can be worse."""
+    progress = Progress(epoch=5)
+    assert not progress.has_stalled(2)
+    assert not progress.has_stalled(2, epoch=9)
+    progress.record_fitness(0.1)
+    assert progress.has_stalled(2, epoch=7)
+
+
     hook = TimeLimit(1.0)
     trainer = FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
     trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
