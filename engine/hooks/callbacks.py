@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,13 @@ class UserCallbacks(Hook):
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         """Writes the traceback to the log, and ends the run."""
-        log = trainer.run.folder / "train.log"
-        with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
-            file.write("".join(traceback.format_exception(error)))
         self._cause = error
-        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}; the traceback is in {log}"
+        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}"
+        path = trainer.run.folder / "train.log"
+        with suppress(OSError):  # the disk may be full
+            with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
+                file.write("".join(traceback.format_exception(error)))
+            self._failure += f"; the traceback is in {path}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
             trainer.control.fail(self._failure, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,10 +31,10 @@ OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.de
 class FakeTrainer(SimpleNamespace):
     """Whatever a test gives it."""
 
-    def __init__(self, ctx: DistributedContext = MAIN, **parts) -> None:
     def count_save(self) -> None:
         self.saves_requested += 1
 
+    def __init__(self, ctx: DistributedContext = MAIN, **parts) -> None:
         self.saves_requested = 0
         control = SimpleNamespace(request_save=self.count_save)
         checkpointer = SimpleNamespace(check=lambda: None, wait=lambda: None, last=Path("last.pt"))
@@ -120,7 +121,6 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
     assert hook.start(trainer) is Action.END  # a resumed run
 
 
-def test_the_time_limit_changes_the_number_of_epochs(now):
 def test_patience_waits_for_the_first_score():
     """An epoch without a score is not the best one, so no epoch can be worse."""
     progress = Progress(epoch=5)
@@ -130,6 +130,7 @@ def test_patience_waits_for_the_first_score():
     assert progress.has_stalled(2, epoch=7)
 
 
+def test_the_time_limit_changes_the_number_of_epochs(now):
     hook = TimeLimit(1.0)
     trainer = FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
     trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
@@ -170,6 +171,21 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     ):
         read()
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 1: a.jpg b.jpg\n" * 3
+
+
+def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch, caplog):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(nonfinite, "open", fail, raising=False)
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
+    hook = NonFiniteSteps()
+    for _ in range(2):
+        hook.after_read(trainer, SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg",), grad_norm=1.0))
+    named = "non-finite loss, step skipped; its files: a.jpg"
+    path = tmp_path / "nonfinite_rank0.txt"
+    refused_once = f"{path}: cannot be written (No space left on device); the log names the files"
+    assert [record.getMessage() for record in caplog.records] == [refused_once, named, named]
 
 
 @pytest.mark.parametrize(
