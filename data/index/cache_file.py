@@ -15,11 +15,11 @@ import numpy as np
 from data.index.advice import shares_folders
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
 from data.labels.clean import PARSER_VERSION
-from data.labels.label_format import ImageFile, LabelFile
 from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
+from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels.findings import Finding
-from data.labels.label_format import LabelFormat, OtherImages
-from data.source.missing_data import labels_without_images, moved_with_yaml, what_exists
+from data.labels.label_format import LabelFormat
+from data.source.diagnosis.missing_data import labels_without_images, moved_with_yaml, what_exists
+from data.split_files import OtherImages
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError

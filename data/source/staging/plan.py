@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 
 from data.labels.findings import REPEATED_IMAGE, Finding
-from data.labels.label_format import FileStamp
 from data.source.dataset_spec import DatasetSpec, Original, SplitSource
 from data.source.files import Listing, list_split
+from data.split_files import FileStamp
 from utils.files.paths import normal_path, path_of, relative_name
 from utils.logger import get_logger
 from utils.strings import counted
