@@ -59,7 +59,7 @@ class DataSource:
 class Original(NamedTuple):
     """Keeps what the listing of a split says that its copy (``--stage``) does not show."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # all: a list of images has other lines in the copy
     unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
     other_images: OtherImages  # see `Listing`
 

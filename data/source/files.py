@@ -15,16 +15,17 @@ one of them may belong: these are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
-from data.labels.findings import BAD_LABEL, Finding
+from data.labels.findings import BAD_LABEL, REPEATED_IMAGE, Finding
 from data.labels.label_format import LabelFormat
-from data.source.dataset_spec import DatasetSpec, Original, SplitSource
+from data.source.dataset_spec import DatasetSpec, SplitSource
 from data.source.diagnosis.other_splits import OtherSplits
 from data.source.diagnosis.unused_labels import diagnose_labels
 from data.source.listing.aliases import without_aliases
@@ -61,7 +62,9 @@ class _PairedImages(NamedTuple):
     """The images of a split with their label files, and what was learned from finding these."""
 
     images: list[ListedImage]
-    original: Original
+    findings: Sequence[Finding] = ()  # about label files
+    unusual_labels: Mapping[str, str] = MappingProxyType({})  # see `FoundLabels`
+    others: OtherImages = OtherImages()
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -81,18 +84,22 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     original = spec.originals.get(split)  # of a copy, which does not show all of it
     share_labels = label_format.per_image is None
     if label_format.per_image is None:
-        paired = _pair_with_one_file(split_images, original, spec, split)
+        paired = _pair_with_one_file(split_images, spec, split)
     else:
         candidates = CandidateFiles(label_format.per_image, source.annotations, folders, split_images.other_files)
         if original is None:
             paired = _pair_with_own_files(split_images, candidates, spec, split)
         else:
-            paired_images = label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels)
-            paired = _PairedImages(paired_images, original)
+            images_of_copy = label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels)
+            paired = _PairedImages(images_of_copy, unusual_labels=original.unusual_labels)
+    findings = [*split_images.findings, *paired.findings]
+    if original is not None:
+        # The copy's lists are rewritten: a repetition has another line there. Anything else has happened to the copy.
+        findings = [finding for finding in findings if finding.kind != REPEATED_IMAGE]
+        findings += original.findings
     listed = without_aliases(paired.images, split_images.aliases, spec.root, share_labels=share_labels)
     images = [image.file for image in listed if image.label is not None]
     labels = [image.label for image in listed if image.label is not None]
-    findings = [*split_images.findings, *paired.original.findings]
     if not images:
         first = next(finding for finding in findings if finding.kind == BAD_LABEL)
         raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
@@ -103,8 +110,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         findings=findings,
         lists=split_images.lists,
         num_aliases=len(paired.images) - len(listed),
-        unusual_labels=paired.original.unusual_labels,
-        others=paired.original.other_images,
+        unusual_labels=dict(paired.unusual_labels),
+        others=paired.others,
     )
 
 
@@ -120,17 +127,15 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _pair_with_one_file(
-    split_images: SplitImages, original: Original | None, spec: DatasetSpec, split: str
-) -> _PairedImages:
+def _pair_with_one_file(split_images: SplitImages, spec: DatasetSpec, split: str) -> _PairedImages:
     """Pairs each image with the one label file of a split."""
     annotations = spec.split(split).annotations
     assert annotations is not None, "such a format is known by its annotations"
     label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
     images = [ListedImage(image, label_file) for image in split_images.sorted()]
-    if original is None:
-        original = Original((), {}, images_in_label_file(spec, split, split_images))
-    return _PairedImages(images, original)
+    if split in spec.originals:
+        return _PairedImages(images, others=spec.originals[split].other_images)
+    return _PairedImages(images, others=images_in_label_file(spec, split, split_images))
 
 
 def _pair_with_own_files(
@@ -148,7 +153,7 @@ def _pair_with_own_files(
         diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
         images = found.without(diagnosis.left_out)
         findings = findings + diagnosis.findings
-    return _PairedImages(images, Original(tuple(findings), found.unusual, OtherImages()))
+    return _PairedImages(images, findings, found.unusual)
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:
