@@ -73,6 +73,7 @@ class FilesPerImage(LabelFiles):
     # these images may be, the usual one first; absolute paths.
     label_folders: Callable[[str, str, Path | None], list[str]]
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
+    in_annotations: bool = False  # whether 'annotations' of the YAML names the folder of the files
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
 
 
