@@ -81,22 +81,20 @@ class IndexCache:
             remove_half_written(folder)
 
 
-def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
+def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: bytes, *, single_cls: bool) -> str:
     """Returns a digest of name, size and time of all files, the classes, and the version of this code; of the contents
     of label files, too, where their times say nothing. It does not depend on the folder. ``spec``: with the classes as
-    labeled."""
+    labeled; ``image_rows``: `file_rows` of the images."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     if shares_folders(spec, split):  # it decides what is said about images that the label file does not name
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    files: Sequence[ImageFile | LabelFile]
     others = listing.others
     other_images = [*others.before, *others.after, *(ImageFile(name, "", None) for name in others.of_no_split)]
-    for files in (listing.images, listing.labels, other_images):
-        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
-        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
+    for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
+        digest.update(rows + b"\0\0\0")
     # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
     findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
     num_before_or_true = len(others.before) or True  # True as it has always been, so that older fingerprints stay valid
@@ -105,6 +103,12 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))
     return digest.hexdigest()
+
+
+def file_rows(files: Sequence[ImageFile | LabelFile]) -> bytes:
+    """Returns name, size and time of all files, as digests take them."""
+    rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
+    return "\0\0".join(rows).encode("utf-8", "surrogateescape")
 
 
 def _have_one_time(labels: Sequence[LabelFile]) -> bool:

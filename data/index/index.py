@@ -88,6 +88,8 @@ class DatasetIndex(LabelArrays):
     report: ScanReport
     fingerprint: str = ""  # identifies the images, the labels and how they were processed
     source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
+    image_files: str = ""  # digest of the names, sizes and times of all image files of the split, also of unused ones
+    selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
@@ -101,6 +103,13 @@ class DatasetIndex(LabelArrays):
     def fingerprint_as_used(self) -> str:
         """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
+
+    def image_digest(self) -> str:
+        """Returns a digest of the names and sizes of all images. Labels do not count."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.paths.data, self.paths.offsets, self.image_hw):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def label_digest(self) -> str:
         """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the

@@ -107,9 +107,10 @@ class Hook:
     ``report`` when the steps of the next epoch are done, or when the run ends or is resumed.
 
     Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
-    return the same action (None continues), which the trainer follows. Rank 0 has others besides (`build_hooks`), which
-    return no action and call no collective, as no other rank would take part. A single rank requests an action
-    (`RunControl.request`), which all take after the next step or epoch. `Epoch.result` is on rank 0 alone.
+    return the same action (None continues), which the trainer follows. Rank 0 has additional hooks (`build_hooks`),
+    which return no action and call no collective, as no other rank would take part. A single rank requests a save or a
+    stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or epoch. `Epoch.result`
+    is on rank 0 alone.
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
     """

@@ -96,7 +96,7 @@ def write_dataset(
         boxes_xywh_px=np.array(boxes),
         classes=np.array(labels),
     )
-    return replace(index, fingerprint="synthetic")
+    return replace(index, fingerprint="synthetic", image_files="synthetic")
 
 
 def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:

@@ -9,7 +9,7 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -256,6 +256,6 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(main)
