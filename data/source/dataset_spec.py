@@ -7,6 +7,7 @@ labels are. `data.source.files.list_split` lists these files.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,14 @@ class DatasetSpec:
     def is_held_out(self, split: str) -> bool:
         """Returns whether a split is a part of the training split, which `hold_out` has chosen."""
         return split == "val" and bool(self.held_out)
+
+    def shares_folders(self, split: str) -> bool:
+        """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
+        images that the one of ``split`` does not name."""
+        this = self.split(split)
+        others = [source.images for source in self.splits.values() if source.annotations != this.annotations]
+        pairs = itertools.product(this.images, itertools.chain.from_iterable(others))
+        return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
         """Returns the data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
