@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
     options = _parser().parse_args(argv[:separator])
-    config = parse_config(TrainConfig, argv[separator + 1 :], "Trains a detector.")
+    config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)

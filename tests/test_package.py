@@ -24,7 +24,8 @@ from tests.helpers.preloaded import python
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.program import COMMANDS, VERSION
+from utils.config.commands import COMMANDS
+from utils.program import VERSION
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "tools", "utils")
@@ -246,7 +247,7 @@ def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed
 
 def test_messages_name_the_command_that_is_installed(installed):
     assert installed.run("-m", "lockstep", "train", "--help").startswith("usage: lockstep train [flags]")
-    assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check [-h]")
+    assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check DATA [flags]")
     said = installed.run("-m", "lockstep", "train", "--evolve", code=2)
     assert said == "error: --evolve: search hyper-parameters with lockstep search (--help lists its flags)\n"
     assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)

@@ -49,12 +49,12 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
     run = lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
     assert run.folder == tmp_path / "a"
     words = json.loads(capsys.readouterr().out)
-    config = parse_config(ValConfig, words[1:], "")
+    config = parse_config(ValConfig, words[1:])
     assert words[0] == "val"
     assert (config.weights, config.device, config.rect, config.tta) == (str(tmp_path / "best.pt"), "0", False, True)
     given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
     flags = flags_of_keywords("train", given)
-    config = parse_config(TrainConfig, flags, "")
+    config = parse_config(TrainConfig, flags)
     assert config.override == ["lr0=0.01", "close_mosaic=3"]
     assert (config.freeze, config.cache, config.batch_size) == ([1, 2], "ram", 8)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from utils.config.commands import COMMANDS
 from utils.errors import REQUEUE
 from utils.interrupts import INTERRUPTED
-from utils.program import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
@@ -19,7 +19,7 @@ SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
 def started_as() -> list[list[str]]:
     """The words after ``python`` that start each program."""
     scripts = [[f"{path}.py"] for path in ("train", "val", "detect", "export", "launch/ray_train")]
-    tools = [["-m", f"tools.{name}"] for name, command in COMMANDS.items() if "/" in command.path]
+    tools = [["-m", f"tools.{name}"] for name, command in COMMANDS.items() if command.is_tool]
     return [*scripts, *tools, ["-m", "lockstep", "train"]]
 
 

@@ -18,13 +18,13 @@ from tools.runs.training import train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
 from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of, is_any_trial_held
+from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.stop_signals import StopSignals
-from utils.program import COMMANDS
 from utils.strings import counted
 
 SETTINGS = "search.yaml"

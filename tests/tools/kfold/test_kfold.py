@@ -19,7 +19,7 @@ from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
-from tools.shard import write_set
+from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint

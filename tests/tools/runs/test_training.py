@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("preloaded")
     ],
 )
 def test_flags_give_the_same_settings(argv):
-    config = parse_config(TrainConfig, argv, "")
-    assert parse_config(TrainConfig, flags_of(config), "") == config
+    config = parse_config(TrainConfig, argv)
+    assert parse_config(TrainConfig, flags_of(config)) == config
 
 
 def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
@@ -50,7 +50,7 @@ def config_of(tmp_path: Path, *more: str) -> TrainConfig:
     data = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--cache-dir", str(tmp_path), *more]
-    return parse_config(TrainConfig, flags, "")
+    return parse_config(TrainConfig, flags)
 
 
 def test_a_finished_training_is_not_repeated(tmp_path):
