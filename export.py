@@ -7,14 +7,14 @@ python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 
 from utils.config.settings import ExportConfig
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 from utils.run_command import Outcome, run_command
 
 

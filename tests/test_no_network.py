@@ -145,7 +145,7 @@ LONG = ["ncnn", "ai_edge_litert", "optuna", "trackers"]
 TOGETHER = [["tensorboard", "albumentations", "onnxruntime", "openvino"], LONG, ["mlflow"], ["wandb"]]
 RUN = """
 import importlib, json, sys
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 for package, commands in json.loads(sys.argv[1]).items():
     for module, *flags in commands:

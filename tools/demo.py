@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.config.tool_settings import DemoConfig
-from utils.entrypoint import run_main
 from utils.logger import configure_logging
+from utils.process.entrypoint import run_main
 from utils.run_command import run_command
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
-from utils.distributed.launch import require_one_process
+from utils.process.launch import require_one_process
 from utils.program import write_result
 
 

@@ -36,8 +36,8 @@ from models.modules import unwrap
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
-from utils.distributed.spawn import spawn
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.spawn import spawn
 from utils.structures import Batch
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4

@@ -12,9 +12,9 @@ from data.cache.decoding import Decoding, cache_path, check_space, discard, remo
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
-from utils.files.program_folders import cache_folder
 from utils.files.temporary_folder import temporary_folder
 from utils.machine.resources import available_memory
+from utils.program_folders import cache_folder
 
 _LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
 

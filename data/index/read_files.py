@@ -13,7 +13,7 @@ from data.index.missing_labels import check_label_files
 from data.index.scan import scan_split
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import list_split
-from utils.files.program_folders import cache_folder
+from utils.program_folders import cache_folder
 
 
 def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:

@@ -14,7 +14,7 @@ from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 
 MAX_BYTES = 1 << 26  # largest label file of one image
 # What the four numbers of a box mean.

@@ -26,7 +26,7 @@ from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
-from utils.machine.limits import DISK_FULL
+from utils.process.limits import DISK_FULL
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker

@@ -24,7 +24,7 @@ from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from utils.errors import UserError
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 from utils.structures import Batch, Sample, Targets
 
 

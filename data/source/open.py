@@ -15,8 +15,8 @@ from data.source.missing_data import what_exists
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
 from utils.errors import UserError
-from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
+from utils.program_folders import cache_folder
 from utils.strings import counted
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from engine.evaluation.evaluator import Evaluator
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluation_store
 from utils.logger import get_logger
-from utils.machine.processes import has_died
+from utils.process.identity import has_died
 from utils.strings import rank_list
 from utils.structures import EvalResult
 

@@ -40,8 +40,8 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.program_folders import CONFIGS
 from utils.machine.threads import ReadAheadLimit
+from utils.program_folders import CONFIGS
 from utils.structures import GRAY
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ there is, 2 if the check could not run. The data set is not changed.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -21,11 +21,10 @@ import sys
 from collections.abc import Sequence
 
 from utils.config.tool_settings import CheckConfig
-from utils.entrypoint import run_main
 from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import CHECK_FAILED
 from utils.run_command import Outcome, run_command
-
-EXIT_WITH_ISSUES = 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,7 +47,7 @@ def _check(config: CheckConfig) -> Outcome:
     else:
         for line in lines:
             get_logger().info("%s", line)
-    return Outcome(content, exit_status=EXIT_WITH_ISSUES if content["issues"] else 0)
+    return Outcome(content, exit_status=CHECK_FAILED if content["issues"] else 0)
 
 
 if __name__ == "__main__":

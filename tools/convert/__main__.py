@@ -9,7 +9,7 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.config.tool_settings import ConvertConfig
-from utils.entrypoint import run_main
 from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
 from utils.run_command import run_command
 
 

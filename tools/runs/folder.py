@@ -23,7 +23,7 @@ from utils.files.paths import normal_path
 from utils.files.run_folders import check_run_dir
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 _LOCK = ".folder.lock"
 _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data

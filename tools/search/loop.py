@@ -12,7 +12,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import TABLE, make_folds
-from tools.runs.child import Kind, RunFailed, RunResult
 from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
 from tools.search.ranges import Space, values_text
@@ -24,7 +23,8 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.machine.stop_signals import StopSignals
+from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SETTINGS = "search.yaml"

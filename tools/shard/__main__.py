@@ -9,7 +9,7 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from utils.config.commands import COMMANDS
 from utils.config.tool_settings import ShardConfig
-from utils.entrypoint import run_main
 from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
 from utils.run_command import run_command
 
 

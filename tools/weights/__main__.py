@@ -6,15 +6,15 @@ python -m tools.weights yolov8n.pt yolov8n.safetensors
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 
 from utils.config.tool_settings import WeightsConfig
-from utils.entrypoint import run_main
 from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
 from utils.run_command import run_command
 
 

@@ -35,7 +35,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
 

@@ -20,7 +20,6 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.runs import training
-from tools.runs.child import Child
 from tools.search.__main__ import main
 from train import main as train
 from utils.config.recipes import hyperparameters_from
@@ -29,7 +28,8 @@ from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
-from utils.files.program_folders import CONFIGS
+from utils.process.child import Child
+from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]

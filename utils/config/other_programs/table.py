@@ -20,7 +20,7 @@ import yaml
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions
 from utils.config.settings import Hyperparameters
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 from utils.schema import build
 
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 WAIT = """
 import sys
-from utils.machine.standard_streams import keep_standard_streams
+from utils.process.standard_streams import keep_standard_streams
 keep_standard_streams()
 print("no line end", end="")
 sys.stdin.readline()

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from utils.errors import REQUEUE, Stopped
-from utils.interrupts import IMPATIENT_S, INTERRUPTED, imports_torch
+from utils.errors import Stopped
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
+from utils.process.interrupts import IMPATIENT_S, imports_torch
 
 
 class StopSignals:

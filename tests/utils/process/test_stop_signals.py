@@ -8,8 +8,8 @@ import pytest
 import train
 from engine.commands import input_files
 from utils.errors import Stopped
-from utils.machine import stop_signals
-from utils.machine.stop_signals import StopSignals
+from utils.process import stop_signals
+from utils.process.stop_signals import StopSignals
 
 
 def send(number: int) -> None:
@@ -76,7 +76,7 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("utils.machine.stop_signals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("utils.process.stop_signals.time.monotonic", lambda: now[0])
     with StopSignals() as signals, signals.deferred():
         send(signal.SIGINT)
         now[0] = 0.5

@@ -15,9 +15,9 @@ from tests.helpers.processes import ROOT
 
 PROGRAM = """
 import os, signal, sys, time
-from utils.distributed.spawn import spawn
-from utils.entrypoint import run_main
-from utils.errors import PeerFailure, UserError
+from utils.process.spawn import spawn
+from utils.process.entrypoint import run_main
+from utils.errors import FailedCheck, PeerFailure, UserError
 
 def work(end):
     if os.environ["RANK"] == "0" and end != "'nothing'":
@@ -40,12 +40,13 @@ if __name__ == "__main__":
         ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
-        ("raise ValueError('a bug')", 2, "ValueError: a bug"),
+        ("raise FailedCheck('a wrong file')", 1, "error: a wrong file"),
+        ("raise ValueError('a bug')", 70, "ValueError: a bug"),
         ("'nothing'", 0, ""),
     ],
 )
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
-    impatient = "import utils.distributed.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
+    impatient = "import utils.process.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
     (tmp_path / "program.py").write_text(impatient + PROGRAM)
     begun = time.monotonic()
     done = subprocess.run(

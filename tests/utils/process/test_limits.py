@@ -16,15 +16,15 @@ import val
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.machine.limits import explanation, memory_advice
+from utils.process.entrypoint import run_main
+from utils.process.limits import explanation, memory_advice
 
 ROOT = Path(__file__).parents[3]
 LIMITED = """
 import resource, sys
 import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 for limit, amount, *flags in (
@@ -43,7 +43,7 @@ KILLING = """
 import multiprocessing, os, signal, sys
 import train
 from engine.train.step import TrainStep
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 take = TrainStep.__call__
 
@@ -116,7 +116,7 @@ def test_a_missing_libgl_is_one_line(tmp_path):
     (tmp_path / "cv2.py").write_text(
         'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
     )
-    program = "import detect; from utils.entrypoint import run_main; run_main(detect.main)"
+    program = "import detect; from utils.process.entrypoint import run_main; run_main(detect.main)"
     for name in ("x.pt", "y.jpg"):
         (tmp_path / name).touch()
     given = ["--weights", str(tmp_path / "x.pt"), "--source", str(tmp_path / "y.jpg"), "--device", "cpu"]
@@ -146,7 +146,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
     program = (
         "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
-        "import train; from utils.entrypoint import run_main; run_main(train.main)"
+        "import train; from utils.process.entrypoint import run_main; run_main(train.main)"
     )
     ours, theirs = os.openpty()
     command = [python(), "-c", program, *flags(world, tmp_path)]

@@ -16,8 +16,8 @@ from tests.helpers.messages import refused
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.commands import COMMANDS
 from utils.distributed import rendezvous
-from utils.distributed.launch import Launch, read_launch, torchrun_variables
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.process.launch import Launch, read_launch, torchrun_variables
 
 LAUNCH = torchrun_variables(1, 2, 29500)
 STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[003-004]"}
@@ -158,7 +158,7 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
 
 
 def test_too_many_processes_are_refused_before_torch_is_imported():
-    code = "import sys; from train import main; from utils.entrypoint import run_main\n"
+    code = "import sys; from train import main; from utils.process.entrypoint import run_main\n"
     code += "try: run_main(main, ['--device', 'cpu', '--spawn', '999'])\nfinally: print('torch' in sys.modules)"
     plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
     done = subprocess.run(

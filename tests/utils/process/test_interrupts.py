@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from utils.config.commands import COMMANDS
-from utils.errors import REQUEUE
-from utils.interrupts import INTERRUPTED
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
 
 
@@ -59,9 +58,9 @@ except BaseException:  # as the initialization of an extension module clears an 
     pass
 """
 MAIN = """
-from utils.entrypoint import run_main
-from utils.interrupts import exit_on_interrupt
-from utils.machine.stop_signals import StopSignals
+from utils.process.entrypoint import run_main
+from utils.process.interrupts import exit_on_interrupt
+from utils.process.stop_signals import StopSignals
 
 def val(_):
     import torch
@@ -90,8 +89,8 @@ def test_a_signal_is_not_lost_while_torch_is_imported(main, number, code, tmp_pa
 
 REPEATED = """
 import os, signal
-from utils.entrypoint import run_main
-from utils.interrupts import exit_on_interrupt
+from utils.process.entrypoint import run_main
+from utils.process.interrupts import exit_on_interrupt
 
 def main(_):
     try:

@@ -13,18 +13,19 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from utils.distributed.launch import torchrun_variables
-from utils.entrypoint import CHECK_FAILED, PIPE_CLOSED, USER_ERROR, run_main
-from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED, exit_on_interrupt
+from utils.errors import PeerFailure, Stopped, UserError
 from utils.machine.ports import free_port
-from utils.machine.processes import end_with_parent, killed_by
-from utils.machine.stop_signals import stop_signals
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
+from utils.process.interrupts import exit_on_interrupt
+from utils.process.launch import torchrun_variables
+from utils.process.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
 FAILED_S = 4.0  # how long it waits for them after one has failed
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
-_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, PIPE_CLOSED)  # exit statuses
+_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, BUG, PIPE_CLOSED)  # exit codes of processes that have printed why
 
 
 def spawn(
@@ -167,7 +168,7 @@ def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
         raise UserError(f"{name} was {killed_by(-code)}")
     if code not in _WITH_MESSAGE:
         raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
-    raise PeerFailure(f"{name} failed")
+    raise PeerFailure(f"{name} failed", code)
 
 
 def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import Processes
-from utils.distributed.spawn import spawn
-from utils.entrypoint import run_main
-from utils.errors import PeerFailure, UserError
+from utils.errors import FailedCheck, PeerFailure, Stopped, UserError
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
 from utils.program import RESULT_VARIABLE, read_result, write_result
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def wrapped_interrupt() -> RuntimeError:
@@ -42,7 +42,11 @@ def failing(error: BaseException) -> Callable:
     ("error", "code", "line"),
     [
         (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
+        (FailedCheck("a.onnx: differs"), 1, "error: a.onnx: differs\n"),
         (PeerFailure("rank 0 failed"), 2, ""),
+        (PeerFailure("rank 0 failed", 70), 70, ""),
+        (Stopped(75), 75, ""),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (KeyboardInterrupt(), 130, ""),
         (wrapped_interrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
@@ -57,7 +61,7 @@ def failing(error: BaseException) -> Callable:
     ],
 )
 def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):
-    monkeypatch.setattr("utils.entrypoint.PEER_GRACE_S", 0)
+    monkeypatch.setattr("utils.process.entrypoint.PEER_GRACE_S", 0)
     with pytest.raises(SystemExit) as stop:
         run_main(failing(error))
     assert stop.value.code == code
@@ -65,6 +69,18 @@ def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys,
     assert out == ""
     assert err.startswith(line)
     assert err.count("\n") == bool(line)
+
+
+def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, capsys):
+    """1 is the code of findings, 2 that of refusals: a CI job can tell them from a bug."""
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "result.jsonl"))
+    with pytest.raises(SystemExit) as stop:
+        run_main(failing(LookupError("no such\nkey")))
+    assert stop.value.code == 70
+    error_output = capsys.readouterr().err
+    assert error_output.startswith("Traceback (most recent call last):")
+    assert error_output.endswith("in main\n    raise error\nLookupError: no such\nkey\n")
+    assert read_result(tmp_path / "result.jsonl") == {"error": "LookupError: no such"}
 
 
 def fill_disk():
@@ -123,7 +139,9 @@ def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp
 
 
 def test_a_closed_output_pipe_causes_no_traceback():
-    program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    program = (
+        "from utils.process.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    )
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
@@ -156,8 +174,8 @@ def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
 
 SPAWNING = """
 import sys
-from utils.entrypoint import run_main
-from utils.distributed.spawn import spawn
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
 
 def work(argv):
     import torch, time
@@ -192,7 +210,7 @@ MISSPELLED = """
 import multiprocessing, sys
 from multiprocessing import resource_tracker
 from importlib import import_module
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 weights, none = sys.argv[1:]
 resource_tracker.ensure_running()
 multiprocessing.set_executable("/bin/false")  # the processes that --spawn starts
@@ -209,7 +227,8 @@ for name, *flags in (
     try:
         run_main(import_module(name).main, flags)
     except SystemExit as ended:
-        assert ended.code == 2, (name, flags)
+        refused = 1 if "--spawn" in flags else 2  # 1: that of /bin/false
+        assert ended.code == refused, (name, flags)
     assert "torch" not in sys.modules, (name, flags)
 """
 

@@ -8,9 +8,10 @@ import sys
 import time
 from types import FrameType
 
-# No other imports: until `exit_on_interrupt` has been called, Ctrl-C still prints a traceback.
+from utils.process.exit_codes import INTERRUPTED
 
-INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
+# Nothing else is imported here: until `exit_on_interrupt` has been called, Ctrl-C prints a traceback.
+
 IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
 
 _raised_at = -IMPATIENT_S

@@ -16,18 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
-from utils.files.program_folders import cache_folder
-from utils.interrupts import INTERRUPTED, raise_on_interrupt, repeat_interrupt
-from utils.machine import decoder_warnings
-from utils.machine.limits import DISK_FULL, explanation, is_disk_full
 from utils.machine.resources import keep_freed_memory
-from utils.machine.standard_streams import keep_standard_streams, output_error
+from utils.process.decoder_warnings import exit_at_once
+from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
+from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
+from utils.process.limits import DISK_FULL, explanation, is_disk_full
+from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program import report_error, write_result
+from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
-CHECK_FAILED = 1  # exit codes
-USER_ERROR = 2
-PIPE_CLOSED = 141
 PEER_GRACE_S = 2.0
 
 # Errors of the file system that the user can resolve.
@@ -38,39 +36,28 @@ _OTHER_FOLDER = "choose another folder (--project, --cache-dir or --stage)"
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
-    """Runs ``main(argv)``. Returns if it succeeds, else exits.
-
-    Exit codes: 2 with one ``error:`` line for user errors and for limits of the machine (a full disk, memory, open
-    files, a missing package); 1 with such a line if a result did not pass its check; 2 without a line if another
-    process failed and has printed it; 130 after Ctrl-C; 75 after another stop signal during training (EX_TEMPFAIL of
-    sysexits.h, on which a batch system can requeue). Other exceptions are bugs and propagate.
+    """Runs ``main(argv)``. Returns if it succeeds, else exits as `_ENDINGS` says, with a code of
+    `utils.process.exit_codes`.
 
     A command whose output cannot be written completes its work; then it exits with 141 if the reader of the output is
     gone, else with 2 and a line.
     """
     _prepare_process()
     try:
-        try:
-            raise_on_interrupt()
-            main(argv)
-        except SystemExit:  # --help, or issues that tools.check has found
-            _check_output()
-            raise
-        _check_output()
+        _run(main, argv)
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        ending = _ending_of(error)
-        if ending is None:  # a bug
-            write_result(error=f"{type(error).__name__}: {first_line(error)}")
-            raise
-        if isinstance(error, PeerFailure):
-            # The process that failed prints why. Launchers stop all when the first exits: let that one finish.
-            with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(PEER_GRACE_S)
-        if ending.line:
-            _report(error, ending.line)
-        if ending.at_once:
-            _leave(ending.code)
-        sys.exit(ending.code)
+        _end(error)
+
+
+def _run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> None:
+    """Runs ``main(argv)``, and raises an error if its output could not be written."""
+    raise_on_interrupt()
+    try:
+        main(argv)
+    except SystemExit:  # --help, or issues that tools.check has found
+        _check_output()
+        raise
+    _check_output()
 
 
 def _prepare_process() -> None:
@@ -91,30 +78,65 @@ def _prepare_process() -> None:
 
 
 class _Ending(NamedTuple):
-    """How a process ends after an error."""
+    """How errors of one type end the process."""
 
-    code: int  # exit status
-    line: str = ""  # printed after "error: "; "" if there is nothing to say
-    at_once: bool = False  # without waiting for the process group, which the error may have broken
+    error_type: type[BaseException]
+    exit_code: int | None  # None: the ``code`` of the error
+    report: Callable[[BaseException], None]
+    skips_cleanup: bool  # see `_exit`
 
 
-def _ending_of(error: BaseException) -> _Ending | None:
-    """Returns how the process ends after an error, by the first kind that fits; None for a bug."""
-    if isinstance(error, PeerFailure):
-        return _Ending(USER_ERROR, at_once=True)
-    if isinstance(error, FailedCheck):
-        return _Ending(CHECK_FAILED, str(error), at_once=True)
-    if isinstance(error, UserError):
-        return _Ending(USER_ERROR, str(error), at_once=True)
-    if isinstance(error, Stopped):
-        return _Ending(error.code)
+def _wait_for_report(_: BaseException) -> None:
+    """Lets the process that has failed print why: launchers stop all processes when the first one exits."""
+    with contextlib.suppress(KeyboardInterrupt):
+        time.sleep(PEER_GRACE_S)
+
+
+def _print_line(error: BaseException) -> None:
+    """Prints the line about an error, or hands it to the process that has started this one."""
+    sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
+    line = one_line(line_about(error) or "")
+    report_error(" ".join(line.split()), is_disk_full=is_disk_full(error))
+
+
+def _print_traceback(error: BaseException) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
+    write_result(error=f"{type(error).__name__}: {first_line(error)}")
+
+
+def _print_nothing(_: BaseException) -> None:
+    pass
+
+
+# The first row whose type fits an error ends the process. Limits of the machine count as UserError.
+_ENDINGS = (
+    _Ending(PeerFailure, None, _wait_for_report, skips_cleanup=True),
+    _Ending(FailedCheck, CHECK_FAILED, _print_line, skips_cleanup=True),
+    _Ending(UserError, USER_ERROR, _print_line, skips_cleanup=True),
+    _Ending(Stopped, None, _print_nothing, skips_cleanup=False),
+    _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, skips_cleanup=False),
+    _Ending(BrokenPipeError, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
+    _Ending(Exception, BUG, _print_traceback, skips_cleanup=False),
+)
+
+
+def _end(error: BaseException) -> NoReturn:
+    """Reports an error and exits, by its row of `_ENDINGS`."""
+    error_type = _listed_type(error)
+    ending = next(each for each in _ENDINGS if issubclass(error_type, each.error_type))
+    ending.report(error)
+    exit_code = error.code if isinstance(error, PeerFailure | Stopped) else ending.exit_code
+    assert exit_code is not None, "only errors with a code have a row without one"
+    _exit(exit_code, skip_cleanup=ending.skips_cleanup)
+
+
+def _listed_type(error: BaseException) -> type[BaseException]:
+    """Returns the type by which `_ENDINGS` lists an error."""
     # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
-        return _Ending(INTERRUPTED)
-    if isinstance(error, BrokenPipeError):
-        return _Ending(PIPE_CLOSED)
-    line = line_about(error)
-    return None if line is None else _Ending(USER_ERROR, line, at_once=True)
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        return KeyboardInterrupt
+    is_limit = not isinstance(error, UserError | BrokenPipeError) and line_about(error) is not None
+    return UserError if is_limit else type(error)
 
 
 def line_about(error: BaseException) -> str | None:
@@ -158,19 +180,14 @@ def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(ignored)
 
 
-def _report(error: BaseException, line: str) -> None:
-    sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
-    report_error(" ".join(one_line(line).split()), is_disk_full=is_disk_full(error))
-
-
-def _leave(code: int) -> NoReturn:
-    """Exits; if this process is in a process group, without the clean-up that could wait for other processes."""
+def _exit(code: int, *, skip_cleanup: bool) -> NoReturn:
+    """Exits. ``skip_cleanup``: leaves a process group, which the error may have broken, as it is: an orderly exit could
+    wait for the other processes, and these wait for this one."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if not skip_cleanup or not has_group:
         sys.exit(code)
-    # An orderly exit could wait for the broken group, and other processes wait for this one.
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()
-    decoder_warnings.pass_on()
-    os._exit(code)
+    exit_at_once(code)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.program_folders import cache_folder
+from utils.program_folders import cache_folder
 
 
 def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):

@@ -17,10 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from utils.entrypoint import USER_ERROR
-from utils.errors import REQUEUE, Stopped, UserError
-from utils.interrupts import INTERRUPTED
-from utils.machine.processes import end_with_parent, killed_by
+from utils.errors import Stopped, UserError
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.program import RESULT_VARIABLE, read_result
 
 _STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[1]
 CONFIGS = PROJECT / "configs"
 
 
