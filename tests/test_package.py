@@ -141,13 +141,13 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
         assert named is None, (path, named)
 
 
-@pytest.mark.parametrize("function", ["train", "val", "export"])
+@pytest.mark.parametrize("function", ["train", "val", "export", "check"])
 def test_editors_know_the_keyword_arguments(function):
     parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
     annotations = getattr(lockstep.settings, f"{function.title()}Settings").__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert set(annotations) == settings - {"devices", "callbacks"}
-    assert annotations["offline"].__forward_arg__ == "bool"
+    assert annotations.get("offline", annotations.get("trust")).__forward_arg__ == "bool"
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_settings():
