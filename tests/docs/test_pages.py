@@ -150,11 +150,9 @@ def runnable_code() -> list:
     return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
 
 
-def run_in_name(command: str, flags: list[str]) -> dict:
-    """In place of the process of a command: fails unless the command accepts the flags, and names a run's folder."""
-    if command != "check":
-        config = {"train": settings.TrainConfig, "val": settings.ValConfig, "export": settings.ExportConfig}[command]
-        parse_config(config, flags)
+def run_in_name(command: str, words: list[str], *, needs: str) -> dict:
+    """In place of the process of a command: fails unless the command accepts the words, and names a run's folder."""
+    parse_config(COMMANDS[command].settings, words)
     return {"folder": "runs/val/exp" if command == "val" else "runs/train/exp", "files": [], "issues": []}
 
 
