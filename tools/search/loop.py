@@ -20,7 +20,7 @@ from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.process.child import Kind, RunFailed, RunResult
@@ -128,6 +128,9 @@ class _Search:
             result, fitness = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
             result = error.result
+            fitness = None
+        except PeerFailure:
+            result = RunResult(Kind.FAILED, "a fold could not be scored; the process that scored it has printed why")
             fitness = None
         if result.kind in (Kind.REFUSED, Kind.STOPPED):
             result.check()

@@ -232,7 +232,7 @@ class _DetectionsConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DataConfig(_RunConfig):
+class DataSettings(_RunConfig):
     """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
@@ -272,7 +272,7 @@ class _DataConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_DataConfig):
+class TrainConfig(DataSettings):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set", is_path=True)
@@ -408,7 +408,7 @@ class TrainConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, _DataConfig):
+class ValConfig(_DetectionsConfig, DataSettings):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
