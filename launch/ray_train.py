@@ -32,11 +32,11 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
+from engine.run.results_csv import ResultsTable  # noqa: E402
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
-from utils.files.results_csv import ResultsTable  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.machine.ports import free_port  # noqa: E402
 from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)

@@ -41,8 +41,8 @@ from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.machine.threads import ReadAheadLimit
+from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
-from utils.structures import GRAY
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")

@@ -15,8 +15,8 @@ import yaml
 
 from data.labels.coco import read_coco
 from data.source.dataset_yaml import SPLITS
+from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
-from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import AnnotatedImage, Annotations, files_below
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.evaluation.metrics import METRICS
+from engine.evaluation.result import EvalResult
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
 from tools.runs.comparison import Comparison, open_comparison
@@ -20,7 +21,6 @@ from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.child import Kind, RunFailed, RunResult
 from utils.process.stop_signals import StopSignals
-from utils.structures import EvalResult
 
 SETTINGS = "kfold.yaml"
 DETECTIONS = "detections.npz"  # file in the folder of a finished fold

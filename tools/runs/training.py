@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
+from engine.run.results_csv import read_columns
 from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
 from utils.process.child import Child, Kind, RunResult, start
 from utils.process.stop_signals import StopSignals

@@ -16,7 +16,16 @@ from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
-from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of, is_any_trial_held
+from tools.search.study import (
+    JOURNAL,
+    REASON,
+    TRIALS,
+    Claim,
+    SharedStudy,
+    alone_without_locks,
+    best_of,
+    is_any_trial_held,
+)
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
@@ -42,8 +51,13 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    log = get_logger()
     comparison = open_comparison(config, SETTINGS)
+    with alone_without_locks(comparison.folder.path):
+        _search_in_folder(config, space, signals, comparison)
+
+
+def _search_in_folder(config: SearchConfig, space: Space, signals: StopSignals, comparison: Comparison) -> None:
+    log = get_logger()
     folder = comparison.folder
     fitness = comparison.fitness
     try:

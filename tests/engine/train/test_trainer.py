@@ -369,7 +369,7 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     class Requests(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
-                trainer.control.request(Action.STOP)
+                trainer.control.request_stop()
 
     trainer = build(Requests())
     trainer.fit()
