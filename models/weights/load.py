@@ -20,8 +20,8 @@ from models.spec import ModelSpec, ModelYaml, built_in_models, load_spec, parse_
 from models.weights.read import StoredWeights, read_weights, shapes_of
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
-from utils.files.program_folders import CONFIGS
 from utils.logger import get_logger
+from utils.program_folders import CONFIGS
 
 COCO = CONFIGS / "data" / "coco.yaml"
 

@@ -26,9 +26,9 @@ from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.batches import Batch, Targets
 from utils.config.settings import ALL_RANKS, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import Batch, Targets
 
 MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
 
