@@ -27,8 +27,8 @@ from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.errors import UserError
-from utils.files.program_folders import cache_folder
 from utils.pixels import PixelFormat
+from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
     import lmdb

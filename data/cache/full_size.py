@@ -12,9 +12,9 @@ from data.cache.decoding import CacheName, Decoding, check_space, discard
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
-from utils.files.program_folders import cache_folder
 from utils.files.temporary_folder import temporary_folder
 from utils.machine.resources import available_memory
+from utils.program_folders import cache_folder
 
 
 def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: str) -> MappedImages:

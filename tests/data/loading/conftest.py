@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader
-from data.loading.checks import check_loader_settings
+from data.loading.checks import check_loader_settings, check_shards
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
 from tests.helpers.synthetic_index import write_dataset
@@ -39,6 +39,7 @@ def open_loader(index, monkeypatch):
                 return build_run_val_loader(ctx, config, hyp, Spec(), canvases)
             reader = ImageReader(index, imgsz=config.imgsz, reduces=False)
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
+        check_shards(ctx, config)
         check_loader_settings(ctx, config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:
