@@ -1,8 +1,4 @@
-"""Fills the file of `--cache disk`: decodes the images that it lacks, alone or together with other nodes.
-
-Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
-that is complete is never written again.
-"""
+"""Fills the file of `--cache disk` (disk.py): decodes the images that it lacks, alone or together with other nodes."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from utils.logger import get_logger
 from utils.pixels import GRAY
 
 # Canvas pixels that are painted together: they fit a CPU's cache, or limit GPU memory.
-PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
-_PIXELS_AT_ONCE_ELSEWHERE = 2**22  # on other devices
+PIXELS_PER_CHUNK = {"cpu": 2**18, "cuda": 2**25}
+_PIXELS_PER_CHUNK_ELSEWHERE = 2**22  # on other devices
 
 Painter = Callable[..., Tensor]
 
@@ -159,27 +159,27 @@ def _find_sources(geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int])
     device = geometry.device
     layers = len(geometry)
     column = torch.arange(width, device=device, dtype=torch.float32) + 0.5
-    line = (torch.arange(height, device=device, dtype=torch.float32) + 0.5).unsqueeze(1)
+    row = (torch.arange(height, device=device, dtype=torch.float32) + 0.5).unsqueeze(1)
     x = y = torch.zeros((layers, height, width), device=device)
     origin = pitch = torch.zeros((layers, height, width), dtype=torch.int64, device=device)
     covered = torch.zeros((layers, height, width), dtype=torch.bool, device=device)
     for slot in range(geometry.shape[1]):  # in painting order
         cells = geometry[:, slot, :, None, None]
         matrix = cells[:, Column.MATRIX].unbind(1)
-        inside = cells[:, Column.INSIDE].unbind(1)
-        read = cells[:, Column.READ].unbind(1)
-        patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
-        patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
-        depth = (matrix[6] * column + matrix[8]) + matrix[7] * line  # 1 without perspective
+        region = cells[:, Column.INSIDE].unbind(1)
+        clamp = cells[:, Column.READ].unbind(1)
+        patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * row
+        patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * row
+        depth = (matrix[6] * column + matrix[8]) + matrix[7] * row  # 1 without perspective
         patch_x = patch_x / depth
         patch_y = patch_y / depth
-        here = (patch_x >= inside[0]) & (patch_y >= inside[1]) & (patch_x < inside[2]) & (patch_y < inside[3])
-        here = here & (depth > 0)  # not beyond the horizon
-        x = torch.where(here, torch.minimum(torch.maximum(patch_x - 0.5, read[0]), read[2]), x)
-        y = torch.where(here, torch.minimum(torch.maximum(patch_y - 0.5, read[1]), read[3]), y)
-        origin = torch.where(here, address[:, slot, 0, None, None], origin)
-        pitch = torch.where(here, address[:, slot, 1, None, None], pitch)
-        covered = covered | here
+        is_hit = (patch_x >= region[0]) & (patch_y >= region[1]) & (patch_x < region[2]) & (patch_y < region[3])
+        is_hit = is_hit & (depth > 0)  # not beyond the horizon
+        x = torch.where(is_hit, torch.minimum(torch.maximum(patch_x - 0.5, clamp[0]), clamp[2]), x)
+        y = torch.where(is_hit, torch.minimum(torch.maximum(patch_y - 0.5, clamp[1]), clamp[3]), y)
+        origin = torch.where(is_hit, address[:, slot, 0, None, None], origin)
+        pitch = torch.where(is_hit, address[:, slot, 1, None, None], pitch)
+        covered = covered | is_hit
     return _Sources(x, y, origin, pitch, covered)
 
 
@@ -193,9 +193,10 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_laye
     height, width = table.canvas_hw
     layers = len(table.geometry)
     rendered = torch.empty((layers, height, width, pixels.shape[1]), dtype=pixels.dtype, device=pixels.device)
-    at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, _PIXELS_AT_ONCE_ELSEWHERE) // max(height * width, 1), 1)
-    for first in range(0, layers, at_once):
-        chunk = slice(first, first + at_once)
+    max_pixels = PIXELS_PER_CHUNK.get(pixels.device.type, _PIXELS_PER_CHUNK_ELSEWHERE)
+    layers_per_chunk = max(max_pixels // max(height * width, 1), 1)
+    for first in range(0, layers, layers_per_chunk):
+        chunk = slice(first, first + layers_per_chunk)
         rendered[chunk] = paint(
             table.geometry[chunk],
             table.address[chunk],

@@ -68,13 +68,9 @@ class LoadImagesAndLabels:
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
         i = key.index
         image_hw = self.sample_index.image_hw[i]
-        canvas_h, canvas_w = key.canvas_hw
         fit = fit_letterbox(image_hw, key.canvas_hw, self.reader.imgsz or int(image_hw.max()))
         image = letterbox(self.reader.read(i, key.epoch), key.canvas_hw, fit, out)
-        labels = self.sample_index.labels(i).astype(np.float32, copy=True)
-        labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
-        labels[:, 1:3] += (fit.pad_x, fit.pad_y)
-        labels[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
+        labels = _letterboxed_labels(self.sample_index.labels(i), key.canvas_hw, fit)
         return self.pack(key, image, labels, fit)
 
     def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
@@ -91,3 +87,13 @@ class LoadImagesAndLabels:
             gain_xy=gain_xy,
             pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
         )
+
+
+def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
+    """Returns labels of an image, float32 (n, 5) of class, cx, cy, w, h, normalized to the canvas instead of the image."""
+    canvas_h, canvas_w = canvas_hw
+    rows = labels.astype(np.float32, copy=True)
+    rows[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)  # pixels of the resized image
+    rows[:, 1:3] += (fit.pad_x, fit.pad_y)  # pixels of the canvas
+    rows[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
+    return rows
