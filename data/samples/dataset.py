@@ -90,7 +90,7 @@ class LoadImagesAndLabels:
 
 
 def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
-    """Returns labels of an image, float32 (n, 5) of class, cx, cy, w, h, normalized to the canvas instead of the image."""
+    """Returns the labels of an image, float32 (n, 5) of class, cx, cy, w, h, normalized to the canvas."""
     canvas_h, canvas_w = canvas_hw
     rows = labels.astype(np.float32, copy=True)
     rows[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)  # pixels of the resized image
