@@ -188,7 +188,7 @@ def read_source(
     Args:
         image_hw: size of the image in the index.
         reduces: whether to avoid aliasing, as for training: a JPEG may be decoded at a fraction of its size, and an
-            image that still shrinks to half or less is reduced by area. Without it every image is reduced bilinearly
+            image decoded at full size that shrinks to half or less is reduced by area. Without it every image is reduced bilinearly
             from its full size, as detection and the published evaluations of YOLO models do (benchmarks/LOG.md).
 
     Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
@@ -204,7 +204,7 @@ def read_source(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
             f"set was indexed; it changed during the run, start again"
         )
-    if reduces:
+    if reduces and image.shape[:2] == full_hw:
         return resize(image, width, height)
     if image.shape[:2] == (height, width):
         return image
