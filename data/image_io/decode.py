@@ -187,9 +187,10 @@ def read_source(
 
     Args:
         image_hw: size of the image in the index.
-        reduces: whether to avoid aliasing, as for training: a JPEG may be decoded at a fraction of its size, and an
-            image decoded at full size that shrinks to half or less is reduced by area. Without it every image is reduced bilinearly
-            from its full size, as detection and the published evaluations of YOLO models do (benchmarks/LOG.md).
+        reduces: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
+            is decoded at full size and shrinks to half or less is reduced by area, without aliasing. Otherwise every
+            image is reduced bilinearly from its full size, as detection and published evaluations of YOLO models do
+            (benchmarks/LOG.md).
 
     Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
     """
