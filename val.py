@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         spawn(main, config.spawn, (argv,))
         return
     # What imports torch is imported once the flags and files are known to be valid.
-    from utils.distributed.context import DistributedContext
     from utils.distributed.failures import report_errors_once
+    from utils.distributed.rendezvous import join_run
 
-    ctx = DistributedContext.from_environment(config.device)
+    ctx = join_run(config.device)
     configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(lambda: advice):

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 from utils.machine.ports import free_port
 from utils.process.launch import torchrun_variables
 
@@ -47,7 +47,7 @@ def _enter(
         "GROUP_RANK": str(rank // local_world),
     }
     try:
-        ctx = DistributedContext.from_environment("cpu", timeout_s=timeout_s)
+        ctx = join_run("cpu", timeout_s=timeout_s)
         result = function(ctx, *args)
         ctx.close()
     except BaseException as error:

@@ -17,7 +17,7 @@ from engine.evaluation.tables import number_text
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 from utils.files.safe_io import atomic_write
 from utils.labels import GroundTruth
 from utils.strings import aligned
@@ -43,7 +43,7 @@ class ScoredFold:
 def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> None:
     """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
     validation = _validation_of(config, weights, data)
-    ctx = DistributedContext.from_environment(validation.device)
+    ctx = join_run(validation.device)
     model, spec = open_model_and_data(validation, ctx)
     scores = score(validation, model, spec, ctx)
     assert scores is not None, "the only process has the scores"

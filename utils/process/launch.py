@@ -90,12 +90,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(environ[name])
 
 
-def evaluates(eval_ranks: int) -> bool:
+def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
     """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
-    launch = read_launch() if eval_ranks else None
     world_size = launch.world_size if launch else 1
     rank = launch.rank if launch else 0
     if eval_ranks >= world_size:
