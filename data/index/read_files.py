@@ -10,9 +10,9 @@ from data.index.check_split import problems_as_warnings
 from data.index.full_split import FullSplit
 from data.index.index import Scan, source_name
 from data.index.index_settings import IndexSettings
-from data.index.missing_labels import check_label_files
 from data.index.scan import scan_split
 from data.source.dataset_spec import DatasetSpec, class_names
+from data.source.diagnosis.missing_labels import check_label_files
 from data.source.files import list_split
 from utils.program_folders import cache_folder
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from data.labels.image_names import loose
-from data.labels.label_format import FileStamp
 from data.labels.yolo import folder_with_labels
+from data.split_files import FileStamp
 from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
 from utils.process.limits import explanation

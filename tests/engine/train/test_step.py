@@ -5,6 +5,7 @@ sync.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from dataclasses import replace
 
@@ -87,6 +88,23 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
     assert a.losses == pytest.approx(b.losses, rel=1e-5)
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_step_leaves_no_reference_cycles(kind):
+    """So its memory is free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
+    step, _ = make_step(DistributedContext.single(), kind)
+    step([global_batch()], [6], 1)
+    step.reader.pop(leave=0)
+    gc.collect()
+    gc.disable()
+    try:
+        for update in (2, 3):
+            step([global_batch()], [6], update)
+            step.reader.pop(leave=0)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_gradient_is_that_of_samples_times_the_mean_loss():

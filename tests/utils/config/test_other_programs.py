@@ -126,7 +126,7 @@ def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, her
     if here.startswith("`"):
         ours = re.match("`(.*?)`", here)[1].split()
         assert text == ""
-        assert parse_config(cls, [*required, *become], "") == parse_config(cls, [*required, *ours], "")
+        assert parse_config(cls, [*required, *become]) == parse_config(cls, [*required, *ours])
     elif text:
         assert here.removeprefix("nothing: ") in text
     elif is_flag:
@@ -167,7 +167,7 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):
     table_module.table.cache_clear()
     monkeypatch.setattr(table_module, "CONFIGS", None)
-    parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"], "")
+    parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"])
     read_recipe("finetune", pretrained=True)
 
 

@@ -29,7 +29,7 @@ class UnlabeledImages:
         images: dict[str, list[ListedImage]] = {}
         for image in self._images:
             if image.is_unlabeled:
-                images.setdefault(loose_stem(image.base_name), []).append(image)
+                images.setdefault(loose_stem(image.file.base_name), []).append(image)
         return images
 
     @cached_property

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from data.source.diagnosis.other_splits import OtherSplits
+from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.label_files import FoundLabels, ListedImage
-from data.source.listing.other_splits import OtherSplits
-from data.source.listing.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Surroundings:
     @cached_property
     def labeled_stems(self) -> frozenset[str]:
         """The loose stems of the images with a label file."""
-        return frozenset(loose_stem(image.base_name) for image in self.found.images if not image.is_unlabeled)
+        return frozenset(loose_stem(image.file.base_name) for image in self.found.images if not image.is_unlabeled)
 
     @property
     def candidates(self) -> CandidateFiles:

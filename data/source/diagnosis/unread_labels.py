@@ -9,9 +9,9 @@ from typing import NamedTuple
 from data.image_io.file_kinds import is_image_name
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
+from data.source.diagnosis.similar_names import loose_stem
 from data.source.listing.candidate_files import Candidate, CandidateFiles
 from data.source.listing.label_files import ListedImage
-from data.source.listing.similar_names import loose_stem
 
 
 class UnreadLabels(NamedTuple):
@@ -31,7 +31,7 @@ def unread_labels(
     """
     if not images:
         return []
-    image_of_stem = {loose_stem(image.base_name): image for image in images}
+    image_of_stem = {loose_stem(image.file.base_name): image for image in images}
     unread: dict[str, UnreadLabels] = {}
     for folder in folders:
         names = sorted(name for name in candidates.names(folder) if not is_image_name(name))
