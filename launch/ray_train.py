@@ -38,10 +38,10 @@ from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.machine.ports import free_port  # noqa: E402
 from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.process.entrypoint import run_main  # noqa: E402
 from utils.process.exit_codes import INTERRUPTED  # noqa: E402
+from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers

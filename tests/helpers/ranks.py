@@ -20,8 +20,8 @@ import torch
 import torch.multiprocessing as mp
 
 from utils.distributed.rendezvous import join_run
-from utils.machine.ports import free_port
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.build", "engine.evaluation.evaluator"]

@@ -25,8 +25,8 @@ from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.ports import free_port
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 
