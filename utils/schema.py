@@ -1,4 +1,4 @@
-"""Checks plain data, of YAML, command lines and the headers of files, against type hints.
+"""Checks plain data against type hints: values from YAML, command lines and the headers of files.
 
 Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`), or in that of a type:
 ``Annotated[int, Bounds(1)]``. Neither pydantic nor msgspec replaces this module: importing pydantic takes longer than

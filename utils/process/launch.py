@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from utils.errors import PeerFailure, UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-# Launchers that start copies of a program, by the variable with the number of copies.
+# Launchers that start copies of a program, by the variable that holds the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
 
 
