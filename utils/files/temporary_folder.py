@@ -57,8 +57,8 @@ def _opened(folder: Path) -> Iterator[int]:
 
 def replace_path(new: Path, path: Path) -> None:
     """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file is replaced atomically; a
-    folder replaces whatever has its name, which is removed with the temporary folder. Raises UserError if a folder is in
-    the way of a file."""
+    folder replaces whatever has its name, which is removed with the temporary folder. Raises UserError if a folder is
+    in the way of a file."""
     if new.is_dir() and os.path.lexists(path):
         os.replace(path, new.with_name(f"{new.name}.old"))
     try:
