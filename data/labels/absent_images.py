@@ -63,6 +63,9 @@ class AbsentImages:
 def charged_range(count: int, *, before: int, ours: int, after: int) -> range:
     """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
 
+    All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of three
+    losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third none.
+
     Args:
         before: size of the splits before this one, in images or entries.
         ours: size of this split.
