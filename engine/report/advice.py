@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.small_boxes import remedy_for_small_boxes
 from engine.evaluation.tables import missed_classes_text
 from engine.report.census import Census
 from utils.files.results_csv import CONFIDENCE_COLUMN
