@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
-from data.source.diagnosis.missing_data import what_exists
+from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import without_empty
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
@@ -102,7 +102,7 @@ def find_data(data: str) -> str:
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     hint = _similar_data(path, known)
     if not hint and data:
-        hint = what_exists(path)
+        hint = nearby_paths_hint(path)
     shown = data or "''"
     raise UserError(f"--data {shown}: no such file{hint}; known by name: {', '.join(known)}")
 

@@ -11,7 +11,7 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.diagnosis.missing_data import what_exists
+from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import list_split
 from data.source.open import open_data
 from tests.helpers.messages import refused
@@ -147,7 +147,7 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
 def test_there_is_no_hint_where_no_folder_exists(monkeypatch):
     """As on some systems after the working folder has been deleted."""
     monkeypatch.setattr(Path, "is_dir", lambda path: False)
-    assert what_exists(Path("folder/nothing.yaml")) == ""
+    assert nearby_paths_hint(Path("folder/nothing.yaml")) == ""
 
 
 def test_annotations_are_given_per_split_or_for_all(tmp_path):
