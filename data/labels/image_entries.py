@@ -45,15 +45,16 @@ class MatchedEntries(NamedTuple):
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
+    """Matches entries with images: first those whose file names are the images' names in the split, then all
+    others by name."""
     others = request.others
     images = [*request.images, *others.before, *others.after]
     images_before = range(len(request.images), len(request.images) + len(others.before))
     names = ImageNames([image.name for image in images])
 
-    number_of = _match_keys(entries, images)  # positions of entries by those of images
-    with_key = set(number_of.values())
-    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in with_key}
+    number_of = _match_names_in_split(entries, images)  # positions of entries by those of images
+    exact = set(number_of.values())
+    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in exact}
     number_of |= _match_names(entries, fits_of, number_of, names)
     entry_of = {image: entries[number] for image, number in number_of.items()}
 
@@ -76,16 +77,17 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     )
 
 
-def _match_keys(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the entry whose file name is the key of an image, by the image's position.
+def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
+    """Returns the position of the entry whose file name is that of an image in the split, by the image's position.
 
     Of several entries of an image, prefers the first with annotations: without any, the image would be a background.
     """
-    key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
-    image_of_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
+    names = [image.name_in_split for image in images]
+    counts = Counter(names)  # images of several folders, or of a list, may share one
+    image_of_name = {name: i for i, name in enumerate(names) if counts[name] == 1}
     number_of: dict[int, int] = {}
     for number, entry in enumerate(entries):
-        image = image_of_key.get(os.path.normpath(entry.file_name))
+        image = image_of_name.get(os.path.normpath(entry.file_name))
         if image is None:
             continue
         if image not in number_of or (entry.num_labeled and not entries[number_of[image]].num_labeled):

@@ -138,11 +138,11 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _voc_folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _voc_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
     """Returns where XML files may be: they mirror the split's folder, are all in one folder, or are in folders named
     like those of the images."""
     assert annotations is not None, "a split in VOC format names the folder of its XML files"
-    named = (key, "", os.path.basename(images))
+    named = (below_split, "", os.path.basename(images))
     return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 

@@ -212,7 +212,7 @@ def _replaced(parts: list[str], positions: list[int], word: str) -> str:
     return os.sep.join(word if i in positions else part for i, part in enumerate(parts))
 
 
-def _yolo_folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _yolo_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
     """Returns `label_folders`; neither the folder in the split nor 'annotations' matters."""
     return label_folders(images)
 
