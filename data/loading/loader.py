@@ -25,9 +25,9 @@ from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.sample_weights import image_weights, inverse_frequency_weights
+from utils.batches import Batch
 from utils.errors import UserError
 from utils.process.limits import DISK_FULL
-from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # per worker
 PIN_THREAD_PATIENCE_S = 5.0  # longest wait for the end of torch's thread for page-locked memory

@@ -14,9 +14,9 @@ import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
 from data.samples.batch_request import BatchRequest
+from utils.batches import SampleKey
 from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
-from utils.structures import SampleKey
 
 
 class EpochOrder:

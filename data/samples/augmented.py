@@ -15,8 +15,8 @@ from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import SampleReader
+from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters
-from utils.structures import Sample, SampleKey
 
 
 class AugmentedImages(LoadImagesAndLabels):

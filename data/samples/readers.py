@@ -19,7 +19,7 @@ from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
 from data.samples.batch_request import BatchRequest
 from data.samples.tiled_index import TiledIndex, crop_tile
-from utils.structures import SampleKey
+from utils.batches import SampleKey
 
 
 class SampleReader(ABC):

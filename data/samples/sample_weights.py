@@ -13,9 +13,9 @@ from data.index.index import DatasetIndex
 from data.samples.readers import SampleReader
 from data.samples.tiled_index import TiledIndex
 from utils.errors import UserError
+from utils.labels import LabelArrays
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import LabelArrays
 
 _LOGGED_CLASSES = 5  # number of the rarest classes in the log
 

@@ -21,8 +21,8 @@ import numpy as np
 from data.index.index import DatasetIndex
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters
+from utils.pixels import padding_value
 from utils.rng import keyed_uniforms, named_stream
-from utils.structures import padding_value
 
 _ROUNDING = 1e-9  # by which a visible fraction may be less than it is
 

@@ -18,7 +18,7 @@ from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
 from data.samples.sample_weights import image_weights, inverse_frequency_weights, repeat_factors, with_whole_sum
 from utils.distributed.context import shard_bounds
-from utils.structures import LabelArrays
+from utils.labels import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.run.new_folder import increment_path
 from tests.helpers.messages import refused
-from utils.files.run_folders import increment_path
 
 
 def test_run_folders_count_up(tmp_path):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from utils.files.previous_run import (
+from engine.run.previous_run import (
     LIST_NAME,
     WrittenFiles,
     is_other_data,

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
+from engine.run.results_csv import ResultsTable, read_columns
 from tests.helpers.messages import refused
-from utils.files.results_csv import ResultsTable, read_columns
 
 ROWS = {
     1: {"time": 3.5, "train/box": 1.25, "train/cls": 2.5, "train/dfl": 0.75, "lr/weight": 0.01, "lr/norm": 0.02,
