@@ -86,7 +86,7 @@ class _ImageFolders:
         self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
 
     def agreement(self, file_name: str) -> int:
-        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        """Returns how many of its last folders ``file_name`` has in common with a folder of images, at most."""
         last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
         fits = [self._images_of[last] for last in last_folders if last in self._images_of]
         return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)

@@ -129,7 +129,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
         raise UserError(f"{path}: not {_EXPECTED}")
     for key in ("images", "annotations", "categories"):
         if not isinstance(data.get(key), list):
-            raise UserError(f"{path}: has no list of '{key}'; is it a COCO JSON of detection?")
+            raise UserError(f"{path}: has no list '{key}'; is it a COCO JSON for detection?")
     annotations = data["annotations"]
     entry_of = _image_entries(data["images"], path)
     image_ids = Ids(entry_of, "the images'")
