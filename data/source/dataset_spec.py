@@ -42,6 +42,7 @@ class DataSource:
     cache_dir: str = ""  # see `cache_folder`
     known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
     stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
+    val_images: tuple[str, ...] = ()  # training images that serve as the split "val", if the data set has none
 
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:

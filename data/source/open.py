@@ -46,6 +46,8 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     except UserError as error:
         error.args = (f"{error}{note}",)
         raise
+    if source.val_images and "train" in spec.splits and "val" not in spec.splits:
+        spec = spec.hold_out(source.val_images)
     return with_classes(spec, typed_classes(source.classes))
 
 

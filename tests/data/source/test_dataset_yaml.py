@@ -15,6 +15,7 @@ from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import list_split
 from data.source.open import open_data
 from tests.helpers.messages import refused
+from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -569,3 +570,14 @@ def test_a_data_set_that_has_moved_with_its_yaml_is_told_so(tmp_path):
     text = f"{tmp_path}/images/train exists: remove 'path: /content/datasets/x' from the YAML"
     with pytest.raises(UserError, match=re.escape(text)):
         spec.check_split("train")
+
+
+@pytest.mark.parametrize("has_val", [True, False])
+def test_held_out_images_are_the_validation_split_unless_there_is_one(tmp_path, has_val):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    if not has_val:
+        data.write_text("train: images/train\nnames: [light, dark]\n")
+    source = DataSource(str(data), ("train",), val_images=("images/train/001.png",))
+    spec = open_data(source, DistributedContext.single())
+    assert spec.is_held_out("val") is not has_val
+    assert spec.held_out == (frozenset() if has_val else {"images/train/001.png"})
