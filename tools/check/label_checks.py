@@ -11,10 +11,10 @@ import numpy as np
 from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
-from data.index.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
+from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
 SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object

@@ -56,6 +56,19 @@ def test_arguments_of_ultralytics_become_flags(command: str, keywords: dict[str,
     assert shlex.join(itertools.chain(*found)) == flags
 
 
+def test_the_table_names_only_flags_and_hyperparameters_that_exist():
+    table = table_module.table()
+    assert {*table.synonyms.values()} <= {*table_module.HYPERPARAMETERS}
+    for command, translations in table.commands.items():
+        own_flags = table_module.actions_of(command)
+        replacements = [*translations.same_flags.values()]
+        for flags_by_value in translations.arguments_to_flags.values():
+            replacements += flags_by_value.values()
+        assert {text.split()[0] for text in replacements} <= own_flags.keys(), command
+        assert translations.refused_values.keys() <= own_flags.keys(), command
+        assert not own_flags.keys() & {*translations.refused, *translations.without_effect, *translations.same_flags}
+
+
 @pytest.mark.parametrize(
     ("command", "key", "value", "reason"),
     [
