@@ -1,25 +1,14 @@
-"""Digests of what a search or a cross-validation must not find changed when it continues: files, and the data."""
+"""Digests of the files that a search or a cross-validation must not find changed when it continues."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from pathlib import Path
 
-from data.folds.held_out import scan_settings
-from data.index.load import load_index
-from data.source.dataset_spec import DatasetSpec
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import names_with
 from utils.files.checksum import sha256_of
-
-
-def digest_of_split(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:
-    """Returns a digest of the names, sizes and labels of the images of a split. Raises the errors of `load_index`."""
-    index = load_index(spec, split, scan_settings(config))
-    content = "\n".join([index.label_digest(), *index.paths])
-    return hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def digests_of_files(config: KfoldConfig) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from data.folds.held_out import scan_settings
+from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import Fitness
-from tools.runs.digests import digest_of_split
 from tools.runs.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
@@ -41,5 +43,12 @@ def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:
     spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
-    digests = {f"the split '{split}'": digest_of_split(spec, split, config) for split in SPLITS if split in spec.splits}
+    digests = {f"the split '{split}'": _digest_of(spec, split, config) for split in SPLITS if split in spec.splits}
     return Experiment(ContinuedFolder(config, settings_name), spec, names, fitness, digests)
+
+
+def _digest_of(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:
+    """Returns a digest of the names, sizes and labels of the images of a split. Raises the errors of `load_index`."""
+    index = load_index(spec, split, scan_settings(config))
+    content = "\n".join([index.label_digest(), *index.paths])
+    return hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
