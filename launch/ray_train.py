@@ -249,7 +249,7 @@ def gather(status: Status) -> list[Status]:
 def is_over(results: Sequence[RunResult | None]) -> bool:
     """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
     ended = [result for result in results if result is not None]
-    has_failed = any(result.kind != Kind.DONE and not result.is_of_peer for result in ended)
+    has_failed = any(result.kind != Kind.DONE and not result.failed_because_of_peer for result in ended)
     is_done = results[0] is not None and results[0].kind == Kind.DONE
     return has_failed or is_done or len(ended) == len(results)
 

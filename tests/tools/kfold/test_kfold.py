@@ -125,7 +125,7 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     data = write_dataset(tmp_path / "set", train=8, val=4)
     flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
 
-    def interrupted(config, comparison, folder, signals):
+    def interrupted(config, experiment, folder, signals):
         (folder / "fold1").mkdir(exist_ok=True)
         (folder / "fold1" / "last.pt").touch()
         raise UserError("interrupted")
