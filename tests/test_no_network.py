@@ -142,7 +142,7 @@ COMMANDS = {
 LONG = [("ncnn",), ("ai_edge_litert",), ("optuna",), ("trackers",)]
 RUN = """
 import importlib, json, sys
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 packages, commands = json.loads(sys.argv[1])
 for module, *flags in commands:

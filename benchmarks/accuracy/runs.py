@@ -30,7 +30,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.structures import GroundTruth
+from utils.labels import GroundTruth
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
 SUBSET_SEED = 20261121
@@ -85,9 +85,9 @@ def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> Non
         random.Random(SUBSET_SEED).shuffle(pairs)
         pairs = pairs[:subset]
     for image, label in pairs:
-        link(spec.root / image.name, folder / "images" / split / image.key)
+        link(spec.root / image.name, folder / "images" / split / image.name_in_split)
         if label.stamp is not None:
-            link(spec.root / label.name, folder / "labels" / split / Path(image.key).with_suffix(".txt"))
+            link(spec.root / label.name, folder / "labels" / split / Path(image.name_in_split).with_suffix(".txt"))
 
 
 @dataclass(frozen=True)

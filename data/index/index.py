@@ -18,9 +18,9 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
+from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
-from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
@@ -88,6 +88,8 @@ class DatasetIndex(LabelArrays):
     report: ScanReport
     fingerprint: str = ""  # identifies the images, the labels and how they were processed
     source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
+    image_files: str = ""  # digest of the names, sizes and times of all image files of the split, also of unused ones
+    selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
@@ -101,6 +103,13 @@ class DatasetIndex(LabelArrays):
     def fingerprint_as_used(self) -> str:
         """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
+
+    def image_digest(self) -> str:
+        """Returns a digest of the names and sizes of all images. Labels do not count."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.paths.data, self.paths.offsets, self.image_hw):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def label_digest(self) -> str:
         """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the
@@ -203,33 +212,40 @@ class DatasetIndex(LabelArrays):
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
-        """Returns the labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file
-        stem, as a number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is
-        multiplied by the largest number of tiles of an image, as training cuts them: AP must not depend on the tiles
-        of a detector (``--tile``, ``--overlap``)."""
-        ids: tuple[int | str, ...]
-        if self.image_ids is None:
-            ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
-            if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
-                ids = tuple(self.paths)
-        else:
-            ids = tuple(json.loads(i) for i in self.image_ids)
-        copies = np.where(self.classes == IGNORED, len(self.names), 1)  # evaluation knows regions of one class
+        """Returns the labels for evaluation, with crowd regions. There each region has a class: one in which all
+        classes are ignored becomes one of each class."""
+        copies = np.where(self.classes == IGNORED, len(self.names), 1)
         rows = np.repeat(np.arange(len(copies)), copies)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
-        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
-        tiles = [len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes]
+        number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
+        classes = np.where(self.classes[rows] == IGNORED, number_of_copy, self.classes[rows])
         return GroundTruth(
             offsets=np.r_[0, np.cumsum(copies)][self.offsets],
             boxes_xywh_px=self.boxes_xywh_px[rows],
-            classes=np.where(self.classes[rows] == IGNORED, number, self.classes[rows]).astype(np.int64),
+            classes=classes.astype(np.int64),
             crowd=self.crowd[rows],
             area_px=self.area_px[rows],
             image_hw=self.image_hw,
-            image_ids=ids,
+            image_ids=self._image_ids_or_stems(),
             category_ids=self.category_ids or tuple(range(len(self.names))),
-            max_det=MAX_SCORED_DETECTIONS * max(tiles, default=1),
+            max_det=MAX_SCORED_DETECTIONS * self._max_tiles(),
         )
+
+    def _image_ids_or_stems(self) -> tuple[int | str, ...]:
+        """Returns COCO's image ids; without these the stems of the files, as numbers if all are numbers, or the paths
+        if two stems are equal."""
+        if self.image_ids is not None:
+            return tuple(json.loads(image_id) for image_id in self.image_ids)
+        stems = image_ids_of([os.path.splitext(os.path.basename(path))[0] for path in self.paths])
+        are_unique = len(set(stems)) == len(stems)  # not if one is in two folders, or has two suffixes
+        return stems if are_unique else tuple(self.paths)
+
+    def _max_tiles(self) -> int:
+        """Returns the largest number of tiles of an image, as training cuts them; 1 without tiles. It multiplies COCO's
+        limit of detections: AP must not depend on the tiles of a detector (``--tile``, ``--overlap``)."""
+        if not self.tile or not len(self):
+            return 1
+        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist()
+        return max(len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes)
 
 
 def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:

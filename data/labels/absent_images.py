@@ -8,7 +8,7 @@ from enum import Enum, auto
 from functools import cached_property
 
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.labels.label_format import ImageFile, OtherImages
+from data.split_files import ImageFile, OtherImages
 
 
 class Owner(Enum):
@@ -62,6 +62,9 @@ class AbsentImages:
 
 def charged_range(count: int, *, before: int, ours: int, after: int) -> range:
     """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
+
+    All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of three
+    losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third none.
 
     Args:
         before: size of the splits before this one, in images or entries.

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from data.labels.absent_images import AbsentImages, Owner, charged_range
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, match_entries
-from data.labels.label_format import ImageFile, LabelRequest
+from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
+from data.split_files import ImageFile
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
@@ -127,5 +128,5 @@ class LabelsPerSplit:
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
-            f"{len(images)} (first: {images[0].key}); check 'annotations' against the split's folder"
+            f"{len(images)} (first: {images[0].name_in_split}); check 'annotations' against the split's folder"
         )

@@ -19,13 +19,13 @@ from data.labels.label_format import (
     CENTERS,
     MAX_BYTES,
     FilesPerImage,
-    LabelFile,
     LabelFormat,
     LabelPerImage,
     LabelRequest,
     LabelSource,
 )
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
+from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of
@@ -212,7 +212,8 @@ def _replaced(parts: list[str], positions: list[int], word: str) -> str:
     return os.sep.join(word if i in positions else part for i, part in enumerate(parts))
 
 
-def _label_folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _yolo_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
+    """Returns `label_folders`; neither the folder in the split nor 'annotations' matters."""
     return label_folders(images)
 
 
@@ -226,6 +227,6 @@ def _num_rows(data: bytes) -> int:
 
 
 _FILES = FilesPerImage(
-    suffix=".txt", is_labels=has_row, advice="{move}", label_folders=_label_folders, num_objects=_num_rows
+    suffix=".txt", is_labels=has_row, advice="{move}", label_folders=_yolo_folders, num_objects=_num_rows
 )
 YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.index.index import DatasetIndex
-from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
 from engine.eval_ranks.messages import (
     ENDED,
@@ -40,11 +39,12 @@ from engine.run.assembly import build_criterion, build_validation
 from engine.run.process import choose_kernels
 from engine.run.run import RunSettings
 from engine.run.starting_model import rebuild_model
+from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
+from utils.detections import Detections
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.structures import Detections, map_tensors
 
 PREVIEW_IMAGES = 8
 
@@ -116,7 +116,8 @@ class Scorer:
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
-        spec = _open_training_data(ctx, config, setup)
+        # The data set is the run's, from where this process finds it.
+        spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
         settings = RunSettings(config, setup.settings.hyp)
@@ -143,14 +144,6 @@ class Scorer:
             shown=evaluator.shown if self._has_plots else None,
             preview=preview,
         )
-
-
-def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: SetupMessage) -> DatasetSpec:
-    """Opens the data set of the run from where this process finds it."""
-    spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    if setup.val_images:
-        spec = spec.hold_out(setup.val_images)
-    return spec
 
 
 def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:

@@ -16,6 +16,9 @@ from engine.evaluation.matching import (
     ALL_SIZES,
     IOU_50,
     IOU_75,
+    LARGE,
+    MEDIUM,
+    SMALL,
     Objects,
     Outcomes,
     match_by_overlap,
@@ -23,11 +26,13 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
+from engine.evaluation.result import EvalResult, f1_score
 from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.checks import class_numbers, typed_classes
+from utils.detections import DetectionTable
 from utils.errors import UserError
+from utils.labels import GroundTruth
 from utils.schema import suggestion
-from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
@@ -216,14 +221,13 @@ def score_detections(
         curves = _confidence_curves(gt, shown, num_classes)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     values = {m.name: m.values(curves, precision) for m in METRICS}
-    ap_small, ap_medium, ap_large = (float(nanmean(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         best_confidence=float(CONFIDENCES[curves.best]),
-        ap_small=ap_small,
-        ap_medium=ap_medium,
-        ap_large=ap_large,
+        ap_small=float(nanmean(precision[:, SMALL])),
+        ap_medium=float(nanmean(precision[:, MEDIUM])),
+        ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
         confusion=confusion_matrix(gt, shown, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
@@ -254,13 +258,13 @@ def _precision_and_curves(
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
     targets = matches.targets()
-    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, 0])
+    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, ALL_SIZES])
 
 
 def _confidence_curves(gt: GroundTruth, table: DetectionTable, num_classes: int) -> ConfidenceCurves:
     """Computes the curves of detections."""
     matches = match_detections(gt, table, num_classes)
-    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0])
+    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES])
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
@@ -269,7 +273,7 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(outcomes.class_offsets) > 0)):
+    for c in np.flatnonzero((targets[:, ALL_SIZES] > 0) & (np.diff(outcomes.class_offsets) > 0)):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         for a in np.flatnonzero(targets[c]):
             tp = np.cumsum(outcomes.true_positive[rows, a], axis=0, dtype=np.int32)
@@ -304,22 +308,24 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
     """
     confident = table.take(table.scores > confidence)
     confident = confident.take(np.argsort(confident.image_index, kind="stable"))
-    predicted = confident.classes
-    scores = confident.scores
-    true = gt.classes
     objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)
     pairs = overlapping_pairs(confident.image_index, confident.boxes_xyxy_px, objects, CONFUSION_IOU)
-    on_crowd = gt.crowd[pairs.target]
-    on_object = pairs.take(~on_crowd)
-    crowd = pairs.take(on_crowd)
-    match = match_by_overlap(on_object, scores[on_object.detection], scores.size, true.size)
-    in_crowd = np.zeros(scores.size, dtype=bool)
-    in_crowd[crowd.detection[predicted[crowd.detection] == true[crowd.target]]] = True
-    matched = match >= 0
+    is_crowd = gt.crowd[pairs.target]
+    pairs_with_objects = pairs.take(~is_crowd)
+    preference = confident.scores[pairs_with_objects.detection]
+    target = match_by_overlap(pairs_with_objects, preference, len(confident.scores), len(gt.classes))  # -1: none
+    is_matched = target >= 0
     missed = ~gt.crowd
-    missed[match[matched]] = False
-    counted = matched | ~in_crowd
-    row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
-    column = np.r_[np.r_[true, num_classes][match[counted]], true[missed]]
+    missed[target[is_matched]] = False
+    # A detection that matches no object is not counted in a crowd region of its class.
+    crowd_pairs = pairs.take(is_crowd)
+    is_same_class = confident.classes[crowd_pairs.detection] == gt.classes[crowd_pairs.target]
+    is_counted = np.ones(len(confident.scores), dtype=bool)
+    is_counted[crowd_pairs.detection[is_same_class]] = False
+    is_counted |= is_matched
+    background = num_classes
+    true_class = np.append(gt.classes, background)[target]  # target -1 is the last one
+    row = np.concatenate([confident.classes[is_counted], np.full(missed.sum(), background)])
+    column = np.concatenate([true_class[is_counted], gt.classes[missed]])
     size = num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)

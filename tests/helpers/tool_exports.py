@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 
 SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
 

@@ -26,8 +26,8 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.structures import DetectionTable
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 6_000_000

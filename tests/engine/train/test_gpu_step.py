@@ -23,10 +23,10 @@ from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.nondeterministic import DeterministicOnly
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.batches import Batch, map_tensors
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.structures import Batch, map_tensors
 
 CUDA = torch.device("cuda", 0)
 ALONE = DistributedContext(0, -1, 1, 1, 0, CUDA, "", (CUDA,))

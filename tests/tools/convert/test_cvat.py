@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.helpers.tool_exports import boxes_of, write_cvat
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 from utils.errors import UserError
 
 CUBOID = {f"{axis}{corner}{face}": 30 * (face - 1) + 10 * (corner[0 if axis == "y" else 1] in "br")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.helpers.tool_exports import check_refusal, write_parquet
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 
 
 @pytest.mark.parametrize(

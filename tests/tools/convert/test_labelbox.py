@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.helpers.tool_exports import labelbox_rows
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 from utils.errors import UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tool_exports import TRUTH, boxes_of, check_refusal, write_labelme
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 from utils.errors import UserError
 
 

@@ -1,0 +1,106 @@
+"""Says what exists instead of data that is missing, for messages: files with a similar name, or labels alone."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.labels.formats import LABEL_FORMATS
+from utils.errors import look_alike, one_line
+from utils.files.safe_io import open_regular
+from utils.strings import counted
+
+_MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
+_MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
+_FIRST_BYTES = 4096  # suffice to recognize a file with labels
+_MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
+_LABEL_FILES = {each.files.suffix: each.files for each in LABEL_FORMATS}
+
+
+def labels_without_images(root: Path) -> str:
+    """Returns a hint that a folder has label files and no image, like an export of labels alone; "" if it has no label
+    file, any image, or too many files to search."""
+    first = ""
+    num_label_files = 0
+    num_searched = 0
+    for folder, subfolders, names in os.walk(root):
+        subfolders.sort()
+        for name in sorted(names):
+            num_searched += 1
+            path = os.path.join(folder, name)
+            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or num_searched > _MAX_SEARCHED_FILES:
+                return ""
+            if _is_label_file(path):
+                num_label_files += 1
+                first = first or path
+    if not num_label_files:
+        return ""
+    return (
+        f"; {root} has {counted(num_label_files, 'label file')} (first: {os.path.relpath(first, root)}) and no image: "
+        "an export without its images; export it with them, or put them there"
+    )
+
+
+def _is_label_file(path: str) -> bool:
+    """Returns whether a file has the suffix of a label file, and begins like one."""
+    files = _LABEL_FILES.get(os.path.splitext(path)[1].lower())
+    if files is None:
+        return False
+    try:
+        with open_regular(path) as file:
+            return files.is_labels(file.read(_FIRST_BYTES))
+    except OSError:
+        return False
+
+
+def nearby_paths_hint(path: Path) -> str:
+    """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
+    ""."""
+    parent = next((folder for folder in path.parents if folder.is_dir()), None)
+    if parent is None:  # the working folder has been deleted, or a drive has been removed
+        return ""
+    missing = path.relative_to(parent).parts[0]
+    if "*" in missing:
+        return f"; patterns are not expanded: name the folder, {parent}"
+    if "\\" in missing:
+        return "; folders are separated by / here, not by \\"
+    if one_line(missing) != missing:
+        return f"; {missing!r} has a control character: in double quotes, YAML takes \\t for a tab; write / for \\"
+    is_last = parent == path.parent
+    suffix = path.suffix if is_last else ""
+    names = _names_in(parent, suffix)
+    for name in names:
+        if look_alike(name, missing):
+            return f"; {parent} has {name!a}, which looks the same as {missing!a}"
+    name_of = {name.removesuffix(suffix).lower(): name for name in reversed(names[:_MAX_COMPARED_NAMES])}
+    similar = difflib.get_close_matches(missing.removesuffix(suffix).lower(), name_of, n=1, cutoff=_MIN_SIMILARITY)
+    if similar:
+        return f"; '{parent / name_of[similar[0]]}' exists"
+    if not is_last or not names:
+        return ""
+    shown = names if len(names) <= 5 else [*names[:5], "..."]
+    return f"; {parent} has {', '.join(shown)}"
+
+
+def _names_in(folder: Path, suffix: str) -> list[str]:
+    """Returns the names, sorted, of the entries in a folder that have the suffix; without one, those of its folders.
+    None of these is hidden. Returns none if the folder cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        if suffix:
+            return sorted(entry.name for entry in visible if entry.name.endswith(suffix))
+        return sorted(entry.name for entry in visible if entry.is_dir())
+    except OSError:
+        return []
+
+
+def moved_data_hint(path: Path, root: Path, yaml: Path) -> str:
+    """Returns a hint that ``path``, which is missing below the folder ``root``, exists next to the YAML, as after the
+    data set has moved; else ""."""
+    if root.exists() or not path.is_relative_to(root):
+        return ""
+    moved = yaml.absolute().parent / path.relative_to(root)
+    return f"; {moved} exists: remove 'path: {root}' from the YAML" if moved.exists() else ""
