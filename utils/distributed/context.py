@@ -34,7 +34,7 @@ class DistributedContext:
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # identifies the torchrun process that started this one; "": none
     eval_ranks: int = 0  # processes that are not among these, but validate for them
-    # Numbers the calls of `node_leader_first`, whose keys in the store must differ.
+    # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -78,7 +78,7 @@ class DistributedContext:
 
 
 @contextmanager
-def node_leader_first(ctx: DistributedContext) -> Iterator[None]:
+def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     """Runs the block on the first process of each node, then on the others, which use its results. All leave it
     together.
 
