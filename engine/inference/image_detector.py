@@ -22,9 +22,11 @@ from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.machine.resources import available_cores
 from utils.structures import Detections, DetectionTable
 
 BATCH_SIZE = 16  # on GPUs
+MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing
 
 
 class Canvases(NamedTuple):
@@ -133,6 +135,11 @@ class ImageDetector:
             return 1  # the tiles of an image are a batch
         default = 1 if self.model.device.type == "cpu" else BATCH_SIZE
         return self.model.batch or batch_size or default
+
+    @property
+    def threads(self) -> int:
+        """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
+        return 1 if self.model.device.type == "cpu" else min(available_cores(), MAX_THREADS)
 
     def _compute(self, canvases: Tensor, settings: ResolvedSettings) -> _Output:
         """Detects on canvases (B, h, w, C)."""

@@ -10,7 +10,7 @@ from engine.commands.val import canvases_of, check_size
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
-from engine.inference.predictor import open_weights
+from engine.inference.open_model import open_weights
 from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import summary_lines
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
