@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
+from engine.evaluation.analysis import KINDS, ErrorSplit, confused_pairs, split_errors
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
-from engine.report.advice import confused_pairs
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery

@@ -8,8 +8,9 @@ import pytest
 
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
-from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import Census
+from engine.report.findings import Findings
 from utils.structures import EvalResult
 
 NOTHING = Findings(
