@@ -10,7 +10,7 @@ the next; the exit status is then 2, and the last line counts such files.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.process.launch import require_one_process
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import ExportConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.process.launch import require_one_process
 from utils.program import write_result
 
 

@@ -28,20 +28,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-from tools.runs.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
+from engine.run.results_csv import ResultsTable  # noqa: E402
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
-from utils.entrypoint import run_main  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
-from utils.files.results_csv import ResultsTable  # noqa: E402
-from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.machine.ports import free_port  # noqa: E402
+from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
+from utils.process.entrypoint import run_main  # noqa: E402
+from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lockstep.run import Run
-from tools.runs.child import Kind, start
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
+from utils.process.child import Kind, start
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16

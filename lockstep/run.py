@@ -46,7 +46,7 @@ class Run:
     @property
     def history(self) -> dict[str, np.ndarray]:
         """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError without it."""
-        from utils.files.results_csv import read_columns
+        from engine.run.results_csv import read_columns
 
         return read_columns(self.folder / "results.csv")
 
@@ -75,7 +75,8 @@ class Run:
         """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
-        from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
+        from engine.report.history import history_charts
+        from utils.drawing.figures import Picture, chart_picture, tile_images
         from utils.drawing.page import embed_image, number
 
         html = Markup("<p>{}</p>").format(self.folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from data.source.demo import ensure_demo
 from utils.config.flags import parser_of
-from utils.entrypoint import run_main
 from utils.logger import configure_logging
+from utils.process.entrypoint import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

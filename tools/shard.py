@@ -9,7 +9,7 @@ Images are not compressed again. The same data set gives the same bytes. OUT app
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -224,6 +224,6 @@ def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(main)

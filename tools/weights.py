@@ -6,7 +6,7 @@ python -m tools.weights yolov8n.pt yolov8n.safetensors
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -22,10 +22,10 @@ from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
 from utils.config.flags import parser_of
 from utils.distributed.context import DistributedContext
-from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
 from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
 from utils.strings import counted
 
 # Keys of our checkpoints that are not copied: those written anew, and those of a run.

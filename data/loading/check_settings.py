@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from data.index.index import DatasetIndex
 from data.render.user_transforms import UserTransforms
 from data.source.dataset_spec import DatasetSpec
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.paths import path_of
@@ -18,17 +18,7 @@ from utils.strings import counted
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for settings that are wrong with any data set. Reads no data."""
-    shards = ctx.world_size // config.pipeline
-    batch_size = config.batch_size
-    processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
-    if batch_size != FIND_BATCH_SIZE and batch_size < shards:  # the search tries only valid sizes
-        raise UserError(
-            f"--batch-size {batch_size}: is the total over {processes}, and each needs at least one image; use "
-            f"{shards} or more"
-        )
-    if batch_size != FIND_BATCH_SIZE and config.quad and batch_size % (4 * shards):
-        raise UserError(f"--quad with --batch-size {batch_size} on {processes}: needs a multiple of {4 * shards}")
+    """Raises UserError for settings that are wrong with any data set and batch size. Reads no data."""
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
             "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
@@ -42,6 +32,20 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
         UserTransforms(hyp.albumentations, config.seed)  # raises UserError if they are wrong
+
+
+def check_shards(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError for a batch size, a known one, whose images cannot be divided among the processes."""
+    shards = ctx.world_size // config.pipeline
+    batch_size = config.batch_size
+    processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    if batch_size < shards:
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {processes}, and each needs at least one image; use "
+            f"{shards} or more"
+        )
+    if config.quad and batch_size % (4 * shards):
+        raise UserError(f"--quad with --batch-size {batch_size} on {processes}: needs a multiple of {4 * shards}")
 
 
 def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:

@@ -60,15 +60,15 @@ class Progress:
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
         """Whether ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one. Never with
-        a ``patience`` of 0."""
+        a ``patience`` of 0, and not before an epoch has a score."""
         newest = self.epoch if epoch is None else epoch
         epochs_without_best = newest - self.best_epoch
-        return patience > 0 and epochs_without_best >= patience
+        return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
 
     def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
         """Whether a run of ``epochs`` that validates every ``val_every`` ends here, since no epoch was better."""
         is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
-        return is_validated and self.best_epoch >= 0 and self.epoch < epochs and self.has_stalled(patience)
+        return is_validated and self.epoch < epochs and self.has_stalled(patience)
 
     def count_step(self, micro_batches: int) -> None:
         """Counts a step of the optimizer over ``micro_batches``."""

@@ -13,10 +13,10 @@ from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.open_model import open_weights
 from engine.inference.settings import DetectionSettings, ResolvedSettings
+from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes
 from utils.config.settings import DetectConfig
-from utils.files.run_folders import check_run_dir
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 

@@ -12,10 +12,10 @@ from engine.inference.detection_stream import FrameDetections
 from engine.inference.drawing import describe_counts
 from engine.inference.frames import FileProblem
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import DetectionTable
 
 LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `LINE_EVERY_S`
 LINE_EVERY_S = 5.0

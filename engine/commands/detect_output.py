@@ -14,11 +14,11 @@ from engine.inference.detection_writer import written_suffix
 from engine.inference.drawing import draw_detections
 from engine.inference.frames import FileProblem
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.drawing.draw import encode_image
 from utils.logger import get_logger
 from utils.machine.threads import map_ahead
 from utils.pixels import as_rgb8
-from utils.structures import DetectionTable
 
 
 class DetectOutput:

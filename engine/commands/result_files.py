@@ -24,16 +24,16 @@ from engine.inference.detection_writer import (
 )
 from engine.inference.frames import Frame
 from engine.inference.source_files import source_files
+from engine.run.new_folder import increment_path
+from engine.run.previous_run import WrittenFiles, remove_written
 from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.errors import UserError
-from utils.files.previous_run import WrittenFiles, remove_written
-from utils.files.run_folders import increment_path
 from utils.files.safe_io import atomic_write, write_whole
 from utils.logger import get_logger
 from utils.pixels import as_rgb8
 from utils.strings import counted, image_ids_of, listed
-from utils.structures import DetectionTable
 
 
 @dataclass(frozen=True)

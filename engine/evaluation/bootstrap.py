@@ -17,7 +17,8 @@ import numpy as np
 
 from engine.evaluation.matching import ALL_SIZES, match_detections, sort_by_class
 from engine.evaluation.metrics import RECALL_POINTS, nanmean
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory at some 200 MB
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.boxes import xyxy_to_xywh
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's T
 IOU_50, IOU_75 = 0, 5  # positions in `IOU_THRESHOLDS`

@@ -26,11 +26,13 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
+from engine.evaluation.result import EvalResult, f1_score
 from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.checks import class_numbers, typed_classes
+from utils.detections import DetectionTable
 from utils.errors import UserError
+from utils.labels import GroundTruth
 from utils.schema import suggestion
-from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S

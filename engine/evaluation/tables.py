@@ -13,10 +13,12 @@ import numpy as np
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, nanmean
+from engine.evaluation.result import EvalResult
 from utils.boxes import xyxy_to_xywh
+from utils.detections import DetectionTable
 from utils.files.safe_io import atomic_write, write_csv, write_whole
+from utils.labels import GroundTruth
 from utils.strings import aligned, counted, listed
-from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")

@@ -18,6 +18,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
+from engine.evaluation.result import EvalResult
 from engine.export.description import CheckOutcome, Thresholds, describe_file
 from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
 from engine.formats.graphs import ModelGraphs
@@ -32,7 +33,6 @@ from utils.config.settings import ExportConfig
 from utils.errors import FailedCheck, UserError
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
-from utils.structures import EvalResult
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.hook import Epoch, Hook, Training
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
@@ -108,7 +108,7 @@ class UserCallbacks(Hook):
             world_size=trainer.ctx.world_size,
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
-            stop=partial(trainer.control.request, Action.STOP),
+            stop=trainer.control.request_stop,
         )
         self._call("on_start", trainer)
 
@@ -146,11 +146,13 @@ class UserCallbacks(Hook):
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         """Writes the traceback to the log, and ends the run."""
-        log = trainer.run.folder / "train.log"
-        with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
-            file.write("".join(traceback.format_exception(error)))
         self._cause = error
-        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}; the traceback is in {log}"
+        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}"
+        path = trainer.run.folder / "train.log"
+        with suppress(OSError):  # the disk may be full
+            with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
+                file.write("".join(traceback.format_exception(error)))
+            self._failure += f"; the traceback is in {path}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
             trainer.control.fail(self._failure, error)

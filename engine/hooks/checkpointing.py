@@ -30,7 +30,7 @@ class Checkpoints(Hook):
         """Raises UserError if an earlier write has failed."""
         trainer.checkpointer.check()
         if trainer.ctx.is_main and not self._is_requested and 0 < self._every_s <= self._age_s():
-            trainer.control.request(Action.SAVE)  # one clock decides for all
+            trainer.control.request_save()  # one clock decides for all
             self._is_requested = True
 
     def before_validation(self, trainer: Training) -> Action | None:

@@ -13,13 +13,13 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
+from engine.evaluation.result import EvalResult
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepValues
 from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
-from utils.structures import EvalResult
 
 # Points of the loop: methods of `Hook` that return an action. Their table is there.
 Point = Literal[
@@ -107,9 +107,10 @@ class Hook:
     ``report`` when the steps of the next epoch are done, or when the run ends or is resumed.
 
     Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
-    return the same action (None continues), which the trainer follows. Rank 0 has others besides (`build_hooks`), which
-    return no action and call no collective, as no other rank would take part. A single rank requests an action
-    (`RunControl.request`), which all take after the next step or epoch. `Epoch.result` is on rank 0 alone.
+    return the same action (None continues), which the trainer follows. Rank 0 has additional hooks (`build_hooks`),
+    which return no action and call no collective, as no other rank would take part. A single rank requests a save or a
+    stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or epoch. `Epoch.result`
+    is on rank 0 alone.
 
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
     """

@@ -25,6 +25,7 @@ class NonFiniteSteps(Hook):
 
     def __init__(self) -> None:
         self._are_blank: list[bool] = []  # whether all images have a single color, for each bad step in a row
+        self._has_warned = False  # that the list of files cannot be written
 
     def after_read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress
@@ -41,9 +42,7 @@ class NonFiniteSteps(Hook):
 
     def _name_files(self, trainer: Training, values: StepValues) -> None:
         """Logs the files of a bad step, and appends them to this rank's list."""
-        file = _list_of_files(trainer)
-        with open(file, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as opened:
-            opened.write(one_line(f"epoch {trainer.progress.epoch + 1}: {' '.join(values.paths)}") + "\n")
+        self._append_to_list(trainer, values)
         is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
         self._are_blank.append(is_blank)
         files = " ".join(values.paths) + (", all of a single color" if is_blank else "")
@@ -51,6 +50,19 @@ class NonFiniteSteps(Hook):
             log.warning("non-finite loss, step skipped; its files: %s", files)
         elif trainer.ctx.is_main or is_blank:
             log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
+
+    def _append_to_list(self, trainer: Training, values: StepValues) -> None:
+        """Appends the files of a bad step to this rank's list. A list that cannot be written, as on a full disk, costs
+        one warning: the log names the files, too."""
+        line = one_line(f"epoch {trainer.progress.epoch + 1}: {' '.join(values.paths)}") + "\n"
+        path = _list_of_files(trainer)
+        try:
+            with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
+                file.write(line)
+        except OSError as error:
+            if not self._has_warned:
+                log.warning("%s: cannot be written (%s); the log names the files", path, error.strerror or error)
+            self._has_warned = True
 
     def _reason(self, trainer: Training, values: StepValues) -> str:
         """Says why the run stops, and what to do."""

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
-from utils.errors import first_line
-from utils.files.results_csv import ResultsTable
-from utils.files.safe_io import write_whole
+from engine.run.results_csv import ResultsTable
+from utils.errors import UserError, first_line
+from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
 from utils.schema import Count, build
 from utils.strings import counted
 
 CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors
 FINISH_S = 60.0  # and with files
+MAX_NOTE_BYTES = 1 << 16  # of the file of a `TrackedRun`
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 
 
@@ -38,7 +39,13 @@ class TrackedRun:
 
     @staticmethod
     def read(path: Path) -> TrackedRun:
-        return build(TrackedRun, json.loads(path.read_text("utf-8")), str(path))
+        """Raises UserError for a file that is not such a note."""
+        text = read_text(path, MAX_NOTE_BYTES)
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: damaged ({first_line(error)})") from None
+        return build(TrackedRun, content, str(path))
 
 
 class Service(Protocol):
@@ -100,7 +107,11 @@ class Tracking(Hook):
             self._path.unlink(missing_ok=True)
         if not self._path.exists():
             return TrackedRun()
-        tracked = TrackedRun.read(self._path)
+        try:
+            tracked = TrackedRun.read(self._path)
+        except UserError as error:
+            get_logger().warning("%s; %s gets a new run with all epochs", error, self._service.name)
+            return TrackedRun()
         if tracked.epoch > epoch and _trains_otherwise(trainer):
             get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
             return TrackedRun()  # no service takes other values for an epoch that it has

@@ -16,9 +16,9 @@ from engine.inference.images import Color, Source, as_frames, check_many
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.open_source import open_source
 from engine.inference.settings import ResolvedSettings
+from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.machine.threads import ReadAheadLimit, map_ahead
-from utils.structures import DetectionTable
 
 
 @dataclass

@@ -20,10 +20,10 @@ from models.postprocess.detections import DETECTED, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.detections import Detections, DetectionTable
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
-from utils.structures import Detections, DetectionTable
 
 BATCH_SIZE = 16  # on GPUs
 MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing

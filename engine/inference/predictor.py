@@ -21,11 +21,11 @@ from engine.inference.result_boxes import boxes_of
 from engine.inference.results import ResultList, Results
 from engine.inference.settings import DetectionSettings
 from models.postprocess.tiles import Tiles
+from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
 from utils.pixels import as_rgb8
 from utils.strings import counted
-from utils.structures import DetectionTable
 
 
 class Predictor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.structures import DetectionTable
+from utils.detections import DetectionTable
 
 COLUMNS = 6  # x1, y1, x2, y2, confidence, class
 TRACKED_COLUMNS = 7  # x1, y1, x2, y2, id of the track, confidence, class

@@ -20,8 +20,8 @@ from engine.inference.drawing import label_texts
 from engine.inference.result_boxes import Boxes
 from engine.inference.result_records import DataFrame
 from engine.inference.results import ResultList, Results
+from engine.run.new_folder import increment_path
 from utils.drawing.draw import write_image
-from utils.files.run_folders import increment_path
 from utils.machine.packages import require_package
 from utils.strings import counted
 

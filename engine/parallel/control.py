@@ -14,8 +14,8 @@ from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, max_over_ranks
-from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
@@ -83,10 +83,13 @@ class RunControl:
         """Whether a signal to stop has reached this rank."""
         return self._signals.received
 
-    def request(self, action: Action) -> None:
-        """Makes all ranks save once, or stop, after the same step."""
-        self._save_requested |= action is Action.SAVE
-        self._stop_requested |= action is Action.STOP
+    def request_save(self) -> None:
+        """Makes all ranks save once, after the same step."""
+        self._save_requested = True
+
+    def request_stop(self) -> None:
+        """Makes all ranks save and stop after the same step, or at the end of the epoch."""
+        self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Stops the run, which then ends with this error (`finish`)."""

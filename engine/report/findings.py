@@ -10,11 +10,11 @@ import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.result import EvalResult
 from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject
 from engine.report.validation import ValidationSections
-from utils.files.results_csv import CONFIDENCE_COLUMN
-from utils.structures import EvalResult
+from engine.run.results_csv import CONFIDENCE_COLUMN
 
 RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned

@@ -12,6 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.checkpoint.progress import RunConditions
 from engine.run.folder import find_run_of_launchers, lock_folder
+from engine.run.new_folder import check_run_dir
 from engine.run.resume import (
     check_can_continue,
     check_is_newest,
@@ -26,7 +27,6 @@ from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.data_location import find_location
-from utils.files.run_folders import check_run_dir
 from utils.strings import counted
 
 

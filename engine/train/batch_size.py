@@ -1,5 +1,8 @@
 """``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps like those of the run, with the
-largest canvas and many boxes. Each process searches on its own device; the smallest result counts."""
+largest canvas and many boxes. Each process searches on its own device; the smallest result counts.
+
+A small data set limits the batch, too: with one batch that holds all images, an epoch would be a single step.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,19 @@ from engine.train.build_step import FullBatch, build_step
 from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion
+from utils.batches import Batch, Targets
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
+from utils.labels import ignored_class
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
-from utils.structures import Batch, Targets, ignored_class
 
 MAX_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
+MIN_EPOCH_BATCHES = 10  # a batch has at most a tenth of an epoch's samples,
+ALWAYS_ALLOWED = 16  # or as many as by default, if that is more
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
@@ -92,12 +98,14 @@ def batch_that_fits(
     criterion: Criterion,
     *,
     plan_steps: PlanSteps,
+    epoch_samples: int,
     pixels: PixelFormat = RGB8,
 ) -> int:
-    """Returns the largest global batch that fits, and logs it. All processes must call this.
+    """Returns the largest global batch that fits and that `largest_for_data` allows, and logs it. All processes must
+    call this.
 
-    Neither ``model``, in training mode, nor its gradients change. Raises UserError if not even one image per shard
-    fits.
+    Neither ``model``, in training mode, nor its gradients change. ``epoch_samples``: of all processes. Raises UserError
+    if not even one image per shard fits.
     """
     memory = CudaMemory(ctx.device)
     config = settings.config
@@ -115,7 +123,8 @@ def batch_that_fits(
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    images = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit))  # per shard, the least of all ranks
+    most = min(MAX_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
+    images = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit, most=most))  # the least of all ranks
     if images == 0:
         raise UserError(
             f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
@@ -131,12 +140,25 @@ def batch_that_fits(
         BOXES * samples_per_image(config),
         limit / 2**30,
     )
+    if most < MAX_IMAGES and images == sizes_up_to(most)[-1]:
+        samples = counted(epoch_samples, "sample")
+        get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
 
 
+def largest_for_data(epoch_samples: int) -> int:
+    """Returns the number of samples in the largest global batch that leaves enough steps to an epoch."""
+    return max(epoch_samples // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Returns the numbers of images that may be tried, ascending from 0: multiples of 8 from 16 on."""
+    return [*range(min(most + 1, 16)), *range(16, most + 1, 8)]
+
+
 def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MAX_IMAGES) -> int:
-    """Returns the largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits. It has been measured
-    to fit, and the next larger number not to, unless it is ``most``.
+    """Returns the largest number of images up to ``most`` that fits, a multiple of 8 from 16 on; 0 if none fits. It has
+    been measured to fit, and the next larger number not to, unless that exceeds ``most``.
 
     ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """
@@ -145,7 +167,7 @@ def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: i
         peak = peak_bytes_of(number)
         return peak is None or peak > limit_bytes
 
-    sizes = [0, *range(1, 16), *range(16, most + 1, 8)]
+    sizes = sizes_up_to(most)
     end = 1
     while end < len(sizes) and not is_too_much(sizes[end]):
         end *= 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.loading.build import build_train_sampler
+from data.loading.sampler import KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec
 from engine.optim.build import resolve_optimizer
@@ -16,7 +17,7 @@ from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
 from engine.train.batch_size import batch_that_fits
 from engine.train.lr_probe import probe_lr_mult
-from engine.train.run_checks import check_settings
+from engine.train.run_checks import check_batch_size
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
@@ -34,19 +35,28 @@ def name_data(settings: RunSettings, spec: DatasetSpec) -> RunSettings:
 def choose_batch_size(
     ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, samples: AugmentedImages
 ) -> RunSettings:
-    """Chooses the largest batch size that fits on the GPUs, for ``--batch-size -1``."""
+    """Chooses the largest batch size that fits on the GPUs and suits the data set, for ``--batch-size -1``."""
     if settings.config.batch_size != FIND_BATCH_SIZE:
         return settings
 
-    def plan_steps(config: TrainConfig) -> StepPlan:
-        sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
-        return step_plan(config, epoch_batches=len(sampler))
+    def build_sampler(config: TrainConfig) -> KeyedDistributedSampler:
+        return build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
 
-    pixels = samples.sample_index.pixels
-    batch_size = batch_that_fits(ctx, settings, model, criterion, plan_steps=plan_steps, pixels=pixels)
-    chosen = replace(settings, config=replace(settings.config, batch_size=batch_size))
-    check_settings(ctx, chosen)
-    return chosen
+    def plan_steps(config: TrainConfig) -> StepPlan:
+        return step_plan(config, epoch_batches=len(build_sampler(config)))
+
+    batch_size = batch_that_fits(
+        ctx,
+        settings,
+        model,
+        criterion,
+        plan_steps=plan_steps,
+        epoch_samples=len(build_sampler(settings.config).order),
+        pixels=samples.sample_index.pixels,
+    )
+    config = replace(settings.config, batch_size=batch_size)
+    check_batch_size(ctx, config)
+    return replace(settings, config=config)
 
 
 def choose_lr_mult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from data.index.index import DatasetIndex
 from data.index.small_boxes import warn_of_small_boxes
-from data.loading.check_settings import check_loader_settings, warn_of_shared_images
+from data.loading.check_settings import check_loader_settings, check_shards, warn_of_shared_images
 from engine.export.options import require_packages
 from engine.run.process import check_kernels
 from engine.run.run import RunSettings
@@ -14,7 +14,7 @@ from engine.train.build_step import check_step_settings
 from engine.train.run_data import RunData
 from engine.train.validation import check_eval_ranks
 from models.detector import Detector
-from utils.config.settings import FIND_BATCH_SIZE
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -24,11 +24,18 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     config = settings.config
     if config.export and ctx.is_main:
         require_packages(config.export)
-    if config.batch_size == FIND_BATCH_SIZE:
-        check_batch_search(ctx, config)
+    check_batch_size(ctx, config)
     check_step_settings(ctx, config)
     check_eval_ranks(ctx, config)
     check_loader_settings(ctx, config, settings.hyp)
+
+
+def check_batch_size(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError for a batch size that these processes cannot have, or for which they cannot search."""
+    if config.batch_size == FIND_BATCH_SIZE:
+        check_batch_search(ctx, config)
+    else:
+        check_shards(ctx, config)
 
 
 def check_model(ctx: DistributedContext, settings: RunSettings, model: Detector, data: RunData) -> None:

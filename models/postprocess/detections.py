@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
+from utils.detections import Detections
 from utils.errors import UserError
-from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # NMS threshold of detect.py, lower than in validation, as in YOLOv5 and YOLOv8
 DEFAULT_CONFIDENCE = 0.25  # confidence threshold of detect.py if validation has found none

@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.parser import parse_config
-from utils.entrypoint import run_main
 from utils.errors import UserError, one_line
+from utils.process.entrypoint import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # of val.py
@@ -58,5 +58,5 @@ def said(config: type, arguments: list[str]) -> str:
         try:
             parse_config(config, arguments, "")
         except UserError as error:
-            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.entrypoint prints it
+            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.entrypoint prints it
     return ""

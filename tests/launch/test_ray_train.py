@@ -17,9 +17,9 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
-from tools.runs.child import RunResult
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.child import RunResult
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"

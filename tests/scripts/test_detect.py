@@ -40,9 +40,9 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.program_folders import CONFIGS
 from utils.machine.threads import ReadAheadLimit
-from utils.structures import GRAY
+from utils.pixels import GRAY
+from utils.program_folders import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")

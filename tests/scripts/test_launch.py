@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.machine.stop_signals import REQUEUE
+from utils.process.exit_codes import REQUEUE
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 SLURM = LAUNCH / "slurm.sbatch"

@@ -16,7 +16,7 @@ from tests.helpers.documents import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_weights
 from tools import weights as weights_command
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 
 @pytest.fixture

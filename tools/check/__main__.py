@@ -11,7 +11,7 @@ there is, 2 if the check could not run. The data set is not changed.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -25,9 +25,9 @@ from typing import Any
 from tools.check.options import CheckOptions
 from utils.config.flags import parser_of
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import require_one_process
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.process.launch import require_one_process
 from utils.program import write_result
 
 EXIT_WITH_ISSUES = 1
@@ -100,6 +100,6 @@ def _check(options: CheckOptions) -> tuple[dict[str, Any], list[str]]:
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(main)

@@ -9,7 +9,7 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -26,8 +26,8 @@ import yaml
 
 from data.labels.coco import read_coco
 from data.source.dataset_yaml import SPLITS
+from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
-from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import AnnotatedImage, Annotations, files_below
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
@@ -256,6 +256,6 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(main)

@@ -10,7 +10,7 @@ fold gets its share of every class. The same command continues after an interrup
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -21,8 +21,8 @@ from functools import partial
 from tools.runs.folder import check_started_once, run_continued
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.process.launch import require_one_process
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.evaluation.metrics import METRICS
+from engine.evaluation.result import EvalResult
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
-from tools.runs.child import Kind, RunFailed, RunResult
 from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
 from utils.config.recipes import read_recipe
@@ -19,8 +19,8 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.machine.stop_signals import StopSignals
-from utils.structures import EvalResult
+from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.stop_signals import StopSignals
 
 SETTINGS = "kfold.yaml"
 DETECTIONS = "detections.npz"  # file in the folder of a finished fold

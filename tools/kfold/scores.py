@@ -12,13 +12,15 @@ import torch
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.val import open_model_and_data, score
 from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.files.safe_io import atomic_write
+from utils.labels import GroundTruth
 from utils.strings import aligned
-from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")

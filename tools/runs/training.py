@@ -1,4 +1,4 @@
-"""Runs a training as a child process (child.py), for commands that train several times."""
+"""Runs a training in a process of its own (utils/process/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
-from tools.runs.child import Child, Kind, RunResult, start
+from engine.run.results_csv import read_columns
 from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
-from utils.machine.stop_signals import StopSignals
+from utils.process.child import Child, Kind, RunResult, start
+from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2

@@ -10,7 +10,7 @@ folder, divide the trials among themselves.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -21,9 +21,9 @@ from functools import partial
 from tools.runs.folder import check_started_once, run_continued
 from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
 from utils.machine.packages import require_package
+from utils.process.entrypoint import run_main
+from utils.process.launch import require_one_process
 
 
 def main(argv: Sequence[str] | None = None) -> None:

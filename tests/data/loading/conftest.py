@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.loading.build import build_train_loader, build_val_loader
-from data.loading.check_settings import check_loader_settings
+from data.loading.check_settings import check_loader_settings, check_shards
 from data.render.letterbox import CanvasRule
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -34,6 +34,7 @@ def open_loader(index, monkeypatch):
         config = config(**({"imgsz": 64, "batch_size": 8, "workers": 0} | own | options))
         if not training:
             return build_val_loader(ctx, config, Spec(), CanvasRule(config.imgsz, 32, squares))
+        check_shards(ctx, config)
         check_loader_settings(ctx, config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,9 +31,12 @@ OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.de
 class FakeTrainer(SimpleNamespace):
     """Whatever a test gives it."""
 
+    def count_save(self) -> None:
+        self.saves_requested += 1
+
     def __init__(self, ctx: DistributedContext = MAIN, **parts) -> None:
-        self.requested: list[Action] = []
-        control = SimpleNamespace(request=self.requested.append)
+        self.saves_requested = 0
+        control = SimpleNamespace(request_save=self.count_save)
         checkpointer = SimpleNamespace(check=lambda: None, wait=lambda: None, last=Path("last.pt"))
         super().__init__(ctx=ctx, progress=Progress(), control=control, checkpointer=checkpointer, **parts)
 
@@ -71,21 +75,21 @@ def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
     trainer = FakeTrainer()
     hook = Checkpoints(60)
     assert hook.after_step(trainer) is None
-    assert not trainer.requested
+    assert trainer.saves_requested == 0
     now[0] += 61
     assert [hook.after_step(trainer) for _ in range(3)] == [None] * 3
-    assert trainer.requested == [Action.SAVE]  # once, until the checkpoint is saved
+    assert trainer.saves_requested == 1  # once, until the checkpoint is saved
     hook.after_save()
     hook.after_step(trainer)
-    assert len(trainer.requested) == 1
+    assert trainer.saves_requested == 1
     now[0] += 61
     hook.after_step(trainer)
-    assert len(trainer.requested) == 2
+    assert trainer.saves_requested == 2
     other = FakeTrainer(OTHER)
     hook = Checkpoints(60)
     now[0] += 1000
     assert hook.after_step(other) is None
-    assert not other.requested
+    assert other.saves_requested == 0
 
 
 @pytest.mark.parametrize(("every_s", "least_s"), [(600, 60), (30, 30), (0, None)])
@@ -115,6 +119,15 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
     assert hook.start(trainer) is None
     progress.batch = 0
     assert hook.start(trainer) is Action.END  # a resumed run
+
+
+def test_patience_waits_for_the_first_score():
+    """An epoch without a score is not the best one, so no epoch can be worse."""
+    progress = Progress(epoch=5)
+    assert not progress.has_stalled(2)
+    assert not progress.has_stalled(2, epoch=9)
+    progress.record_fitness(0.1)
+    assert progress.has_stalled(2, epoch=7)
 
 
 def test_the_time_limit_changes_the_number_of_epochs(now):
@@ -158,6 +171,21 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     ):
         read()
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 1: a.jpg b.jpg\n" * 3
+
+
+def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch, caplog):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(nonfinite, "open", fail, raising=False)
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
+    hook = NonFiniteSteps()
+    for _ in range(2):
+        hook.after_read(trainer, SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg",), grad_norm=1.0))
+    named = "non-finite loss, step skipped; its files: a.jpg"
+    path = tmp_path / "nonfinite_rank0.txt"
+    refused_once = f"{path}: cannot be written (No space left on device); the log names the files"
+    assert [record.getMessage() for record in caplog.records] == [refused_once, named, named]
 
 
 @pytest.mark.parametrize(

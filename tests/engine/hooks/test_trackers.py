@@ -168,6 +168,30 @@ def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_pat
     assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"key": "k", "ep', "damaged ("),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"key": 5}', "key: must be text, got 5"),
+        (b"[1]", "must be"),
+    ],
+)
+def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, content, reason):
+    """Tracking is no reason to end a run."""
+    process(tmp_path, MemoryService(), [1, 2], complete=False)
+    note = tmp_path / "tracked_note.json"
+    note.write_bytes(content)
+    service = MemoryService()
+    process(tmp_path, service, [3])
+    assert (service.keys, service.epochs) == ([""], [1, 2, 3])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"warning: {note}: ")
+    assert reason in line
+    assert line.endswith("; Memory gets a new run with all epochs")
+    assert TrackedRun.read(note) == TrackedRun("k", 3)
+
+
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
     service = MemoryService()
     service.down = True

@@ -11,9 +11,9 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, PeerFailure, Stopped
-from utils.interrupts import INTERRUPTED
-from utils.machine.stop_signals import StopSignals
+from utils.errors import PeerFailure, Stopped
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
+from utils.process.stop_signals import StopSignals
 
 LAST = Path("last.pt")
 
@@ -31,10 +31,12 @@ def after_step(
 def test_a_save_is_requested_once_and_a_stop_until_it_is_agreed():
     control = build()
     assert control.flags() == NO_FLAGS
-    control.request(Action.SAVE)
+    control.request_save()
     assert [control.flags().save for _ in range(2)] == [True, False]
-    control.request(Action.STOP)
+    control.request_stop()
     assert [control.flags().stop for _ in range(2)] == [True, True]
+    control.request_save()
+    assert control.flags() == StepFlags(save=True, stop=True)
     assert after_step(control, StepFlags(save=True)) is Action.SAVE
     assert after_step(control, action=Action.SAVE) is Action.SAVE
     assert after_step(control) is Action.CONTINUE
@@ -79,7 +81,7 @@ def test_validation_stops_at_a_signal():
 @pytest.mark.parametrize("in_step", [True, False])
 def test_a_request_stops_the_run_without_an_exit_code(in_step):
     control = build()
-    control.request(Action.STOP)
+    control.request_stop()
     assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
     control.finish("1 epoch", LAST)
     assert (control.is_stopped, control.exit_code) == (True, 0)

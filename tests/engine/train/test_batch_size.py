@@ -39,8 +39,8 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.entrypoint import run_main
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
@@ -211,10 +211,12 @@ def peak_bytes(images: int) -> int:
     return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, long_run, images=images))
 
 
-def search(ctx: DistributedContext, settings: dict, limit: int) -> int:
+def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: int = 100_000) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-        return batch_that_fits(ctx, settings_of(**settings), *model_and_loss(), plan_steps=long_run)
+        return batch_that_fits(
+            ctx, settings_of(**settings), *model_and_loss(), plan_steps=long_run, epoch_samples=epoch_samples
+        )
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,27 @@ def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     shards = settings.get("virtual_ranks", 1)
     assert found == batch
     assert re.search(rf"--batch-size -1: {batch} \({shards} shards? of", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("epoch_samples", "processes", "settings", "batch"),
+    [
+        (100, 1, {}, 16),
+        (199, 1, {}, 16),
+        (250, 1, {}, 24),
+        (100, 4, {}, 16),
+        (100, 32, {}, 32),  # each process has at least one image
+        (100, 1, {"virtual_ranks": 4}, 16),
+        (100, 1, {"quad": True}, 16),
+    ],
+)
+def test_a_small_data_set_limits_the_batch(monkeypatch, caplog, epoch_samples, processes, settings, batch):
+    """Otherwise 100 images are one step an epoch on a large GPU."""
+    monkeypatch.setattr(engine.train.batch_size, "prepare_step", lambda *_, **__: lambda: None)
+    with caplog.at_level("INFO", logger="lockstep"):
+        ctx = replace(CPU, world_size=processes)
+        assert search(ctx, settings, limit=GIB, epoch_samples=epoch_samples) == batch
+    assert f"--batch-size -1: more may fit, but an epoch has only {epoch_samples} samples" in caplog.text
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():

@@ -35,7 +35,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
 
@@ -131,7 +131,7 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
 def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built() as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
-        trainer.control.request(Action.STOP)
+        trainer.control.request_stop()
         trainer.fit()
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
@@ -156,7 +156,7 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
-                trainer.control.request(Action.STOP)
+                trainer.control.request_stop()
 
     with built("--epochs", "2", "--optimizer", "SGD", "--batch-size", "2") as trainer:
         trainer.hooks = Hooks([*trainer.hooks, Stops()])

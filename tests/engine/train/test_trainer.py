@@ -25,9 +25,10 @@ from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, Stopped
+from utils.errors import Stopped
 from utils.logger import configure_logging
-from utils.machine.stop_signals import StopSignals
+from utils.process.exit_codes import REQUEUE
+from utils.process.stop_signals import StopSignals
 
 BATCHES = 3
 POINTS = [name for name in vars(Hook) if not name.startswith("_") and name != "decides_next_epoch"]
@@ -368,7 +369,7 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     class Requests(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
-                trainer.control.request(Action.STOP)
+                trainer.control.request_stop()
 
     trainer = build(Requests())
     trainer.fit()

@@ -39,7 +39,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 EPOCHS = 5
 ODD = "rated;ready;slow:0.05"

@@ -33,8 +33,8 @@ from tools.check.issue_kinds import (
     WITHIN,
 )
 from tools.check.out_folder import make_out, new_folder
-from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.process.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
 

@@ -25,7 +25,8 @@ from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_is
 from tools.check.page import FILE_NAME, write_page
 from tools.check.result import CheckResult, ModelFindings
 from utils.boxes import scale_boxes
-from utils.structures import GRAY, DetectionTable
+from utils.detections import DetectionTable
+from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 MOST_BYTES = 5_000_000

@@ -14,12 +14,12 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.child import Kind, RunFailed, RunResult, start
 from tools.runs.training import fitness_by_epoch, previous_training, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.machine.stop_signals import StopSignals
+from utils.process.child import Kind, RunFailed, RunResult, start
+from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 

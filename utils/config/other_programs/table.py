@@ -20,7 +20,7 @@ import yaml
 from utils.config.flags import flag_actions
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 from utils.schema import build
 
 _CONFIGS: dict[str, type] = {
