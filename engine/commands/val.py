@@ -73,7 +73,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         _write_report(folder, config, subject, scores)
         if config.save_json:
             truth = with_coco_ids(scores.evaluator.ground_truth, scores.index, spec)
-            tables.write_predictions(folder / "predictions.json", scores.detections, truth)
+            tables.write_predictions(folder / "predictions.json", scores.scored, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -125,8 +125,8 @@ class SplitScores:
     """The scores of a model on a split, and the detections that were scored."""
 
     result: EvalResult
-    detections: DetectionTable  # whose AP is computed, see `Evaluator`
-    shown: DetectionTable  # as detect.py finds them, see `Evaluator`
+    scored: DetectionTable  # whose AP is computed
+    shown: DetectionTable  # as detect.py shows them
     evaluator: Evaluator  # which has run
     index: DatasetIndex  # of the split
 
@@ -169,9 +169,9 @@ def score(
         scored = _with_tiles(ctx, sized, model, scored, tiles, settings)
         evaluator = replace(evaluator, postprocess=_stitch)
     result = evaluator.run(scored, loader)
-    if result is None or evaluator.detections is None or evaluator.shown is None:
+    if result is None or evaluator.scored is None or evaluator.shown is None:
         return None
-    return SplitScores(result, evaluator.detections, evaluator.shown, evaluator, loader.index)
+    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index)
 
 
 def _with_tiles(
@@ -232,7 +232,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     truth = scores.evaluator.ground_truth
     names = subject.validated.names
     # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
-    matches = match_detections(truth, scores.detections, len(names))
+    matches = match_detections(truth, scores.scored, len(names))
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)

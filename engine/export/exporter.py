@@ -18,9 +18,9 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
-from engine.evaluation.result import EvalResult
-from engine.export.description import CheckOutcome, Thresholds, describe_file
+from engine.export.description import CheckOutcome, describe_file
 from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
+from engine.export.thresholds import Thresholds, output_threshold, trained_thresholds
 from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat
@@ -155,7 +155,7 @@ class Exporter:
         config = self._config
         if self._reference is not None and self._checks_all_images() and not config.dynamic:
             scores = self._reference.shown
-            output = _output_threshold(scores, config, votes=config.box_voting)
+            output = output_threshold(scores, config, votes=config.box_voting)
             if output is not None:
                 return Thresholds(output, scores.threshold)
         return trained_thresholds(self._model, config)
@@ -168,29 +168,6 @@ class Exporter:
         if self._data is None or self._data.calibration is None:
             raise ValueError("there are no calibration images")
         return calibration_images(self._data.calibration, self._config)
-
-
-def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
-    """Returns the thresholds of training's validation."""
-    output = _output_threshold(model, config, votes=model.nms_iou is not None)
-    return Thresholds(model.confidence if output is None else output, model.confidence)
-
-
-def _output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig, *, votes: bool) -> float | None:
-    """Returns the threshold for the output of a file as it is; None: unknown.
-
-    It is that of the detections most like the output, of those that ``scores`` has a threshold for:
-
-        scored_confidence   detections whose AP is computed; ``votes``: whether boxes voted in them
-        plain_confidence    detections as detect.py finds them, but without box voting
-
-    The NMS of the two differs as well, which matters less: for yolov8n on COCO128, the threshold is 0.289 with votes,
-    and without votes 0.203 under one kind of NMS, 0.205 under the other.
-    """
-    has_final_rows = config.layout == "end2end"
-    if has_final_rows and config.box_voting == votes:
-        return scores.scored_confidence
-    return scores.plain_confidence
 
 
 def file_path(weights: Path, config: ExportConfig, name: str) -> Path:

@@ -231,9 +231,9 @@ class Reference:
             ctx=DistributedContext.single(torch.device("cpu")),
         )
         result = evaluator.run(model, self._letterboxed())
-        if result is None or evaluator.detections is None:
+        if result is None or evaluator.scored is None:
             raise RuntimeError("a single process has no scores")
-        return result, evaluator.detections
+        return result, evaluator.scored
 
 
 @torch.no_grad()

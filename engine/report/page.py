@@ -70,7 +70,7 @@ class ReportPage:
         index = self._subject.validated
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
             self._ap_of_draws[validation.epoch] = ap_of_draws(
-                index.ground_truth(), validation.detections, len(index.names), DRAWS
+                index.ground_truth(), validation.scored, len(index.names), DRAWS
             )
 
     def set_epochs(self, epochs: int) -> None:

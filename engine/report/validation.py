@@ -89,7 +89,7 @@ def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> Va
     result = validation.result
     errors = validation.errors
     if errors is None:
-        errors = split_errors(match_detections(split.index.ground_truth(), validation.detections, len(names)))
+        errors = split_errors(match_detections(split.index.ground_truth(), validation.scored, len(names)))
     return ValidationSections(
         result=result,
         curves=CurvesSection(
@@ -128,7 +128,7 @@ def _worst_images_section(validation: ScoredValidation, split: CheckedSplit) -> 
 
 def _labels_section(validation: ScoredValidation, split: CheckedSplit) -> LabelsSection:
     result = validation.result
-    issues = find_label_errors(split, validation.detections, result.class_metrics, MIN_LABEL_ERROR_SCORE)
+    issues = find_label_errors(split, validation.scored, result.class_metrics, MIN_LABEL_ERROR_SCORE)
     model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
     drawn = DrawnDetections(validation.shown, result.confusion_confidence)
     return LabelsSection(

@@ -47,7 +47,7 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
     model, spec = open_model_and_data(validation, ctx)
     scores = score(validation, model, spec, ctx)
     assert scores is not None, "the only process has the scores"
-    fold = ScoredFold(scores.evaluator.ground_truth, scores.detections, scores.shown)
+    fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
     arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
