@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
-from engine.export.exporter import CPU, Exporter, open_export_data
+from engine.export.export_data import open_export_data
+from engine.export.exporter import CPU, Exporter
 from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import open_for_model
