@@ -18,15 +18,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.process.entrypoint import run_main
-from utils.process.launch import require_one_process
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
-    require_one_process("detect.py")
+    run_command("detect", _detect, argv)
+
+
+def _detect(config: DetectConfig) -> None:
     from engine.commands.input_files import check_detection
 
     check_detection(config)

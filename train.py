@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
-    command = parse_command(TrainConfig, argv, "Trains a detector.")
+    command = parse_command(TrainConfig, argv)
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 

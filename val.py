@@ -26,7 +26,7 @@ from utils.process.limits import explained, memory_advice
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
+    config = parse_config(ValConfig, argv)
     # What follows takes longer to import than --help may.
     from engine.commands.input_files import check_scoring_files
 

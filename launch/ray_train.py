@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
     options = _parser().parse_args(argv[:separator])
-    config = parse_config(TrainConfig, argv[separator + 1 :], "Trains a detector.")
+    config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
@@ -143,8 +143,8 @@ def work(config: TrainConfig, working_folder: str) -> str:
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
     plan = Plan(*broadcast_from_rank_zero(make_plan(config, folder) if rank == 0 else None))
-    if plan.is_done:
-        return ""
+    if plan.refusal or plan.is_done:
+        return plan.refusal
     resume = str(plan.checkpoint) if plan.checkpoint else None
     command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
     environment = dict(os.environ) | rank_variables(context, plan)
@@ -165,22 +165,26 @@ def work(config: TrainConfig, working_folder: str) -> str:
 class Plan(NamedTuple):
     """What rank 0 tells the other workers before the processes start."""
 
-    address: str  # of rank 0's node
-    port: int  # free on that node
-    checkpoint: Path | None  # to resume from
-    is_done: bool  # whether an earlier job has ended the training
-    num_reported: int  # epochs that Ray knows, or that an earlier job has trained
+    address: str = ""  # of rank 0's node
+    port: int = 0  # free on that node
+    checkpoint: Path | None = None  # to resume from
+    is_done: bool = False  # whether an earlier job has ended the training
+    num_reported: int = 0  # epochs that Ray knows, or that an earlier job has trained
+    refusal: str = ""  # why no process can start; another try would end in the same way
 
 
 def make_plan(config: TrainConfig, folder: Path) -> Plan:
-    """Finds out, on rank 0, how the job begins or continues. Raises UserError if another process trains in ``folder``,
-    or its checkpoint is damaged."""
+    """Finds out, on rank 0, how the job begins or continues. It is refused if another process trains in ``folder``, or
+    its checkpoint is damaged: after an exception, Ray would start all workers again."""
     import ray
 
     from tools.runs.training import previous_training, wait_for_previous  # imports torch
 
-    wait_for_previous(folder)
-    previous = previous_training(folder, config)
+    try:
+        wait_for_previous(folder)
+        previous = previous_training(folder, config)
+    except UserError as error:
+        return Plan(refusal=str(error))
     return Plan(
         address=ray.util.get_node_ip_address(),
         port=free_port(),

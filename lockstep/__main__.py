@@ -19,8 +19,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: Sequence[str] | None) -> None:
+    from utils.config.commands import COMMANDS
     from utils.errors import UserError
-    from utils.program import COMMANDS, VERSION
+    from utils.program import VERSION
     from utils.schema import suggestion
 
     name, *flags = arguments or ("--help",)

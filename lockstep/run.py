@@ -59,9 +59,9 @@ class Run:
             content = json.loads(results.read_text(encoding="utf-8"))
             scores = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
             return {_METRIC_NAMES.get(name, name): value for name, value in scores.items()}
-        from utils.files.checkpoint_file import read_checkpoint
+        from utils.files.checkpoint_file import read_part
 
-        stored = read_checkpoint(self.best).get("metrics", {})
+        stored = read_part(self.best, "metrics") or {}
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:

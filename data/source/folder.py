@@ -16,9 +16,9 @@ from data.source.diagnosis.other_exports import first_unread_export
 from data.source.folder_labels import find_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of
 from data.source.yaml_keys import CLASS_KEYS
+from utils.config.commands import COMMANDS
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.program import COMMANDS
 from utils.strings import counted, listed
 
 _LABEL_FOLDERS = ("labels", "annotations")
@@ -89,7 +89,7 @@ def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
 
 
 def _is_known_folder(path: Path, used: Collection[Path]) -> bool:
-    """Returns whether a folder is, contains or is in one that is used, is one of labels, or is hidden."""
+    """Returns whether a folder has labels, is hidden, or is, contains or lies in one of ``used``."""
     if path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
         return True
     return any(path == other or path in other.parents or other in path.parents for other in used)

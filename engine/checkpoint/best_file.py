@@ -28,8 +28,8 @@ class BestFile:
         return _is_of_best_epoch(self.path, progress)
 
     def restore(self, periodic: Path, progress: Progress) -> bool:
-        """Writes the file from ``periodic``, the epochN.pt of the best epoch. Returns False if that is not there, or of
-        another run."""
+        """Writes the file from ``periodic``, the epochN.pt of the best epoch. Returns False if that does not exist, or
+        belongs to another run."""
         if not _is_of_best_epoch(periodic, progress):
             return False
         self._write({self.path: weights_part(read_checkpoint(periodic))})

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, confused_pairs
+from engine.evaluation.small_boxes import remedy_for_small_boxes
 from engine.evaluation.tables import missed_classes_text
 from engine.report.findings import Findings
 from engine.run.results_csv import CONFIDENCE_COLUMN

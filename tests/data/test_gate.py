@@ -29,8 +29,8 @@ from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
 from tools.search.__main__ import main as search
-from tools.shard import main as shard
-from tools.shard import write_set
+from tools.shard.__main__ import main as shard
+from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -56,7 +56,7 @@ def said(config: type, arguments: list[str]) -> str:
     """What a script says of a command line: "" if it accepts it, else its line. Other exceptions are bugs."""
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
         try:
-            parse_config(config, arguments, "")
+            parse_config(config, arguments)
         except UserError as error:
             return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.entrypoint prints it
     return ""

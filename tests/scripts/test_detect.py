@@ -281,7 +281,7 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
     def scores(progress, *more):
         write_checkpoint(content | {"progress": progress}, path)
         given = map(str, [*common, "--save-json", *more])
-        return sorted(r["score"] for r in read(detection.detect(parse_config(DetectConfig, list(given), ""))))
+        return sorted(r["score"] for r in read(detection.detect(parse_config(DetectConfig, list(given)))))
 
     everything = scores({}, "--conf-thres", "0")
     gap = int(np.argmax(np.diff(everything)))  # a wide one, as scores in the file are rounded

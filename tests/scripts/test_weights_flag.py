@@ -14,7 +14,7 @@ import val
 from tests.helpers.hostile_files import write_hostile_files
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_weights
-from tools import weights as weights_command
+from tools.weights import __main__ as weights_command
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.entrypoint import run_main
 

@@ -15,7 +15,7 @@ from models.weights.load import load_detector
 from tests.helpers.documents import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_weights
-from tools import weights as weights_command
+from tools.weights import __main__ as weights_command
 from utils.process.entrypoint import run_main
 
 

@@ -28,7 +28,8 @@ PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
 # Files that a training writes before last.pt.
 _RESULTS = "results.csv"
 _SETTINGS = "settings.yaml"
-ERRORS = "errors.txt"  # file in the run's folder: warnings of libraries, and the traceback of a crash
+# In the folder of a run: warnings of libraries, and tracebacks, those before a resume included.
+ERRORS = "errors.txt"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -67,7 +68,7 @@ def train(
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
     with (
         signals.deferred(),
-        open(folder / ERRORS, "wb", opener=open_direct) as errors,
+        open(folder / ERRORS, "ab", opener=open_direct) as errors,
         start(
             [*command_prefix("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,

@@ -26,14 +26,14 @@ from tools.search.study import (
     best_of,
     is_any_trial_held,
 )
+from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.process.child import Kind, RunFailed, RunResult
 from utils.process.stop_signals import StopSignals
-from utils.program import COMMANDS
 from utils.strings import counted
 
 SETTINGS = "search.yaml"
@@ -142,6 +142,9 @@ class _Search:
             result, fitness = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
             result = error.result
+            fitness = None
+        except PeerFailure:
+            result = RunResult(Kind.FAILED, "a fold could not be scored; the process that scored it has printed why")
             fitness = None
         if result.kind in (Kind.REFUSED, Kind.STOPPED):
             result.check()

@@ -6,7 +6,6 @@ even if that is killed.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import IO, Any
 from utils.errors import Stopped, UserError
 from utils.process.child_signals import end_with_parent, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
+from utils.process.launch import environment_of_child
 from utils.program import RESULT_VARIABLE, read_result
 
 _STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
@@ -109,10 +109,10 @@ def start(
 
     Args:
         stop: signal that ends the command at the end of the block, or when this process is killed.
-        environment: environment variables; None for those of this process.
+        environment: environment variables; None for those of this process (`environment_of_child`).
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
     """
-    inherited = os.environ if environment is None else environment
+    inherited = environment_of_child() if environment is None else environment
     with TemporaryDirectory() as folder:
         result_file = Path(folder, "result.jsonl")
         process = subprocess.Popen(

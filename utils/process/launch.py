@@ -128,3 +128,15 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def environment_of_child() -> dict[str, str]:
+    """Returns the environment for a command that this process starts. If a launcher has started this process alone,
+    its variables are left out: each command would come to the launcher's store as the same rank."""
+    if os.environ.get("WORLD_SIZE") != "1":
+        return dict(os.environ)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _VARIABLES and not name.startswith("TORCHELASTIC_")
+    }

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.config.commands import COMMANDS
 from utils.errors import UserError
 from utils.files.encoding import decode_loosely
 from utils.files.safe_io import open_regular
-from utils.program import COMMANDS
 
 EXPORT_SUFFIXES = frozenset({".json", ".ndjson", ".jsonl", ".csv"})
 _CONVERTED_SUFFIXES = (".json", ".ndjson", ".jsonl", ".csv", ".xml", ".parquet")  # files that tools.convert reads

@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    command = parse_command(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv)
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
         yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)

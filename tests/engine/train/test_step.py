@@ -92,7 +92,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_leaves_no_reference_cycles(kind):
-    """So its memory is free at once, although the garbage collector seldom runs (`utils.entrypoint`)."""
+    """So its memory is free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
     step, _ = make_step(DistributedContext.single(), kind)
     step([global_batch()], [6], 1)
     step.reader.pop(leave=0)

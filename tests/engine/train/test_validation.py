@@ -190,7 +190,6 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
         device="cuda",
         threads=torch.get_num_threads(),
         source=source,
-        val_images=[],
         names=["light", "dark"],
         model_spec=model.spec,
         facts=facts,
@@ -207,7 +206,7 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
     ctx = DistributedContext.single("cpu")
     argv = flags(world, tmp_path, "--model", str(model))
-    command = parse_command(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
         trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)

@@ -239,3 +239,16 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     )
     assert len(issues) > 2 * images
     assert (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize(("error", "is_explained"), [(OSError("no space"), True), (ZeroDivisionError("a bug"), False)])
+def test_a_page_that_cannot_be_written_is_a_warning_and_a_bug_is_not(monkeypatch, caplog, error, is_explained):
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tools.check.page._content", fail)
+    if is_explained:
+        assert write_page(None, None) is None
+    else:
+        with pytest.raises(ZeroDivisionError):
+            write_page(None, None)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from utils.config.commands import COMMANDS
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
-from utils.program import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
@@ -18,7 +18,7 @@ SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
 def started_as() -> list[list[str]]:
     """The words after ``python`` that start each program."""
     scripts = [[f"{path}.py"] for path in ("train", "val", "detect", "export", "launch/ray_train")]
-    tools = [["-m", f"tools.{name}"] for name, command in COMMANDS.items() if "/" in command.path]
+    tools = [["-m", f"tools.{name}"] for name, command in COMMANDS.items() if command.is_tool]
     return [*scripts, *tools, ["-m", "lockstep", "train"]]
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
 
-import detect
-import export
 from tests.helpers.messages import refused
 from tests.helpers.processes import LAUNCHED, ROOT
-from tools.check.__main__ import main as check
-from tools.kfold.__main__ import main as kfold
+from utils.config.commands import COMMANDS
 from utils.distributed import rendezvous
 from utils.process.entrypoint import run_main
 from utils.process.launch import Launch, read_launch, torchrun_variables
@@ -82,16 +81,13 @@ def test_copies_of_one_process_are_one_line(environ, message):
         read_launch(environ)
 
 
-@pytest.mark.parametrize(
-    ("main", "argv"),
-    [
-        (detect.main, ["--weights", "a.pt", "--source", "."]),
-        (export.main, ["--weights", "a.pt"]),
-        (kfold, []),
-        (check, ["demo"]),
-    ],
-)
-def test_a_program_for_one_process_says_so_once_under_a_launcher(capsys, monkeypatch, main, argv):
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])
+def test_a_program_for_one_process_says_so_once_under_a_launcher(capsys, monkeypatch, name):
+    """Its settings are known to be valid then, but no file has been opened."""
+    main = import_module(COMMANDS[name].module).main
+    argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
+    fields = dataclasses.fields(COMMANDS[name].settings)
+    argv = [*argv, *(field.name for field in fields if field.metadata["positional"])]
     for rank in range(2):
         for name, value in torchrun_variables(rank, 2, 29500).items():
             monkeypatch.setenv(name, value)

@@ -1,24 +1,12 @@
-"""Writes a data set as shards: tar files of images, with one index for each split.
-
-python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT
-python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
-
-Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.
-"""
+"""Writes a data set as tar files of images, with one index for each split."""
 
 from __future__ import annotations
-
-if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
-
-    exit_on_interrupt()  # while the following imports run
 
 import contextlib
 import io
 import json
 import os
 import re
-import shlex
 import shutil
 import tarfile
 import zlib
@@ -38,49 +26,32 @@ from data.index.load import load_index
 from data.index.read_shards import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
-from utils.config.flags import parser_of
+from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import write_arrays
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
-from utils.logger import configure_logging, get_logger, progress
+from utils.logger import get_logger, progress
 from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.machine.threads import map_ahead
-from utils.program import COMMANDS
 from utils.strings import FlatStrings, counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
 _DIGITS = 9  # digits of an image's number, which is its name in a tar file
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("shard", "Writes a data set as tar files of images, with one index for each split.")
-    parser.add_argument("data", metavar="DATA", help="data set YAML, the name of one in configs/data, or demo")
-    parser.add_argument("out", metavar="OUT", type=Path, help="new folder")
-    parser.add_argument("--megabytes", type=int, default=256, help="approximate size of a tar file; default: 256")
-    parser.add_argument("--workers", type=int, default=8, help="threads that read images; default: 8")
-    parser.add_argument("--cache-dir", default="", help="folder of index caches; empty: ~/.cache/lockstep")
-    help_text = "stop if more than this fraction of labels or images cannot be used; default: 0.1"
-    parser.add_argument("--max-bad", type=float, default=0.1, help=help_text)
-    options = parser.parse_args(argv)
-    configure_logging(True)
-    if not 0 <= options.max_bad <= 1:
-        raise UserError(f"--max-bad {options.max_bad:g}: must be from 0 to 1")
-    if options.megabytes < 1 or options.megabytes * 10**6 > SPAN // 2:
-        raise UserError(f"--megabytes {options.megabytes}: must be from 1 to {SPAN // 2 // 10**6}")
-    if options.workers < 1:
-        raise UserError(f"--workers {options.workers}: must be at least 1")
-    spec = open_data(DataSource(options.data, cache_dir=options.cache_dir), DistributedContext.single())
+def shard_data(config: ShardConfig) -> None:
+    """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and as `write_set`."""
+    spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
     write_set(
         spec,
-        options.out,
-        options.megabytes * 10**6,
-        workers=options.workers,
-        cache_dir=options.cache_dir,
-        max_bad=options.max_bad,
+        Path(config.out),
+        config.megabytes * 10**6,
+        workers=config.workers,
+        cache_dir=config.cache_dir,
+        max_bad=config.max_bad,
     )
-    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(str(options.out)))
 
 
 def write_set(
@@ -221,9 +192,3 @@ def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
         "classes": index.classes[rows].tolist(),
         "crowd": index.crowd[rows].tolist(),
     }
-
-
-if __name__ == "__main__":
-    from utils.process.entrypoint import run_main
-
-    run_main(main)

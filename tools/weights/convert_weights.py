@@ -1,17 +1,9 @@
-"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program.
-
-python -m tools.weights yolov8n.pt yolov8n.safetensors
-"""
+"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
-
-    exit_on_interrupt()  # while the following imports run
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +12,22 @@ from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
-from utils.config.flags import parser_of
+from utils.config.tool_settings import WeightsConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
-from utils.logger import configure_logging, get_logger
-from utils.process.entrypoint import run_main
 from utils.strings import counted
 
 # Keys of our checkpoints that are not copied: those written anew, and those of a run.
 NOT_COPIED = frozenset(
     ("config", "ema", "format", "model", "optimizer", "program", "progress", "rank_buffers", "run", "scaler", "version")
 )
+
+
+def convert_named(config: WeightsConfig) -> str:
+    """Implements ``python -m tools.weights``: `convert`, also for public weights, which are downloaded."""
+    path = fetch_weights(config.source, ctx=DistributedContext.single(), offline=config.offline)
+    return convert(path, config.target)
 
 
 def convert(source: str | Path, target: str | Path) -> str:
@@ -74,18 +70,3 @@ def _write_safetensors(detector: Detector, description: Mapping[str, Any], targe
     metadata = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
     weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
     write_safetensors(target, weights, {"format": "pt", METADATA_KEY: metadata})
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("weights", __doc__.split("\n")[0])
-    parser.add_argument("source", help="checkpoint, or a name from configs/weights.yaml")
-    parser.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
-    parser.add_argument("--offline", action="store_true", help="never download weights")
-    options = parser.parse_args(argv)
-    configure_logging(True)
-    path = fetch_weights(options.source, ctx=DistributedContext.single(), offline=options.offline)
-    get_logger().info("%s", convert(path, options.target))
-
-
-if __name__ == "__main__":
-    run_main(main)
