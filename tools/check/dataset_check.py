@@ -7,7 +7,7 @@ from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
-from engine.commands.val import canvases_of, check_size
+from engine.commands.scoring import canvases_of, check_size
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels

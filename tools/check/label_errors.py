@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.source.dataset_spec import DatasetSpec
-from engine.commands.val import score
+from engine.commands.scoring import score
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from data.loading.build import MAX_VALIDATION_BATCH
-from engine.commands.val import open_model_and_data, score
+from engine.commands.scoring import score
+from engine.commands.val import open_model_and_data
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
