@@ -70,7 +70,7 @@ class ScoresMessage:
     """The result of a validation, and what is drawn of it, unless ``--noplots`` is given."""
 
     result: EvalResult
-    detections: DetectionTable | None
+    scored: DetectionTable | None
     shown: DetectionTable | None
     preview: tuple[Batch, Detections] | None
 

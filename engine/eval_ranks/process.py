@@ -141,7 +141,7 @@ class Scorer:
             return None
         return ScoresMessage(
             result=result,
-            detections=evaluator.detections if self._has_plots else None,
+            scored=evaluator.scored if self._has_plots else None,
             shown=evaluator.shown if self._has_plots else None,
             preview=preview,
         )

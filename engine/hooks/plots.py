@@ -78,8 +78,8 @@ class Plots(Hook):
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
         validation = None
-        if epoch.result is not None and evaluator.detections is not None and evaluator.shown is not None:
-            validation = ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
+        if epoch.result is not None and evaluator.scored is not None and evaluator.shown is not None:
+            validation = ScoredValidation(epoch.result, evaluator.scored, evaluator.shown, epoch=epoch.number)
         self._drawing.after_epoch(validation)
 
     def after_training(self, trainer: Training) -> None:

@@ -16,7 +16,7 @@ from utils.files.data_location import find_location
 from utils.strings import class_difference, counted
 
 
-def open_for_model(
+def open_model_data(
     model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool, instead: str = ""
 ) -> DatasetSpec:
     """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.

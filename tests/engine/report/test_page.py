@@ -128,7 +128,7 @@ def test_numbers_are_those_of_the_metrics(complete):
     between = result.confusion[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     assert sum(int(row[2]) for row in pairs[0][1][1:]) == between.sum()
-    errors = split_errors(match_detections(index.ground_truth(), validation.detections, 3))
+    errors = split_errors(match_detections(index.ground_truth(), validation.scored, 3))
     (counts,) = (rows for name, rows in page.tables.items() if name.startswith("Errors of each class"))
     assert [row[1:] for row in counts[1:]] == [[str(n) for n in row] for row in errors.counts.tolist()]
     files = ["PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors"]
