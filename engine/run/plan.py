@@ -24,7 +24,7 @@ from engine.run.run import RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
-from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, node_leader_first
 from utils.errors import UserError
 from utils.files.data_location import find_location
 from utils.strings import counted
@@ -68,7 +68,7 @@ def plan_run(
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
     """Plans a new run."""
     config = command.config
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     return _plan_from_beginning(command)
