@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, has_earlier_checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.resume import (
@@ -27,6 +27,7 @@ from utils.distributed.context import DistributedContext, all_objects, broadcast
 from utils.errors import UserError
 from utils.files.data_location import find_location
 from utils.files.run_folders import check_run_dir
+from utils.program import resume_flag
 from utils.strings import counted
 
 
@@ -177,20 +178,34 @@ def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list
 
 
 def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
-    """Returns the checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
+    """Returns the checkpoint that ``--resume`` names: a file, the last.pt of a folder, or without a name the newest
+    last.pt of the project.
+
+    Raises UserError if there is none, or only one that a later run in its folder would have replaced: only its file's
+    own name continues that.
+    """
+    path = Path(config.resume or "")
     if not config.resume:
         newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
         if newest is None:
             raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
-        return newest
-    path = Path(config.resume)
-    return path / "last.pt" if path.is_dir() else path
+        path = newest.parent
+    if not path.is_dir():
+        return path
+    last = path / "last.pt"
+    if broadcast_object(ctx, has_earlier_checkpoint(path) if ctx.is_main else None):
+        raise UserError(
+            f"{path}: the newest run in this folder has saved nothing yet; to continue the one before it: "
+            f"{resume_flag(last)}"
+        )
+    return last
 
 
 def newest_checkpoint(project: Path) -> Path | None:
-    """Returns the newest last.pt in the folders of runs in ``project``, or None."""
+    """Returns the newest last.pt in the folders of runs in ``project``, or None. One that its folder's newest run has
+    not saved itself comes after all others."""
     paths = set(project.glob("*/last.pt"))
     for path in project.glob("**/last.pt"):  # a name may have folders
         if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
             paths.add(path)
-    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+    return max(paths, key=lambda path: (not has_earlier_checkpoint(path.parent), path.stat().st_mtime), default=None)

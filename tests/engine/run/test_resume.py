@@ -368,6 +368,33 @@ def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     assert checkpoint_of_newest_run(folder) == last
 
 
+def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):
+    """A new run in its folder has ended before its first checkpoint. torchrun's restart begins anew, too."""
+    project = tmp_path / "runs"
+    for name in ("other", "exp"):
+        (project / name).mkdir(parents=True)
+        saved(project / name / "last.pt", Progress(epoch=4))
+    note_earlier_checkpoint(project / "exp", is_new=True)
+
+    def resumed_path(resume: str | Path) -> Path:
+        config = TrainConfig(project=str(project), resume=str(resume))
+        with ExitStack() as stack:
+            plan = plan_run(DistributedContext.single(), config, ("resume",), stack)
+        return plan.checkpoint.path
+
+    assert resumed_path("") == project / "other" / "last.pt"
+    assert resumed_path(project / "exp" / "last.pt") == project / "exp" / "last.pt"
+    reason = (
+        "exp: the newest run in this folder has saved nothing yet; to continue the one before it: "
+        "--resume .../exp/last.pt"
+    )
+    with refused(reason):
+        resumed_path(project / "exp")
+    (project / "other" / "last.pt").unlink()
+    with refused(reason):
+        resumed_path("")
+
+
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
     """``--resume epochN.pt``, whose last.pt has been moved away."""
     note_launch(tmp_path, ["job node0 1"])
