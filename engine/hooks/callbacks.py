@@ -97,7 +97,6 @@ class UserCallbacks(Hook):
         self._callbacks = callbacks
         self._path = path
         self._failure = ""
-        self._cause: BaseException | None = None  # of the failure
         self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
@@ -123,10 +122,7 @@ class UserCallbacks(Hook):
         self._call("on_epoch", trainer)
 
     def finish(self, trainer: Training) -> None:
-        """Raises UserError if the callback fails."""
         self._call("on_end", trainer)
-        if self._failure:
-            raise UserError(self._failure) from self._cause
 
     def _call(self, name: str, trainer: Training) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
@@ -146,7 +142,6 @@ class UserCallbacks(Hook):
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         """Writes the traceback to the log, and ends the run."""
-        self._cause = error
         self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}"
         path = trainer.run.folder / "train.log"
         with suppress(OSError):  # the disk may be full
@@ -155,4 +150,4 @@ class UserCallbacks(Hook):
             self._failure += f"; the traceback is in {path}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
-            trainer.control.fail(self._failure, error)
+        trainer.control.fail(self._failure, error)
