@@ -23,5 +23,6 @@ class ClassWeights(Hook):
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.class_ap is not None:
-            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            weights = self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2
+            trainer.progress.weigh_classes(weights.tolist())
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))

@@ -65,5 +65,5 @@ class Summary(Hook):
                 self._fitness,
                 progress.best_fitness,
                 progress.best_epoch,
-                checkpointer.best.path,
+                checkpointer.best,
             )

@@ -193,7 +193,7 @@ class Trainer:
         for model in (self.step.model, self.step.ema.module):
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
-        self.progress.buffers_averaged = True
+        self.progress.note_averaged_buffers()
 
     def record_epoch(self, epoch: Epoch) -> None:
         """Scores and records an epoch whose validation is done, or not due."""
