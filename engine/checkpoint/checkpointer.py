@@ -36,7 +36,7 @@ class Checkpointer(BackgroundWriter):
         self.best = folder / "best.pt"
 
     def set_epochs(self, epochs: int) -> None:
-        """Stores another number of epochs."""
+        """Changes the number of epochs that checkpoints store."""
         config = replace(self.description.config, epochs=epochs)
         self.description = replace(self.description, config=config)
 

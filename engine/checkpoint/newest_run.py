@@ -1,4 +1,4 @@
-"""Whose last.pt is in a folder: with ``--exist-ok`` a new run finds that of an earlier one, until it saves its own."""
+"""Tells whose last.pt is in a folder: with ``--exist-ok`` it is an earlier run's until the new run saves its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run has come, and with what: its counters, its processes and data, and an epoch that has no scores yet."""
+"""How far a run has come (`Progress`), and what else a checkpoint says of the moment at which it was saved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``--callbacks MODULE:OBJECT``: functions of the user, called on every rank while a run goes on.
+"""``--callbacks MODULE:OBJECT``: the user's functions, called on every rank during a run.
 
-The object has any of the methods `POINTS`, or is a function of such a name. Each takes a `RunState`.
+The object has some of the methods in `POINTS`, or is a function with one of these names. Each takes a `RunState`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunState:
 
 def load_callbacks(source: str) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder; a class is instantiated. Raises UserError for anything that is wrong with it."""
+    folder; a class is instantiated. Raises UserError if that fails, or if the object has no callback."""
     flag = f"--callbacks {source}"
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
@@ -81,11 +81,15 @@ def load_callbacks(source: str) -> UserCallbacks:
 def _located_message(error: BaseException, path: str | None) -> str:
     """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost."""
     import_machinery = ("<frozen", __file__, importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(import_machinery)]
-    frames = [f for f in frames if f.filename == path] or frames
-    location = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]
+    own_frames = [frame for frame in relevant_frames if frame.filename == path]
+    location = ""
     if isinstance(error, SyntaxError):
         location = f"{error.filename}:{error.lineno}: "
+    elif relevant_frames:
+        innermost = (own_frames or relevant_frames)[-1]
+        location = f"{innermost.filename}:{innermost.lineno}: "
     return location + " ".join(traceback.format_exception_only(error)[-1].split())
 
 

@@ -9,8 +9,10 @@ from engine.hooks.hook import Epoch, Hook, Training
 
 
 class ClassWeights(Hook):
-    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``
-    has the weights of a run that has not been validated yet."""
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often.
+
+    ``loader``: its weights are those before the first validation.
+    """
 
     decides_next_epoch = True
 

@@ -1,4 +1,4 @@
-"""The numbers of each epoch on disk: results.csv and TensorBoard."""
+"""Writes the numbers of each epoch: results.csv and TensorBoard."""
 
 from __future__ import annotations
 

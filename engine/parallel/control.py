@@ -1,4 +1,4 @@
-"""Makes all ranks save, stop or end after the same step."""
+"""Makes all ranks save, stop or end the run after the same step."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which then ends with this error (`finish`). After that, the error is what `late_failure`
-        returns."""
+        """Stops the run, which ends with this error (`finish`). If the run is complete already, `late_failure` returns
+        the error instead."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True

@@ -216,7 +216,7 @@ def prepare_step(
     samples = samples_per_image(settings.config)
     config = replace(settings.config, batch_size=images * shards * samples)
     steps = plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
-    alone = replace(
+    single_config = replace(
         config,
         optimizer=resolve_optimizer(config.optimizer, steps.total),
         virtual_ranks=shards_here if virtual_ranks else 0,
@@ -226,7 +226,7 @@ def prepare_step(
     )
     step = build_step(
         DistributedContext.single(ctx.device),
-        RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # not chosen yet, and takes no memory
+        RunSettings(single_config, replace(settings.hyp, lr_mult=1.0)),  # not chosen yet, and takes no memory
         copy.deepcopy(model),
         criterion,
         steps=steps,

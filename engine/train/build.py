@@ -89,8 +89,7 @@ def build_training(
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
-        data_now = epoch_data(train_loader, identity)
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, data_now)
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(train_loader, identity))
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)

@@ -1,4 +1,4 @@
-"""The data of a run: opened, and what checkpoints and the step must know of it."""
+"""Opens the data of a run, and describes it for checkpoints and for the step."""
 
 from __future__ import annotations
 
