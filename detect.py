@@ -10,7 +10,7 @@ the next; the exit status is then 2, and the last line counts such files.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -18,15 +18,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
-    require_one_process("detect.py")
+    run_command("detect", _detect, argv)
+
+
+def _detect(config: DetectConfig) -> None:
     from engine.commands.input_files import check_detection
 
     check_detection(config)

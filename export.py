@@ -1,4 +1,4 @@
-"""Exports a checkpoint to ONNX, OpenVINO, TorchScript or torch.export, and compares the result with the checkpoint.
+"""Exports a checkpoint to other file formats, and compares the files with the checkpoint.
 
 python export.py --weights runs/train/exp/best.pt --format onnx openvino
 python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
@@ -7,22 +7,22 @@ python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 
-from utils.config.parser import parse_config
 from utils.config.settings import ExportConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
-from utils.program import write_result
+from utils.process.entrypoint import run_main
+from utils.run_command import Outcome, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
-    require_one_process("export.py")
+    run_command("export", _export, argv)
+
+
+def _export(config: ExportConfig) -> Outcome:
     from engine.commands.input_files import check_scoring_files
     from engine.export.options import check_flags
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scoring_files(config.weights, config.data)
     from engine.commands.export import export  # imports torch, once the flags and files are known to be valid
 
-    write_result(files=[str(path) for path in export(config)])
+    return Outcome({"files": [str(path) for path in export(config)]})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
-from utils.distributed.launch import evaluates, read_launch
-from utils.entrypoint import run_main
-from utils.errors import REQUEUE
 from utils.machine.resources import check_processes
-from utils.machine.stop_signals import StopSignals
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import REQUEUE
+from utils.process.launch import evaluates, read_launch
+from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from engine.train.trainer import CompletedRun
@@ -40,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
-    command = parse_command(TrainConfig, argv, "Trains a detector.")
+    command = parse_command(TrainConfig, argv)
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
     if config.spawn > 1 and read_launch() is None:
-        from utils.distributed.spawn import spawn
+        from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None

@@ -8,7 +8,7 @@ torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -17,23 +17,23 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
-from utils.distributed.launch import read_launch
-from utils.entrypoint import run_main
 from utils.logger import configure_logging
-from utils.machine.limits import explained, memory_advice
 from utils.machine.resources import check_processes
+from utils.process.entrypoint import run_main
+from utils.process.launch import read_launch
+from utils.process.limits import explained, memory_advice
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
+    config = parse_config(ValConfig, argv)
     # What follows takes longer to import than --help may.
     from engine.commands.input_files import check_scoring_files
 
     check_processes(config.spawn, config.device)
     check_scoring_files(config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and read_launch() is None:
-        from utils.distributed.spawn import spawn
+        from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,))
         return

@@ -69,7 +69,9 @@ def export_and_measure(weights: Path, name: str, precision: str, options: argpar
     if done.returncode != 0:
         print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
         return Row(weights.stem, title, None, 0, 0)
-    path = file_path(weights, ExportConfig(weights=str(weights), int8=precision == "int8"), name)
+    path = file_path(
+        weights, ExportConfig(weights=str(weights), half=precision == "half", int8=precision == "int8"), name
+    )
     return measure(path, weights.stem, title, options, interpreter)
 
 

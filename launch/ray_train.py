@@ -28,20 +28,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-from tools.runs.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
+from engine.run.results_csv import ResultsTable  # noqa: E402
 from utils.config.flags import Parser, flags_of  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
-from utils.entrypoint import run_main  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
-from utils.files.results_csv import ResultsTable  # noqa: E402
-from utils.interrupts import INTERRUPTED  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.machine.ports import free_port  # noqa: E402
+from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
+from utils.process.entrypoint import run_main  # noqa: E402
+from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
     options = _parser().parse_args(argv[:separator])
-    config = parse_config(TrainConfig, argv[separator + 1 :], "Trains a detector.")
+    config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
@@ -143,8 +143,8 @@ def work(config: TrainConfig, working_folder: str) -> str:
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
     plan = Plan(*broadcast_from_rank_zero(make_plan(config, folder) if rank == 0 else None))
-    if plan.is_done:
-        return ""
+    if plan.refusal or plan.is_done:
+        return plan.refusal
     resume = str(plan.checkpoint) if plan.checkpoint else None
     command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
     environment = dict(os.environ) | rank_variables(context, plan)
@@ -165,22 +165,26 @@ def work(config: TrainConfig, working_folder: str) -> str:
 class Plan(NamedTuple):
     """What rank 0 tells the other workers before the processes start."""
 
-    address: str  # of rank 0's node
-    port: int  # free on that node
-    checkpoint: Path | None  # to resume from
-    is_done: bool  # whether an earlier job has ended the training
-    num_reported: int  # epochs that Ray knows, or that an earlier job has trained
+    address: str = ""  # of rank 0's node
+    port: int = 0  # free on that node
+    checkpoint: Path | None = None  # to resume from
+    is_done: bool = False  # whether an earlier job has ended the training
+    num_reported: int = 0  # epochs that Ray knows, or that an earlier job has trained
+    refusal: str = ""  # why no process can start; another try would end in the same way
 
 
 def make_plan(config: TrainConfig, folder: Path) -> Plan:
-    """Finds out, on rank 0, how the job begins or continues. Raises UserError if another process trains in ``folder``,
-    or its checkpoint is damaged."""
+    """Finds out, on rank 0, how the job begins or continues. It is refused if another process trains in ``folder``, or
+    its checkpoint is damaged: after an exception, Ray would start all workers again."""
     import ray
 
     from tools.runs.training import previous_training, wait_for_previous  # imports torch
 
-    wait_for_previous(folder)
-    previous = previous_training(folder, config)
+    try:
+        wait_for_previous(folder)
+        previous = previous_training(folder, config)
+    except UserError as error:
+        return Plan(refusal=str(error))
     return Plan(
         address=ray.util.get_node_ip_address(),
         port=free_port(),

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command that the first argument names with the others. Exits as the command does."""
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following import runs
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(_dispatch, sys.argv[1:] if argv is None else argv)
 
 
 def _dispatch(arguments: Sequence[str] | None) -> None:
+    from utils.config.commands import COMMANDS
     from utils.errors import UserError
-    from utils.program import COMMANDS, VERSION
+    from utils.program import VERSION
     from utils.schema import suggestion
 
     name, *flags = arguments or ("--help",)

@@ -11,40 +11,37 @@ import dataclasses
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from lockstep.command import run_command
-from lockstep.keywords import NOT_KEYWORDS, flags_of_keywords
+from lockstep.keywords import flags_of_keywords, keyword_fields
 from lockstep.run import Run
-from utils.config.flags import words_of_flag
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
+from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.safe_io import atomic_write
+from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
-    from lockstep.settings import ExportSettings, TrainSettings, ValSettings
+    from _typeshed import DataclassInstance
+
+    from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Data = str | os.PathLike[str] | Mapping[str, Any]
 
 
-def _with_settings(*configs: type) -> Callable[[Function], Function]:
-    """Names the settings that a function takes as ``**settings``, the fields of ``configs``, in its signature and its
-    documentation, which `help` and notebooks show. (Editors and type checkers read lockstep/settings.py.)"""
+def _lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Function]:
+    """Makes `help` and notebooks list the settings that a function takes as ``**settings``: the fields of ``configs``.
+    Editors and type checkers read their types in lockstep/settings.py."""
+    fields = [field for config in configs for field in keyword_fields(config)]
 
     def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        *explicit, _ = signature.parameters.values()
-        fields: list[dataclasses.Field] = []
-        for config in configs:
-            fields += [f for f in dataclasses.fields(config) if f.name not in NOT_KEYWORDS.get(config, ())]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        settings = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
-        # The annotations of functions lack this attribute, which `inspect.signature` reads.
-        function.__signature__ = signature.replace(parameters=[*explicit, *settings])  # type: ignore[attr-defined]
+        # What `inspect.signature` returns; the annotations of functions lack the attribute.
+        function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
         return function
@@ -52,7 +49,19 @@ def _with_settings(*configs: type) -> Callable[[Function], Function]:
     return decorate
 
 
-@_with_settings(TrainConfig, Hyperparameters)
+def _signature_with(function: Callable, fields: Sequence[dataclasses.Field]) -> inspect.Signature:
+    """Returns the signature of ``function`` with a keyword for each of ``fields`` in place of its last parameter,
+    ``**settings``."""
+    signature = inspect.signature(function)
+    *explicit, _ = signature.parameters.values()
+    keywords = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(field), annotation=field.type)
+        for field in fields
+    ]
+    return signature.replace(parameters=[*explicit, *keywords])
+
+
+@_lists_settings(TrainConfig, Hyperparameters)
 def train(
     data: Data = "demo", *, devices: int = 1, callbacks: str | Callable | None = None, **settings: Unpack[TrainSettings]
 ) -> Run:
@@ -73,7 +82,7 @@ def train(
     return _train(flags, devices, settings)
 
 
-@_with_settings(TrainConfig, Hyperparameters)
+@_lists_settings(TrainConfig, Hyperparameters)
 def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settings: Unpack[TrainSettings]) -> Run:
     """Continues a training that was interrupted, or trains it for more ``epochs``, with the settings that it has.
 
@@ -94,10 +103,10 @@ def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
         raise UserError(f"devices={devices}, spawn={spawn}: both say how many processes train; give one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
-    return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)])["folder"])
+    return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)], needs="folder")["folder"])
 
 
-@_with_settings(ValConfig)
+@_lists_settings(ValConfig)
 def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:
     """Scores a checkpoint or an exported file. The result has its ``metrics`` and ``report``.
 
@@ -110,61 +119,31 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     flags = [f"--weights={os.fspath(weights)}"]
     if data is not None:
         flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
-    return Run(run_command("val", [*flags, *flags_of_keywords("val", settings)])["folder"])
+    return Run(run_command("val", [*flags, *flags_of_keywords("val", settings)], needs="folder")["folder"])
 
 
-@_with_settings(ExportConfig)
+@_lists_settings(ExportConfig)
 def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
     """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, next to the weights.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     flags = [f"--weights={os.fspath(weights)}", *flags_of_keywords("export", settings)]
-    return [Path(path) for path in run_command("export", flags)["files"]]
+    return [Path(path) for path in run_command("export", flags, needs="files")["files"]]
 
 
-def check(
-    data: Data,
-    *,
-    split: str | list[str] | tuple[str, ...] = (),
-    weights: str | os.PathLike[str] = "",
-    out: str | os.PathLike[str] = "",
-    imgsz: int | None = None,
-    trust: bool = False,
-    min_score: float | None = None,
-    device: str = "",
-    workers: int | None = None,
-    noplots: bool = False,
-) -> dict[str, Any]:
+@_lists_settings(CheckConfig)
+def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     """Checks a data set. Returns what ``lockstep check --json`` prints: "issues" is a list, "report" the page.
 
     Args:
         data: as in `train`.
-        split: the split to check, or several; empty: all.
-        weights: a checkpoint that was trained on this data; adds the label errors that it sees.
-        out: the folder of the report; "": runs/check/exp, exp2, ...
-        imgsz, trust, min_score, device, workers, noplots: as the flags of the command; None, "" and False: its
-            defaults.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    settings = {
-        "split": [split] if isinstance(split, str) else list(split),
-        "weights": weights,
-        "out": out,
-        "imgsz": imgsz,
-        "trust": trust,
-        "min_score": min_score,
-        "device": device,
-        "workers": workers,
-        "noplots": noplots,
-    }
-    flags: list[str] = []
-    for name, value in settings.items():
-        is_default = value is None or value is False or value in ("", [])
-        if not is_default:
-            flags += words_of_flag(name, value)
-    return dict(run_command("check", [os.fspath(_data_file(data, "runs/check")), *flags]))
+    # Unlike a run, a check never writes to the working folder if that is the data set.
+    words = [os.fspath(_data_file(data, cache_folder() / "check")), *flags_of_keywords("check", settings)]
+    return dict(run_command("check", words, needs="issues"))
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -11,26 +11,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from tempfile import gettempdir
 from typing import Any
 
 from lockstep.run import Run
-from tools.runs.child import Kind, start
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
+from utils.process.child import Kind, start
+from utils.process.launch import environment_of_child
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16
 
 
-def run_command(command: str, flags: list[str]) -> Mapping[str, Any]:
-    """Runs a command and returns what it has written with `utils.program.write_result`.
+def run_command(command: str, words: list[str], *, needs: str) -> Mapping[str, Any]:
+    """Runs a command with the arguments ``words``, and returns what it has written with `utils.program.write_result`.
 
-    Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, and
-    KeyboardInterrupt if it is interrupted, unless it has saved.
+    Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, or its
+    result lacks ``needs``, and KeyboardInterrupt if it is interrupted, unless it has saved.
     """
     # A terminal's Ctrl-C reaches this process only, which passes it on.
     started = start(
-        [*command_prefix(command), *flags],
+        [*command_prefix(command), *words],
         stop=signal.SIGINT,
         environment=_environment(),
         stdout=subprocess.PIPE,
@@ -45,16 +47,19 @@ def run_command(command: str, flags: list[str]) -> Mapping[str, Any]:
     has_issues = "issues" in result.values  # tools.check has found some: its exit status is that of a failure
     if result.kind in (Kind.REFUSED, Kind.FAILED) and not has_issues:
         raise UserError(result.reason)
+    if needs not in result.values:
+        folder = gettempdir()
+        raise UserError(f"{command} is done, but has not said where its result is ({folder} may be full; see TMPDIR)")
     return result.values
 
 
 def _environment() -> dict[str, str]:
     """Returns the environment of a command: how wide the terminal is that shows its output."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = environment_of_child() | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
-    return dict(environment)
+    return environment
 
 
 def _print_output(process: subprocess.Popen) -> None:

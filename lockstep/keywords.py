@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import HYPERPARAMETERS, actions_of, python_hint, reason_for_refusal
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
 from utils.schema import suggestion
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 # Settings that are no keywords: parameters of the functions themselves, ``resume``, which is a function, and
 # ``override``, since hyper-parameters are keywords.
-NOT_KEYWORDS = {
+NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     TrainConfig: ("data", "callbacks", "resume", "override"),
     ValConfig: ("weights", "data"),
     ExportConfig: ("weights",),
+    CheckConfig: ("data", "json"),
 }
+
+
+def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
+    """Returns the fields of ``config`` that are keywords of its function."""
+    return [field for field in dataclasses.fields(config) if field.name not in NOT_KEYWORDS.get(config, ())]
 
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
@@ -29,7 +40,8 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     flags: list[str] = []
     for name, value in keywords.items():
         if value is not None:
-            flags += _flags_of_keyword(command, name, value)
+            plain = value.tolist() if hasattr(value, "tolist") else value  # arrays and numbers of NumPy, tensors
+            flags += _flags_of_keyword(command, name, plain)
     return flags
 
 
@@ -44,7 +56,7 @@ def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
-    is_empty_list = value in ([], ())
+    is_empty_list = isinstance(value, list | tuple) and not value
     return [] if is_empty_list else words_of_flag(name, value)
 
 

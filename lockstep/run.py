@@ -46,7 +46,7 @@ class Run:
     @property
     def history(self) -> dict[str, np.ndarray]:
         """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError without it."""
-        from utils.files.results_csv import read_columns
+        from engine.run.results_csv import read_columns
 
         return read_columns(self.folder / "results.csv")
 
@@ -59,9 +59,9 @@ class Run:
             content = json.loads(results.read_text(encoding="utf-8"))
             scores = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
             return {_METRIC_NAMES.get(name, name): value for name, value in scores.items()}
-        from utils.files.checkpoint_file import read_checkpoint
+        from utils.files.checkpoint_file import read_part
 
-        stored = read_checkpoint(self.best).get("metrics", {})
+        stored = read_part(self.best, "metrics") or {}
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:
@@ -75,7 +75,8 @@ class Run:
         """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
-        from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
+        from engine.report.history import history_charts
+        from utils.drawing.figures import Picture, chart_picture, tile_images
         from utils.drawing.page import embed_image, number
 
         html = Markup("<p>{}</p>").format(self.folder)

@@ -1,10 +1,11 @@
-"""The keyword arguments of `lockstep.train`, `resume`, `val` and `export`, for editors and type checkers.
+"""The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`, for editors and type checkers.
 
-This module is generated from the dataclasses in utils/config/settings.py by tests/helpers/settings_types.py.
+This module is generated from the dataclasses of settings in utils/config by tests/helpers/settings_types.py.
 """
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Literal, TypedDict
 
 
@@ -124,11 +125,11 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """train on a random fraction of the training images, drawn with --seed"""
     val_fraction: float
     """without 'val': hold out this fraction of the training images; 0: none"""
-    model: str
+    model: str | PathLike[str]
     """model name or YAML; empty: the model of --weights, or yolov8n"""
-    weights: str
+    weights: str | PathLike[str]
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
-    teacher: str
+    teacher: str | PathLike[str]
     """trained, usually larger model whose outputs are targets in addition to the labels"""
     keep_old: bool
     """learn new classes without losing those of --weights, which the data set does not label"""
@@ -291,3 +292,24 @@ class ExportSettings(TypedDict, total=False):
     """folder of index caches; empty: ~/.cache/lockstep"""
     offline: bool
     """never download weights"""
+
+
+class CheckSettings(TypedDict, total=False):
+    split: list[str] | str
+    """splits to check; default: all"""
+    imgsz: int
+    """longer image side in training, pixels; 0: the checkpoint's, or 640"""
+    weights: str | PathLike[str]
+    """checkpoint trained on this data; adds the label errors it finds"""
+    trust: bool
+    """open OpenVINO, TorchScript, .pt2, ncnn and TFLite files; they can run code"""
+    min_score: float
+    """minimum probability of the label errors that are reported"""
+    device: str
+    """cpu, mps or 0, for --weights; empty: the best available device"""
+    workers: int
+    """threads that read images; -1: one per core"""
+    out: str | PathLike[str]
+    """folder for report.html; empty: runs/check/exp, exp2, ..."""
+    noplots: bool
+    """write no report.html"""

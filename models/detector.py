@@ -19,7 +19,7 @@ from models.layers import conv
 from models.registry import Kind, build_head, build_layer, check_depth, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 

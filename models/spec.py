@@ -18,9 +18,9 @@ from utils.config.other_programs.table import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.program_folders import CONFIGS
 from utils.logger import get_logger, log_when_configured
 from utils.pixels import PixelFormat
+from utils.program_folders import CONFIGS
 from utils.schema import Bounds, build, check, suggestion
 
 MODEL_FOLDER = CONFIGS / "models"

@@ -34,9 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
             signal.signal(number, usual)
     session = contextlib.ExitStack()
-    session.enter_context(preloaded_python())
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
+    session.enter_context(preloaded_python())
+    if config.getoption("tx", None):  # the processes of pytest-xdist begin with torch imported, too
+        config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
 
 

@@ -78,7 +78,7 @@ def imports() -> dict[str, list[tuple[str, int]]]:
 
 def test_the_tests_see_all_modules():
     assert {"train", "val", "detect"} <= set(SCRIPTS)
-    assert {"utils.structures", "data.samples.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
+    assert {"utils.batches", "data.samples.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
 
 
 def test_imports_respect_the_layers():
@@ -152,7 +152,7 @@ def test_rank_variables_are_read_in_one_place():
     used = {
         name: set(re.findall(rf"[\"']({'|'.join(RANK_VARIABLES)})[\"']", path.read_text(encoding="utf-8")))
         for name, path in SOURCES.items()
-        if name != "utils.distributed.launch" and name not in LAUNCHERS  # which set them
+        if name != "utils.process.launch" and name not in LAUNCHERS  # which set them
     }
     assert not {name: variables for name, variables in used.items() if variables}
 

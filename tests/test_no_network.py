@@ -122,35 +122,33 @@ INPUTS = ["set", "tiny.yaml", "tiny.pt", "ranges.yaml"]
 WATCHING = ["home", "noted", "noted.servers"]
 EXPORTED = ["tiny.onnx", "tiny_openvino_model", "tiny_ncnn_model", "tiny.tflite"]
 EXPORT = ["export", "--weights", "tiny.pt", "--no-check", "--device", "cpu", "--format"]
-# By the package that they load.
+# By the packages that they load. A process runs those of one entry.
 COMMANDS = {
-    "tensorboard": [
-        [*TRAIN, "--no-noplots"],
-        ["val", "--weights", "runs/exp/last.pt", *SCORED, "--name", "val"],
+    ("tensorboard", "albumentations", "onnxruntime", "openvino"): [
+        [*TRAIN, "--no-noplots", "--set", "albumentations=[{name: Blur, p: 0.5}]"],
         ["detect", "--weights", "runs/exp/last.pt", *DETECTED, "--name", "detect"],
+        [*EXPORT, "onnx", "openvino"],
+        ["val", "--weights", "tiny.onnx", *SCORED, "--name", "val"],
+        ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED, "--name", "openvino"],
     ],
-    "albumentations": [[*TRAIN, "--set", "albumentations=[{name: Blur, p: 0.5}]"]],
-    "onnxruntime": [[*EXPORT, "onnx"], ["val", "--weights", "tiny.onnx", *SCORED, "--noplots"]],
-    "openvino": [[*EXPORT, "openvino"], ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED]],
-    "ncnn": [[*EXPORT, "ncnn"], ["detect", "--weights", "tiny_ncnn_model", "--trust", *DETECTED]],
-    "ai_edge_litert": [[*EXPORT, "litert"], ["detect", "--weights", "tiny.tflite", "--trust", *DETECTED]],
-    "optuna": [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
-    "trackers": [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
-    "mlflow": [[*TRAIN, "--tracker", "mlflow"]],
-    "wandb": [[*TRAIN, "--tracker", "wandb"]],
+    ("ncnn",): [[*EXPORT, "ncnn"], ["detect", "--weights", "tiny_ncnn_model", "--trust", *DETECTED]],
+    ("ai_edge_litert",): [[*EXPORT, "litert"], ["detect", "--weights", "tiny.tflite", "--trust", *DETECTED]],
+    ("optuna",): [["tools.search", *TRAIN[1:], "--name", "search", "--hyp", "ranges.yaml", "--trials", "1"]],
+    ("trackers",): [["detect", "--weights", "tiny.pt", *DETECTED, "--conf", "0", "--track", "--save-txt"]],
+    ("mlflow",): [[*TRAIN, "--tracker", "mlflow"]],
+    ("wandb",): [[*TRAIN, "--tracker", "wandb"]],
 }
-# Packages whose commands share a process. Those that ask for nothing in any version that we know are tried before a
-# release only; the two services have connections of their own to hide.
-LONG = ["ncnn", "ai_edge_litert", "optuna", "trackers"]
-TOGETHER = [["tensorboard", "albumentations", "onnxruntime", "openvino"], LONG, ["mlflow"], ["wandb"]]
+# They ask for nothing in any version that we know, and are tried before a release only.
+LONG = [("ncnn",), ("ai_edge_litert",), ("optuna",), ("trackers",)]
 RUN = """
 import importlib, json, sys
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
-for package, commands in json.loads(sys.argv[1]).items():
-    for module, *flags in commands:
-        name = f"{module}.__main__" if module.startswith("tools.") else module
-        run_main(importlib.import_module(name).main, flags)
+packages, commands = json.loads(sys.argv[1])
+for module, *flags in commands:
+    name = f"{module}.__main__" if module.startswith("tools.") else module
+    run_main(importlib.import_module(name).main, flags)
+for package in packages:
     assert package in sys.modules, f"{package} was not loaded"
 """
 
@@ -158,19 +156,19 @@ for package, commands in json.loads(sys.argv[1]).items():
 @pytest.mark.parametrize(
     "packages",
     [
-        pytest.param(packages, id="+".join(packages), marks=[pytest.mark.slow] if packages is LONG else [])
-        for packages in TOGETHER
+        pytest.param(packages, id="+".join(packages), marks=[pytest.mark.slow] if packages in LONG else [])
+        for packages in COMMANDS
     ],
 )
 def test_no_other_machine_is_asked_and_no_file_is_written_elsewhere(tmp_path, packages):
-    commands = {name: COMMANDS[name] for name in packages if importlib.util.find_spec(name) is not None}
-    if not commands:
-        pytest.skip(f"needs {' or '.join(packages)}")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
     write_dataset(tmp_path / "set")
     write_model(tmp_path / "tiny.yaml")
     write_weights(tmp_path / "tiny.pt", ["light", "dark"])
     (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.05, log]\n")
-    watched = watch(["-c", RUN, json.dumps(commands)], tmp_path, WANDB_MODE="offline")
+    watched = watch(["-c", RUN, json.dumps([packages, COMMANDS[packages]])], tmp_path, WANDB_MODE="offline")
     assert watched.done.returncode == 0, watched.done.stdout + watched.done.stderr
     assert watched.asked == []
     assert watched.home == []

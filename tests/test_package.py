@@ -24,7 +24,8 @@ from tests.helpers.preloaded import python
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.program import COMMANDS, VERSION
+from utils.config.commands import COMMANDS
+from utils.program import VERSION
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "tools", "utils")
@@ -140,13 +141,13 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
         assert named is None, (path, named)
 
 
-@pytest.mark.parametrize("function", ["train", "val", "export"])
+@pytest.mark.parametrize("function", ["train", "val", "export", "check"])
 def test_editors_know_the_keyword_arguments(function):
     parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
     annotations = getattr(lockstep.settings, f"{function.title()}Settings").__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert set(annotations) == settings - {"devices", "callbacks"}
-    assert annotations["offline"].__forward_arg__ == "bool"
+    assert annotations.get("offline", annotations.get("trust")).__forward_arg__ == "bool"
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_settings():
@@ -246,7 +247,7 @@ def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed
 
 def test_messages_name_the_command_that_is_installed(installed):
     assert installed.run("-m", "lockstep", "train", "--help").startswith("usage: lockstep train [flags]")
-    assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check [-h]")
+    assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check DATA [flags]")
     said = installed.run("-m", "lockstep", "train", "--evolve", code=2)
     assert said == "error: --evolve: search hyper-parameters with lockstep search (--help lists its flags)\n"
     assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.source.demo import ensure_demo
-from utils.config.flags import parser_of
-from utils.entrypoint import run_main
+from utils.config.tool_settings import DemoConfig
 from utils.logger import configure_logging
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("demo", "Writes the demo data set to a folder.")
-    parser.add_argument("out", metavar="OUT", type=Path, help="an empty or new folder")
-    options = parser.parse_args(argv)
+    run_command("demo", _write_demo, argv)
+
+
+def _write_demo(config: DemoConfig) -> None:
+    from data.source.demo import ensure_demo  # imports OpenCV, which --help does without
+
     configure_logging(True)
-    print(ensure_demo(options.out))
+    print(ensure_demo(Path(config.out)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
-REQUEUE = 75  # exit code of a run that a signal has stopped: EX_TEMPFAIL of sysexits.h
 # Control characters, line and paragraph separators, and those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
@@ -115,7 +114,11 @@ class FailedCheck(UserError):
 
 
 class PeerFailure(UserError):
-    """Another process of the run failed and has printed why; this process exits without repeating it."""
+    """Another process of the run failed and has printed why; this process exits with ``code``, without repeating it."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Stopped(BaseException):

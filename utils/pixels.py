@@ -1,4 +1,4 @@
-"""The format of pixels: number of channels and bits per channel. Conversions between formats."""
+"""The format of pixels: number of channels and bits per channel. Conversions between formats, and the padding."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_CHANNELS = 128  # OpenCV 5 has no images with more
+GRAY = 114  # uint8 value of the padding around images
 _UINT16_PER_UINT8 = 257  # 255 becomes 65535
 
 
@@ -77,3 +78,8 @@ def as_rgb8(images: np.ndarray) -> np.ndarray:
     if images.dtype == np.uint16:
         images = ((images + np.uint32(_UINT16_PER_UINT8 // 2)) // _UINT16_PER_UINT8).astype(np.uint8)
     return images
+
+
+def padding_value(dtype: np.dtype) -> int:
+    """Returns the gray of the padding around images of ``dtype``, uint8 or uint16."""
+    return GRAY * (np.iinfo(dtype).max // 255)

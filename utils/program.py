@@ -1,4 +1,4 @@
-"""This program: its version, its commands as users type them, how another process starts one and gets its result."""
+"""This program: its version, and how another process starts one of its commands and gets the result."""
 
 from __future__ import annotations
 
@@ -9,51 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 VERSION = "0.1.0"
 STARTED = time.monotonic()  # about when this process started
 IS_INSTALLED = __name__.startswith("lockstep.")
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the file for the result, if another process has started this one
-
-
-class Command(NamedTuple):
-    """A command of this program."""
-
-    name: str
-    summary: str  # for --help
-    path: str  # of the module whose ``main`` takes its arguments
-
-    @property
-    def module(self) -> str:
-        """The name of that module. In the installed package, scripts are in a package of their own."""
-        package = ""
-        if IS_INSTALLED:
-            package = "lockstep." if "/" in self.path else "lockstep.scripts."
-        return package + self.path.replace("/", ".")
-
-    @property
-    def typed(self) -> str:
-        """The command as users type it."""
-        if IS_INSTALLED:
-            return f"lockstep {self.name}"
-        return "python " + (f"-m tools.{self.name}" if "/" in self.path else f"{self.name}.py")
-
-
-_COMMANDS = (
-    Command("train", "train a detector", "train"),
-    Command("val", "score checkpoints and exported files on a data set", "val"),
-    Command("detect", "find objects in images, videos and streams", "detect"),
-    Command("export", "export a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export", "export"),
-    Command("check", "check a data set, and with a trained model, its labels", "tools/check/__main__"),
-    Command("kfold", "train and score by cross-validation", "tools/kfold/__main__"),
-    Command("search", "search hyper-parameters", "tools/search/__main__"),
-    Command("convert", "convert the export of an annotation tool to COCO JSON", "tools/convert/__main__"),
-    Command("shard", "write a data set as shards: tar files with an index", "tools/shard"),
-    Command("weights", "convert a checkpoint to safetensors, or to one of this program", "tools/weights"),
-    Command("demo", "write the demo data set to a folder", "tools/demo"),
-)
-COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 def command_prefix(command: str) -> list[str]:

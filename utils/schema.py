@@ -89,9 +89,15 @@ def fits_64_bits(number: int) -> bool:
 
 @functools.cache
 def parse_hint(hint: Any) -> Hint:
-    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    if is_optional:
-        hint = typing.get_args(hint)[0]
+    """Splits a type hint into its parts. Raises TypeError for a union of other types than one and None: a value would
+    not say which of them it is meant to be."""
+    is_optional = False
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        members = [member for member in typing.get_args(hint) if member is not types.NoneType]
+        is_optional = len(members) < len(typing.get_args(hint))
+        if len(members) != 1:
+            raise TypeError(f"{hint}: only unions of one type and None can be checked")
+        hint = members[0]
     if typing.get_origin(hint) is Annotated:
         kind, bounds = typing.get_args(hint)
         return Hint(kind, is_optional, bounds)
@@ -161,17 +167,12 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
         return value if isinstance(value, kind) else build(kind, value, location)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
     value = _converted(value, plain_type)
-    is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)
-    if not isinstance(value, plain_type) or is_bool_as_number:
-        wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
-        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
-    check_content = _CONTENT_CHECKS.get(plain_type)
-    if check_content is not None:
-        value = check_content(value, kind, location)
+    _check_type(value, plain_type, location, is_optional)
+    value = _with_checked_content(value, kind, location)
+    if bounds is None and hint_bounds != Bounds():
+        bounds = hint_bounds
     if bounds is not None:
         _check_bounds(value, location, bounds)
-    elif hint_bounds != Bounds():
-        _check_bounds(value, location, hint_bounds)
     return value
 
 
@@ -185,26 +186,37 @@ def _converted(value: Any, plain_type: type) -> Any:
     return value
 
 
-def _check_integer(value: int, _: Any, location: str) -> int:
-    if not fits_64_bits(value):
+def _check_type(value: Any, plain_type: type, location: str, is_optional: bool) -> None:
+    is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)
+    if not isinstance(value, plain_type) or is_bool_as_number:
+        wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
+        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
+    if plain_type is int and not fits_64_bits(value):
         raise UserError(f"{location}: {TOO_LONG}")
+
+
+def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
+    """Returns a list, tuple or dict with its elements checked; other values, and those of an unknown content, as they
+    are."""
+    if typing.is_typeddict(kind):
+        return _check_typed_dict(value, kind, location)
+    element_hints = typing.get_args(kind)
+    if not element_hints:
+        return value
+    if isinstance(value, list):
+        return _check_elements(value, element_hints[0], location)
+    if isinstance(value, tuple):
+        return _check_tuple(value, element_hints, location)
+    if isinstance(value, dict):
+        return _check_mapping(value, *element_hints, location)
     return value
-
-
-def _check_list(values: list, hint: Any, location: str) -> list:
-    if not typing.get_args(hint):
-        return values
-    return _check_elements(values, typing.get_args(hint)[0], location)
 
 
 def _check_elements(values: Iterable[Any], element_hint: Any, location: str) -> list:
     return [check(value, element_hint, f"{location} ({i})") for i, value in enumerate(values)]
 
 
-def _check_tuple(values: tuple, hint: Any, location: str) -> tuple:
-    element_hints = typing.get_args(hint)
-    if not element_hints:
-        return values
+def _check_tuple(values: tuple, element_hints: tuple, location: str) -> tuple:
     if element_hints[-1] is ...:
         return tuple(_check_elements(values, element_hints[0], location))
     if len(values) != len(element_hints):
@@ -212,12 +224,7 @@ def _check_tuple(values: tuple, hint: Any, location: str) -> tuple:
     return tuple(check(value, hint, f"{location} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))
 
 
-def _check_mapping(values: dict, hint: Any, location: str) -> dict:
-    if typing.is_typeddict(hint):
-        return _check_typed_dict(values, hint, location)
-    if not typing.get_args(hint):
-        return values
-    key_hint, value_hint = typing.get_args(hint)
+def _check_mapping(values: dict, key_hint: Any, value_hint: Any, location: str) -> dict:
     checked = {}
     for key, value in values.items():
         check(key, key_hint, f"{location}: the key {_shown(key)}")
@@ -234,15 +241,6 @@ def _check_typed_dict(values: dict, cls: Any, location: str) -> dict:
     for key, value in values.items():
         checked[key] = check(value, hints[key], f"{location}: {key}") if key in hints else value
     return checked
-
-
-# By type: the value with its parts checked. Arguments: the value, its hint, and where it stands.
-_CONTENT_CHECKS: dict[type, Callable[[Any, Any, str], Any]] = {
-    int: _check_integer,
-    list: _check_list,
-    tuple: _check_tuple,
-    dict: _check_mapping,
-}
 
 
 def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:

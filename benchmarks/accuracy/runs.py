@@ -30,7 +30,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.structures import GroundTruth
+from utils.labels import GroundTruth
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
 SUBSET_SEED = 20261121

@@ -17,7 +17,8 @@ from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from utils.config.coco_classes import COCO_IDS
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 
 @dataclass(frozen=True)

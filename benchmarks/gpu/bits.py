@@ -33,12 +33,12 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from data.source.dataset_yaml import load_dataset_spec
 from models.modules import unwrap
+from utils.batches import Batch
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
-from utils.distributed.spawn import spawn
 from utils.files.checkpoint_file import read_checkpoint
-from utils.structures import Batch
+from utils.process.spawn import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 LAST_IMAGES = 1  # one of the two processes then has none

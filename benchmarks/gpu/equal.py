@@ -145,7 +145,7 @@ def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
     """Images of the torch renderer, operation by operation and compiled, on the device and on the host."""
     from benchmarks.gpu.profile import Scene
     from data.render.device import paint_layers, render_table
-    from utils.structures import map_tensors
+    from utils.batches import map_tensors
 
     scene = Scene(options.imgsz, images=16)
     table, pixels = scene.table(options.batch_size), scene.pixels

@@ -25,8 +25,8 @@ from data.render.opencv import render_plan
 from data.render.pyramid import PyramidLayout
 from data.render.table import RenderTable, build_table
 from engine.train.step import TrainStep
+from utils.batches import SampleKey, map_tensors
 from utils.config.settings import Hyperparameters
-from utils.structures import SampleKey, map_tensors
 
 NAME_WIDTH = 70  # characters of a kernel's name
 TOP = 20  # kernels of a table

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from utils.config.coco_classes import COCO_IDS
-from utils.structures import GroundTruth
+from utils.labels import GroundTruth
 
 
 def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:

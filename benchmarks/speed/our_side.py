@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.speed.turns import rate_of, seconds_of, take_turns
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 
 if TYPE_CHECKING:
     from engine.train.step import TrainStep

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from engine.train.step import TrainStep
+    from utils.batches import Batch
     from utils.distributed.context import DistributedContext
-    from utils.structures import Batch
 
 COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
 
@@ -96,7 +96,7 @@ def make_batches(
     import numpy as np
     import torch
 
-    from utils.structures import Batch, Targets
+    from utils.batches import Batch, Targets
 
     batches, region = [], np.array([[0, 0, 0.5, 0.5, 0.4, 0.3]], np.float32)
     for seed in range(number):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.augment.transforms import Augmentation, are_axis_aligned, project_boxes
-from utils.structures import SampleKey
+from utils.batches import SampleKey
 
 
 class Mosaic(Augmentation):

@@ -30,9 +30,9 @@ from data.augment.transforms import (
     to_normalized,
     transform_labels,
 )
+from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, closing_epochs
 from utils.rng import Stream, keyed_generator
-from utils.structures import SampleKey
 
 MIXUP_BETA = 32.0
 # In the order of application. A new augmentation of single images is a class and an entry here.

@@ -23,10 +23,10 @@ import cv2
 import numpy as np
 from torch import Tensor
 
+from utils.batches import SampleKey
 from utils.boxes import area_xyxy, clip_xyxy
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms, named_stream
-from utils.structures import SampleKey
 
 # Boxes are dropped below these limits, or above this aspect.
 MIN_SIDE_PX = 2.0

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from data.image_io.decode import read_source
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, digest_of
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
@@ -22,6 +22,7 @@ from utils.strings import format_bytes
 
 T = TypeVar("T")
 _SUFFIXES = (".lmdb", ".complete", ".tree", ".pixels")  # earlier versions wrote ".tree"
+_VERSION = 5  # part of each file name; increase it when the layout of a file or `read_source` changes
 
 
 class Decoding(NamedTuple):
@@ -48,27 +49,54 @@ def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str)
         raise UserError(f"{flag}: {shortage}; {remedy}")
 
 
-def cache_path(folder: Path, index: DatasetIndex, imgsz: int, kind: str) -> Path:
-    """Returns the path of a cache. ``kind``: layout and suffix of the file."""
-    return folder / f"{_name(index)}-{index.fingerprint[:32]}-{imgsz}-{kind}"
+class CacheName(NamedTuple):
+    """The name of a cache file: whose images it has, of which version, and which of them.
 
-
-def _name(index: DatasetIndex) -> str:
-    """Returns the prefix that the caches of all versions of a data set share."""
-    return f"lockstep-{os.getuid()}-{index.source}"
-
-
-def remove_older(folder: Path, index: DatasetIndex) -> None:
-    """Removes the caches of earlier versions of the data set, except one that is being filled.
-
-    A process that reads a removed cache keeps its mapping until it ends.
+    Labels and class names are no part of it: to edit them costs no decoding.
     """
-    for path in folder.glob(f"{glob.escape(_name(index))}-*"):
-        if index.fingerprint[:32] not in path.name and path.suffix in _SUFFIXES:
-            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
-                if not lock.acquire():
-                    path.unlink()
-                    lock.path.unlink()
+
+    source: str  # identifies user, data set and split, whatever the content
+    content: str  # digest of the image files of the split, their pixel format, and the version of this code
+    selection: str  # digest of the settings that select images
+    images: str  # digest of the selected images
+
+    @classmethod
+    def of(cls, index: DatasetIndex) -> CacheName:
+        """Names the caches of the images of ``index``."""
+        return cls(
+            source=f"lockstep-{os.getuid()}-{index.source}",
+            content=digest_of(_VERSION, index.image_files, index.pixels.content())[:16],
+            selection=digest_of(index.selection)[:16],
+            images=index.image_digest()[:16],
+        )
+
+    def path(self, folder: Path, imgsz: int, suffix: str) -> Path:
+        """Returns the path of the file with images of size ``imgsz``, 0 for their own. ``suffix``: ends its name.
+
+        A file that other settings have made of the same images is used, too.
+        """
+        own = folder / f"{'-'.join(self)}-{imgsz}{suffix}"
+        same_images = f"{glob.escape(self.source)}-{self.content}-*-{self.images}-{imgsz}{suffix}"
+        return own if own.exists() else next(folder.glob(same_images), own)
+
+    def replaces(self, name: str) -> bool:
+        """Returns whether the file ``name``, of the same source, is out of date: its images have changed since, or the
+        same settings select others. Caches for other settings stay, as runs with these may follow each other."""
+        if f"-{self.content}-" not in name:
+            return True
+        return f"-{self.selection}-" in name and f"-{self.images}-" not in name
+
+    def remove_older(self, folder: Path) -> None:
+        """Removes the caches that this one replaces, except one that is being filled.
+
+        A process that reads a removed cache keeps its mapping until it ends.
+        """
+        for path in folder.glob(f"{glob.escape(self.source)}-*"):
+            if path.suffix in _SUFFIXES and self.replaces(path.name):
+                with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
+                    if not lock.acquire():
+                        path.unlink()
+                        lock.path.unlink()
 
 
 def discard(flag: str, reason: Exception, *files: Path) -> None:

@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path, remove_older
+from data.cache.decoding import CacheName, Decoding
 from data.cache.disk_writer import CRC, KEY, DiskCacheWriter
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
 from utils.errors import UserError
-from utils.files.program_folders import cache_folder
 from utils.pixels import PixelFormat
+from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
     import lmdb
 
 _SUFFIX = ".lmdb"
-_LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
 
 
 class DiskCache:
@@ -105,10 +104,10 @@ def open_disk_cache(
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     source_hw = reduced_sizes(index.image_hw, imgsz)
-    decoded_whole = "" if decoding.reduces else "-whole"
-    path = cache_path(folder, index, imgsz, f"v{_LAYOUT}{decoded_whole}{_SUFFIX}")
+    name = CacheName.of(index)
+    path = name.path(folder, imgsz, _SUFFIX if decoding.reduces else f"-whole{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
-        remove_older(folder, index)
+        name.remove_older(folder)
         writer = DiskCacheWriter(path, index, source_hw, decoding)
         is_filled = False
         if ctx is not None and leaders is not None and leaders.group_size > 1:

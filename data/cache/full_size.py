@@ -8,15 +8,13 @@ import shutil
 
 import numpy as np
 
-from data.cache.decoding import Decoding, cache_path, check_space, discard, remove_older
+from data.cache.decoding import CacheName, Decoding, check_space, discard
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
-from utils.files.program_folders import cache_folder
 from utils.files.temporary_folder import temporary_folder
 from utils.machine.resources import available_memory
-
-_LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
+from utils.program_folders import cache_folder
 
 
 def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: str) -> MappedImages:
@@ -27,9 +25,10 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     """
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path = cache_path(folder, index, 0, f"v{_LAYOUT}.pixels")
+    name = CacheName.of(index)
+    path = name.path(folder, 0, ".pixels")
     source_hw = index.image_hw.astype(np.int32)
-    remove_older(folder, index)
+    name.remove_older(folder)
     with contextlib.suppress(OSError):  # without taking the lock, which a read-only folder cannot have
         return MappedImages(path, source_hw, index.pixels)
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):

@@ -8,26 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
-from utils.config.settings import TrainConfig
 from utils.errors import UserError
-from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed
 
 MAX_MOVES = 1000  # moves of groups that even out the folds
 _MIN_IMPROVEMENT = 1e-9  # by which a move must at least reduce the sum that is minimized
-
-
-def scan_settings(config: TrainConfig) -> IndexSettings:
-    """Returns how a split is read that will be divided, by the settings of a training."""
-    return IndexSettings(
-        cache_dir=config.cache_dir,
-        workers=available_cores() if config.workers < 0 else config.workers,
-        max_bad=config.max_bad,
-        single_cls=config.single_cls,
-        repeats=False,
-    )
 
 
 def class_counts(index: DatasetIndex) -> np.ndarray:

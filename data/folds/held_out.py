@@ -7,17 +7,30 @@ from fractions import Fraction
 
 import numpy as np
 
-from data.folds.assign import assign_folds, class_counts, scan_settings
+from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.machine.resources import available_cores
 
 MAX_FOLDS = 20  # folds of which `validation_images` takes some
+
+
+def scan_settings(config: TrainConfig) -> IndexSettings:
+    """Returns how a split is read that will be divided, by the settings of a training."""
+    return IndexSettings(
+        cache_dir=config.cache_dir,
+        workers=max(available_cores() if config.workers < 0 else config.workers, 1),
+        max_bad=config.max_bad,
+        single_cls=config.single_cls,
+        repeats=False,
+    )
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:

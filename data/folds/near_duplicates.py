@@ -8,7 +8,6 @@ compared. Mirrored, rotated and strongly cropped copies are not found.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import cv2
 import numpy as np
 
 from data.image_io.decode import read_reduced
+from data.source.folder_splits import split_of
 from utils.errors import UserError
 from utils.logger import progress
 from utils.pixels import RGB8, PixelFormat, as_rgb8
@@ -160,10 +160,16 @@ def read_signatures(
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
     """Returns groups of two or more images that Roboflow has made of one image, by names such as ``a_jpg.rf.HASH.jpg``,
-    int64 each."""
-    groups: dict[str, list[int]] = {}
+    int64 each.
+
+    They are in one folder, or in those of two splits of one export: ``train/images`` and ``valid/images``. An image of
+    the same name in another folder may be that of another export.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
     for i, name in enumerate(names):
-        match = re.fullmatch(r"(.+)\.rf\.\w+\.\w+", os.path.basename(name))
+        *folders, base = name.split("/")
+        match = re.fullmatch(r"(.+)\.rf\.\w+\.\w+", base)
         if match:
-            groups.setdefault(match[1], []).append(i)
+            export = [folder for folder in folders if not split_of(folder)]
+            groups.setdefault((*export, match[1]), []).append(i)
     return [np.array(group) for group in groups.values() if len(group) > 1]

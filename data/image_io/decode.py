@@ -26,9 +26,9 @@ from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.logger import get_logger
-from utils.machine.decoder_warnings import watched
-from utils.machine.limits import explanation
 from utils.pixels import RGB8, PixelFormat
+from utils.process.decoder_warnings import watched
+from utils.process.limits import explanation
 
 _COLOR = cv2.IMREAD_COLOR_RGB
 _REDUCED = {

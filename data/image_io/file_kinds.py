@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from utils.files.safe_io import open_regular
-from utils.machine.limits import explanation
 from utils.pixels import RGB8, PixelFormat
+from utils.process.limits import explanation
 from utils.strings import counted
 
 # Lower case. Every OpenCV package on PyPI can decode these.

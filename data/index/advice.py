@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+import numpy as np
 
 from data.index.read_images import ScannedImage
 from data.labels import findings as kinds
 from data.labels.findings import Finding
 from data.labels.image_names import loose
 from data.labels.label_format import LabelSource
+from data.labels.misread import ids_from_1, too_dark
+from data.labels.rows import CLASS
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from utils.errors import UserError, one_line
@@ -26,22 +30,74 @@ _CORRECTIONS = {
 }
 
 
-def check_names_fit(unknown: Sequence[Finding], num_known: int, spec: DatasetSpec, split: str, ids_advice: str) -> None:
-    """Raises UserError if most objects have a class that is not among the names.
+@dataclass(frozen=True, slots=True)
+class ScannedLabels:
+    """Holds what a scan has read of a split, before it is an index."""
 
-    Args:
-        unknown: the findings about these objects.
-        num_known: number of all other objects, whether they can be used or not.
-        ids_advice: advice about the numbers of the classes; "": none.
-    """
-    if len(unknown) <= num_known:
+    listing: Listing
+    source: LabelSource
+    images: list[ScannedImage]  # N
+    table: np.ndarray  # float64 (R, 10), see data.labels.rows: the rows of all images that could be parsed
+    findings: list[Finding]  # about these images and rows
+
+    def findings_of(self, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def ids_advice(self, spec: DatasetSpec) -> str:
+        """Returns advice about the numbers of the classes; "": none."""
+        unknown = [finding.class_id for finding in self.findings_of(kinds.UNKNOWN_CLASS)]
+        return ids_from_1(unknown, self.table[:, CLASS], len(spec.names))
+
+
+def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError if most objects have a class that is not among the names. ``num_used``: objects that can be
+    used."""
+    unknown = labels.findings_of(kinds.UNKNOWN_CLASS)
+    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in labels.findings)  # with those of unknown classes
+    num_objects = num_used + num_lost
+    if len(unknown) <= num_objects - len(unknown):
         return
     first = unknown[0]
     message = (
-        f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + num_known:,} objects "
-        f"in '{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
+        f"{spec.source}: the names don't match the labels: {len(unknown):,} of {num_objects:,} objects in '{split}' "
+        f"have a class that is not in 'names' (first: {first.where}: {first.text})"
     )
+    ids_advice = labels.ids_advice(spec)
     raise UserError(f"{message}; {ids_advice}" if ids_advice else message)
+
+
+def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec, split: str) -> list[str]:
+    """Returns what is probably misread, and what to do, as messages. ``box_advice``: see `misread_boxes`; "": none."""
+    advice = [
+        labels.ids_advice(spec),
+        box_advice,
+        too_dark(max(image.largest for image in labels.images), spec.pixels.bits),
+        _filename_mismatches(labels.findings_of(kinds.NAMED_OTHERWISE), len(labels.images)),
+    ]
+    unlisted = _unlisted_images(labels)
+    if unlisted and _is_label_file_doubtful(labels, spec, split):
+        advice.append(f"{unlisted}: is it the label file of these images?")
+    return [message for message in advice if message]
+
+
+def notes_on_scan(labels: ScannedLabels, spec: DatasetSpec, split: str) -> list[str]:
+    """Returns notes about labels that are used as they are, or corrected: what `advice_on_scan` does not doubt."""
+    notes = []
+    for kind, description in _CORRECTIONS.items():
+        corrected = labels.findings_of(kind)
+        if corrected:
+            notes.append(f"{description}: {len(corrected):,}, first {corrected[0].where}: {corrected[0].message}")
+    labeled = [image.num_labeled for image in labels.images if image.num_labeled is not None]
+    empty = labeled.count(0)
+    if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
+        notes.append(
+            f"{empty:,} of {counted(len(labeled), 'labeled image')} have no object: an empty label file, or no "
+            "annotation; if that is not meant, write the labels again"
+        )
+    unlisted = _unlisted_images(labels)
+    if unlisted and not _is_label_file_doubtful(labels, spec, split):
+        notes.append(unlisted)
+    return notes
 
 
 def files_named_otherwise(source: LabelSource, images: Sequence[ScannedImage]) -> list[Finding]:
@@ -60,50 +116,27 @@ def files_named_otherwise(source: LabelSource, images: Sequence[ScannedImage]) -
     return findings
 
 
-def advice_if_named_otherwise(named_otherwise: Sequence[Finding], num_images: int) -> str:
-    """Returns a message if many label files name another image than they are called like; else ""."""
-    if len(named_otherwise) <= _MAX_NAMED_OTHERWISE_FRACTION * num_images:
+def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
+    """Returns a message if many label files name another image inside; else ""."""
+    if len(mismatches) <= _MAX_NAMED_OTHERWISE_FRACTION * num_images:
         return ""
-    count = f"{len(named_otherwise):,} of {counted(num_images, 'label file')}"
-    first = f"{named_otherwise[0].where}: {named_otherwise[0].text}"
+    count = f"{len(mismatches):,} of {counted(num_images, 'label file')}"
+    first = f"{mismatches[0].where}: {mismatches[0].text}"
     return f"{count} name another image than they are called like, which decides; first {first}"
 
 
-def unlisted_images(source: LabelSource, listing: Listing) -> str:
+def _unlisted_images(labels: ScannedLabels) -> str:
     """Returns which images the one label file of a split does not name: they are not labeled; "" if there are none."""
-    unlisted = [finding.where for finding in source.findings if finding.kind == kinds.UNLISTED]
+    listing = labels.listing
+    unlisted = [finding.where for finding in labels.source.findings if finding.kind == kinds.UNLISTED]
     if not unlisted:
         return ""
     count = f"{len(unlisted):,} of {counted(len(listing.images), 'image')}"
     return f"{listing.labels[0].name} doesn't name {count}, which are left out, first {unlisted[0]}"
 
 
-def is_label_file_doubtful(source: LabelSource, listing: Listing, spec: DatasetSpec, split: str) -> bool:
+def _is_label_file_doubtful(labels: ScannedLabels, spec: DatasetSpec, split: str) -> bool:
     """Returns whether the one label file of a split seems to be that of other images: it names less than half of them,
     and no other split may have the others."""
-    return len(source.images) < len(listing.images) / 2 and not shares_folders(spec, split)
-
-
-def shares_folders(spec: DatasetSpec, split: str) -> bool:
-    """Returns whether a split with another label file has images in the same folder: that file may name the others."""
-    this = spec.split(split)
-    others = [source.images for source in spec.splits.values() if source.annotations != this.annotations]
-    pairs = itertools.product(this.images, itertools.chain.from_iterable(others))
-    return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
-
-
-def notes_on_labels(findings: Sequence[Finding], images: Sequence[ScannedImage]) -> list[str]:
-    """Returns notes about labels that are used: corrections, and label files without an object."""
-    notes = []
-    for kind, description in _CORRECTIONS.items():
-        corrected = [finding for finding in findings if finding.kind == kind]
-        if corrected:
-            notes.append(f"{description}: {len(corrected):,}, first {corrected[0].where}: {corrected[0].message}")
-    labeled = [image.num_labeled for image in images if image.num_labeled is not None]
-    empty = labeled.count(0)
-    if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
-        notes.append(
-            f"{empty:,} of {counted(len(labeled), 'labeled image')} have no object: an empty label file, or no "
-            "annotation; if that is not meant, write the labels again"
-        )
-    return notes
+    names_less_than_half = len(labels.source.images) < len(labels.listing.images) / 2
+    return names_less_than_half and not spec.shares_folders(split)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from data.index.advice import shares_folders
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
 from data.labels.clean import PARSER_VERSION
-from data.labels.label_format import ImageFile, LabelFile
+from data.labels.findings import Finding
 from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
+from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written
@@ -81,30 +81,40 @@ class IndexCache:
             remove_half_written(folder)
 
 
-def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
+def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: bytes, *, single_cls: bool) -> str:
     """Returns a digest of name, size and time of all files, the classes, and the version of this code; of the contents
     of label files, too, where their times say nothing. It does not depend on the folder. ``spec``: with the classes as
-    labeled."""
+    labeled; ``image_rows``: `file_rows` of the images."""
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
-    if shares_folders(spec, split):  # it decides what is said about images that the label file does not name
+    if spec.shares_folders(split):  # it decides what is said about images that the label file does not name
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    files: Sequence[ImageFile | LabelFile]
     others = listing.others
     other_images = [*others.before, *others.after, *(ImageFile(name, "", None) for name in others.of_no_split)]
-    for files in (listing.images, listing.labels, other_images):
-        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
-        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
-    # Fields 3 to 8 are those that findings about files have always had, so that older fingerprints stay valid.
-    findings = [[f.where, f.kind, f.message, *f[3:9]] for f in listing.findings]
+    for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
+        digest.update(rows + b"\0\0\0")
+    findings = [_facts_of(finding) for finding in listing.findings]
     num_before_or_true = len(others.before) or True  # True as it has always been, so that older fingerprints stay valid
     digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_before_or_true]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))
     return digest.hexdigest()
+
+
+def file_rows(files: Sequence[ImageFile | LabelFile]) -> bytes:
+    """Returns name, size and time of all files, as digests take them."""
+    rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
+    return "\0\0".join(rows).encode("utf-8", "surrogateescape")
+
+
+def _facts_of(finding: Finding) -> tuple[object, ...]:
+    """Returns what a fingerprint says about a finding: without `cause`, which repeats the message."""
+    box = (finding.class_id, finding.xyxy_px)
+    losses = (finding.lost_images, finding.lost_objects)
+    return (finding.where, finding.kind, finding.message, finding.image, finding.line, *box, *losses)
 
 
 def _have_one_time(labels: Sequence[LabelFile]) -> bool:

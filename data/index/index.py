@@ -18,9 +18,9 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
+from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
-from utils.structures import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
 
 # Type, and shape of a row, of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
@@ -88,6 +88,8 @@ class DatasetIndex(LabelArrays):
     report: ScanReport
     fingerprint: str = ""  # identifies the images, the labels and how they were processed
     source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
+    image_files: str = ""  # digest of the names, sizes and times of all image files of the split, also of unused ones
+    selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
@@ -101,6 +103,13 @@ class DatasetIndex(LabelArrays):
     def fingerprint_as_used(self) -> str:
         """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
+
+    def image_digest(self) -> str:
+        """Returns a digest of the names and sizes of all images. Labels do not count."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.paths.data, self.paths.offsets, self.image_hw):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def label_digest(self) -> str:
         """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the

@@ -31,6 +31,7 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
         **concatenated([_with_names(index, names) for index in indexes]),
         report=_joined_report(parts, spec, split),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
+        image_files=digest_of([index.image_files for index in indexes]),
         pixels=spec.pixels,
         origins=_origins(parts),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from data.index.check_split import check_backgrounds, check_losses, check_objects, problems_as_warnings
 from data.index.full_split import LoadedSplit
-from data.index.index import DatasetIndex, Scan, source_name
+from data.index.index import DatasetIndex, Scan, digest_of, source_name
 from data.index.index_settings import IndexSettings
 from data.index.join_parts import join_parts
 from data.index.log_split import log_split
@@ -66,7 +66,8 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
         with problems_as_warnings(settings.is_check):
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)
-    return LoadedSplit(spec, split, full, replace(used, source=_source(spec, split, settings)))
+    used = replace(used, source=_source(spec, split, settings), selection=_selection(spec))
+    return LoadedSplit(spec, split, full, used)
 
 
 def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
@@ -74,3 +75,8 @@ def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
     if settings.fraction == 1:
         return source_name(spec, split, settings.single_cls, settings.fraction)
     return source_name(spec, split, settings.single_cls, settings.fraction, settings.seed)
+
+
+def _selection(spec: DatasetSpec) -> str:
+    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known."""
+    return digest_of(sorted(spec.held_out), spec.classes, spec.class_of)

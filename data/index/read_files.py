@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
-from data.index.cache_file import IndexCache, fingerprint_of
+from data.index.cache_file import IndexCache, file_rows, fingerprint_of
 from data.index.check_split import problems_as_warnings
 from data.index.full_split import FullSplit
 from data.index.index import Scan, source_name
 from data.index.index_settings import IndexSettings
-from data.index.missing_labels import check_label_files
 from data.index.scan import scan_split
 from data.source.dataset_spec import DatasetSpec, class_names
+from data.source.diagnosis.missing_labels import check_label_files
 from data.source.files import list_split
-from utils.files.program_folders import cache_folder
+from utils.program_folders import cache_folder
 
 
 def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:
@@ -29,7 +30,8 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
 
     # Classes are chosen before they are merged, and a scan that merges them checks none.
     single_cls = settings.single_cls and not (spec.classes or spec.class_of)
-    fingerprint = fingerprint_of(labeled, split, listing, single_cls=single_cls)
+    image_rows = file_rows(listing.images)
+    fingerprint = fingerprint_of(labeled, split, listing, image_rows, single_cls=single_cls)
     source = source_name(spec, split, single_cls)
     cache = IndexCache.find(cache_folder(settings.cache_dir), source, fingerprint)
     index = None if settings.is_check else cache.open(class_names(labeled, single_cls), spec.root)
@@ -45,7 +47,7 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
             cache.write(index)
             index = replace(index, origins=None)  # as from the cache
     return FullSplit(
-        replace(index, pixels=spec.pixels),
+        replace(index, pixels=spec.pixels, image_files=hashlib.blake2b(image_rows, digest_size=16).hexdigest()),
         note=note,
         scans=scans,
         listing=listing,

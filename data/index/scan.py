@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from data.image_io.decode import orientation_of
-from data.index.advice import (
-    advice_if_named_otherwise,
-    check_names_fit,
-    files_named_otherwise,
-    is_label_file_doubtful,
-    notes_on_labels,
-    unlisted_images,
-)
+from data.index.advice import ScannedLabels, advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
 from data.index.index import DatasetIndex, select_arrays
 from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
@@ -26,9 +19,8 @@ from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
 from data.labels.label_format import LabelRequest, LabelSource
 from data.labels.ledger import Ledger
-from data.labels.misread import beyond_images, ids_from_1, other_notation, too_dark
+from data.labels.misread import misread_boxes
 from data.labels.report import ScanReport
-from data.labels.rows import CLASS
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing
@@ -48,46 +40,38 @@ class ScannedSplit:
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScannedSplit:
     """Reads a listed split, with its images as in `read_images`. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
-    names = None if settings.single_cls else spec.names
-    request = LabelRequest(listing.images, listing.labels, spec.root, names, listing.others)
-    source = listing.label_format.read(request)
+    source = listing.label_format.read(_label_request(listing, spec, settings))
     images = read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
-    table, row_findings = _rows_for_sizes(images, image_hw, spec, source)
-    named_otherwise = files_named_otherwise(source, images)
 
-    unknown = [finding for finding in row_findings if finding.kind == kinds.UNKNOWN_CLASS]
-    ids_advice = ids_from_1([finding.class_id for finding in unknown], table[:, CLASS], len(spec.names))
-    box_advice = other_notation(table, image_hw, listing.label_format.notation, normalized=source.normalized)
-    box_advice = box_advice or beyond_images(table, image_hw, normalized=source.normalized)
+    table, found = _rows_for_sizes(images, image_hw, spec, source)
+    box_advice = misread_boxes(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(box_advice))
-    row_findings += [finding_of(source, image, problem) for image, problem in problems]
-    num_labeled = [image.num_labeled or 0 for image in images]
-    outcomes = decide_outcomes([*row_findings, *named_otherwise], boxes, source, num_labeled)
-    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in outcomes.findings)
-    check_names_fit(unknown, len(boxes.image) + num_lost - len(unknown), spec, split, ids_advice)
+    found += [finding_of(source, image, problem) for image, problem in problems]
+    found += files_named_otherwise(source, images)
+    outcomes = decide_outcomes(found, boxes, source, num_labeled=[image.num_labeled or 0 for image in images])
 
-    advice = [
-        ids_advice,
-        box_advice,
-        too_dark(max(image.largest for image in images), spec.pixels.bits),
-        advice_if_named_otherwise(named_otherwise, len(images)),
-    ]
-    notes = notes_on_labels(outcomes.findings, images)
-    unlisted = unlisted_images(source, listing)
-    if unlisted and is_label_file_doubtful(source, listing, spec, split):
-        advice.append(f"{unlisted}: is it the label file of these images?")
-    elif unlisted:
-        notes.append(unlisted)
+    labels = ScannedLabels(listing, source, images, table, outcomes.findings)
+    check_names_fit(labels, len(boxes.image), spec, split)
+    advice = [Finding(split, kinds.MISREAD, message) for message in advice_on_scan(labels, box_advice, spec, split)]
+    findings = [*listing.findings, *source.findings, *advice, *outcomes.findings]
 
-    misread = [Finding(split, kinds.MISREAD, text) for text in advice if text]
-    findings = [*listing.findings, *source.findings, *misread, *outcomes.findings]
     index = _index_of_all(image_hw, boxes, outcomes, source, spec, names=class_names(spec, settings.single_cls))
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes))
+    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels, spec, split)))
     return ScannedSplit(index.recounted(), source, findings)
+
+
+def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings) -> LabelRequest:
+    return LabelRequest(
+        images=listing.images,
+        files=listing.labels,
+        root=spec.root,
+        names=None if settings.single_cls else spec.names,
+        others=listing.others,
+    )
 
 
 def _rows_for_sizes(

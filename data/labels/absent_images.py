@@ -8,7 +8,7 @@ from enum import Enum, auto
 from functools import cached_property
 
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.labels.label_format import ImageFile, OtherImages
+from data.split_files import ImageFile, OtherImages
 
 
 class Owner(Enum):

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data.labels.coco import COCO
 from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
+from utils.files.safe_io import open_regular
 
 LABEL_FORMATS: tuple[LabelFormat, ...] = (YOLO, VOC, COCO)
+_FIRST_BYTES = 4096  # suffice to recognize a file with labels
+_MAX_READ_FILES = 20  # files of a folder that are read to recognize their format
 
 
 def format_of(annotations: Path | None) -> LabelFormat | None:
-    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown."""
+    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown.
+
+    A folder may have any format with a file per image that is ``in_annotations``, and a file any other one with its
+    suffix. Of several, the content decides; if it fits none, the first one reports what is wrong.
+    """
     if annotations is None:
         return YOLO
     if annotations.is_dir():
-        return VOC
-    for label_format in LABEL_FORMATS:
-        if label_format.per_image is None and annotations.suffix.lower() == label_format.files.suffix:
-            return label_format
-    return None
+        formats = [each for each in LABEL_FORMATS if each.per_image is not None and each.per_image.in_annotations]
+    else:
+        suffix = annotations.suffix.lower()
+        formats = [each for each in LABEL_FORMATS if each.per_image is None and each.files.suffix == suffix]
+    if len(formats) > 1:
+        formats.sort(key=lambda each: not _has_labels(annotations, each))
+    return formats[0] if formats else None
+
+
+def _has_labels(annotations: Path, label_format: LabelFormat) -> bool:
+    """Returns whether a file, or one of the first files in a folder, has labels of a format."""
+    files: Sequence[Path] = [annotations]
+    if annotations.is_dir():
+        suffix = label_format.files.suffix
+        files = sorted(path for path in annotations.rglob("*") if path.suffix.lower() == suffix)[:_MAX_READ_FILES]
+    return any(label_format.files.is_labels(head) for head in _heads(files))
+
+
+def _heads(files: Sequence[Path]) -> Iterator[bytes]:
+    """Yields the first bytes of each file that can be read."""
+    for path in files:
+        try:
+            with open_regular(path) as file:
+                yield file.read(_FIRST_BYTES)
+        except OSError:
+            continue

@@ -9,8 +9,9 @@ from functools import partial
 from typing import NamedTuple
 
 from data.labels.image_names import ImageNames
-from data.labels.label_format import ImageFile, LabelRequest
+from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
+from data.split_files import ImageFile
 
 
 class ImageEntry(NamedTuple):

@@ -8,51 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
+from data.split_files import ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 
 MAX_BYTES = 1 << 26  # largest label file of one image
 # What the four numbers of a box mean.
 CENTERS = "cx cy w h"
 TOP_LEFT = "x y w h"
 CORNERS = "x1 y1 x2 y2"
-
-
-class FileStamp(NamedTuple):
-    """Size and time of a file, which change when it is edited."""
-
-    size: int  # bytes
-    mtime_ns: int
-
-
-class ImageFile(NamedTuple):
-    """An image that a split lists."""
-
-    name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp | None  # None: not of this split (`OtherImages`)
-
-
-class OtherImages(NamedTuple):
-    """Names what the one label file of a split may name besides the images of the split."""
-
-    before: Sequence[ImageFile] = ()  # of splits with this label file that the data set names before this one, and
-    after: Sequence[ImageFile] = ()  # of those that it names after this one; both without stamps
-    of_no_split: Sequence[str] = ()  # names of images in the same folders
-    missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
-    missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
-
-
-class LabelFile(NamedTuple):
-    """A label file, which may be missing."""
-
-    name: str  # relative to the data set's folder, with /
-    stamp: FileStamp | None  # None: there is no such file
 
 
 class LabelSource(Protocol):
@@ -104,6 +73,7 @@ class FilesPerImage(LabelFiles):
     # these images may be, the usual one first; absolute paths.
     label_folders: Callable[[str, str, Path | None], list[str]]
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
+    in_annotations: bool = False  # whether 'annotations' of the YAML names the folder of the files
     named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
 
 

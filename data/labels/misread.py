@@ -29,10 +29,16 @@ _FAR = 0.1  # a box that exceeds its image by more than this fraction of a side 
 _MAX_BEYOND_FRACTION = 0.5  # if more boxes are far outside, they are not objects that the border cuts off
 
 
+def misread_boxes(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
+    """Returns a message if the boxes seem to have another notation than ``notation``, or to be for other images. The
+    other arguments are those of `clean_rows`."""
+    message = _other_notation(table, image_hw, notation, normalized=normalized)
+    return message or _boxes_exceed_images(table, image_hw, normalized=normalized)
+
+
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers
-def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
-    """Returns a message if the boxes seem to have another notation than ``notation``. The other arguments are those of
-    `clean_rows`."""
+def _other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
+    """Returns a message if the boxes seem to have another notation; arguments as for `misread_boxes`."""
     corners = table[:, X1 : Y2 + 1]
     size = _sizes(table, image_hw, normalized=normalized)
     if normalized:  # a row whose area is not that of its box is a polygon, which has no other notation
@@ -62,8 +68,8 @@ def other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, no
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def beyond_images(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) -> str:
-    """Returns a message if the labels seem to be for other images or sizes; arguments as for `clean_rows`.
+def _boxes_exceed_images(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) -> str:
+    """Returns a message if the labels seem to be for other images or sizes; arguments as for `misread_boxes`.
 
     Boxes that are wholly outside their images do not count: they are findings of their own.
     """

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from data.labels.absent_images import AbsentImages, Owner, charged_range
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, match_entries
-from data.labels.label_format import ImageFile, LabelRequest
+from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
+from data.split_files import ImageFile
 from utils.errors import UserError, one_line
 from utils.strings import counted
 

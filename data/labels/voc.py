@@ -151,6 +151,7 @@ _FILES = FilesPerImage(
     advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
     label_folders=_label_folders,
     num_objects=_num_objects,
+    in_annotations=True,
     named_image=named_image,
 )
 VOC = LabelFormat("voc", CORNERS, _read, _FILES)

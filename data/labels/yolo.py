@@ -19,13 +19,13 @@ from data.labels.label_format import (
     CENTERS,
     MAX_BYTES,
     FilesPerImage,
-    LabelFile,
     LabelFormat,
     LabelPerImage,
     LabelRequest,
     LabelSource,
 )
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text, shape_of
+from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 from utils.files.paths import path_of

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
 from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.class_balance import repeated_weights
 from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
 from data.loading.same_data import check_same_data
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
@@ -32,6 +29,7 @@ from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
+from data.samples.sample_weights import sample_weights
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
@@ -139,14 +137,8 @@ def open_train_samples(
     if len(index) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     reader = _open_train_reader(ctx, config, hyp, index)
-    return AugmentedImages(
-        reader,
-        hyp=hyp,
-        seed=config.seed,
-        epochs=config.epochs,
-        rect=config.rect,
-        weights=sample_weights(config, hyp, reader),
-    )
+    weights = sample_weights(reader, tile_backgrounds=hyp.tile_backgrounds, repeat_factor=config.repeat_factor)
+    return AugmentedImages(reader, hyp=hyp, seed=config.seed, epochs=config.epochs, rect=config.rect, weights=weights)
 
 
 def build_train_sampler(
@@ -188,21 +180,6 @@ def open_index(ctx: DistributedContext, config: TrainConfig | ValConfig, spec: D
         index = load_index(spec, split, settings)
     check_same_data(ctx, split, index)  # before nodes exchange images
     return index
-
-
-def sample_weights(config: TrainConfig, hyp: Hyperparameters, reader: SampleReader) -> np.ndarray:
-    """Returns how often each training sample comes in an epoch, on average: float64 (N,), 0 for never.
-
-    Everything that draws samples follows it: the sampler, also with ``--image-weights``, and mosaic and mixup.
-    """
-    if reader.tiles is None:
-        weights = np.ones(len(reader.sample_index))
-    else:
-        weights = reader.tiles.weights(hyp.tile_backgrounds)
-    if config.repeat_factor:
-        noun = "image" if reader.tiles is None else "tile"
-        weights = repeated_weights(config.repeat_factor, reader.sample_index, weights, noun=noun)
-    return weights
 
 
 def _open_train_reader(

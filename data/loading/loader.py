@@ -18,16 +18,16 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
-from data.loading.class_balance import image_weights, inverse_frequency_weights
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
+from data.samples.sample_weights import image_weights, inverse_frequency_weights
+from utils.batches import Batch
 from utils.errors import UserError
-from utils.machine.limits import DISK_FULL
-from utils.structures import Batch
+from utils.process.limits import DISK_FULL
 
 PREFETCHED_BATCHES = 2  # per worker
 PIN_THREAD_PATIENCE_S = 5.0  # longest wait for the end of torch's thread for page-locked memory

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from utils.structures import Batch
+from utils.batches import Batch
 
 
 class Prefetcher:

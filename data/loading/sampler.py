@@ -14,9 +14,9 @@ import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
 from data.samples.batch_request import BatchRequest
+from utils.batches import SampleKey
 from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
-from utils.structures import SampleKey
 
 
 class EpochOrder:
@@ -35,8 +35,8 @@ class EpochOrder:
     ) -> None:
         """
         Args:
-            weights: float64 (N,), how often each sample comes in an epoch: rounded up in some epochs and down in
-                others; 0 for never.
+            weights: float64 (N,), with a whole sum: how often each sample comes in an epoch, rounded up in some epochs
+                and down in others; see `data.samples.sample_weights`.
             batch_size: B, the size of the global batch.
             imgsz: side of square canvases, or longer side of images on rectangular ones, pixels.
             stride: divisor of the canvas sides.
@@ -68,13 +68,22 @@ class EpochOrder:
         return order if self._aspects is None else self._group_by_aspect(order, self._aspects, rng)
 
     def _members(self, epoch: int) -> np.ndarray:
-        """Returns the samples of an epoch, ascending, each as often as its weight says: int64."""
-        if (self._weights == 1).all():  # exactly once, whatever is rounded below
-            return np.arange(self._count)
-        start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
-        ends = np.cumsum(self._weights) * (self._count / self._weights.sum())
-        members = np.searchsorted(ends, start + np.arange(self._count), side="right")
-        return members.clip(max=len(self._weights) - 1)
+        """Returns the samples of an epoch, ascending, each as often as its weight says: int64.
+
+        Each comes as often as the whole part of its weight, and those with a fractional part once more in some epochs,
+        by a systematic draw: one random start, then steps of 1 along the sums of the fractional parts.
+        """
+        copies = np.floor(self._weights).astype(np.int64)
+        fractions = self._weights - copies
+        candidates = np.flatnonzero(fractions)
+        num_drawn = self._count - int(copies.sum())
+        if num_drawn:
+            start = keyed_generator(self.seed, named_stream("repeats"), epoch).random()
+            ends = np.cumsum(fractions[candidates])
+            drawn = np.searchsorted(ends, start + np.arange(num_drawn), side="right")
+            drawn = drawn.clip(max=len(candidates) - 1)  # the last sum may be rounded down
+            copies += np.bincount(candidates[drawn], minlength=len(copies))
+        return np.repeat(np.arange(len(copies)), copies)
 
     def _group_by_aspect(self, order: np.ndarray, aspects: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Reorders the images so that the aspects in each batch are similar.

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from utils.batches import map_tensors
 from utils.pixels import RGB8, PixelFormat
-from utils.structures import map_tensors
 
 INLINE_BYTES = 65536  # larger tensors are in shared memory
 _numbers = itertools.count()

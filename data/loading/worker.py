@@ -23,9 +23,9 @@ from data.render.table import build_table
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
 from data.samples.dataset import LoadImagesAndLabels
+from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
-from utils.machine.limits import explanation
-from utils.structures import Batch, Sample, Targets
+from utils.process.limits import explanation
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:

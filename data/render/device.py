@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from data.render.table import Column, RenderTable
+from utils.batches import Batch, map_tensors
 from utils.errors import first_line
 from utils.logger import get_logger
-from utils.structures import GRAY, Batch, map_tensors
+from utils.pixels import GRAY
 
 # Canvas pixels that are painted together: they fit a CPU's cache, or limit GPU memory.
 PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from utils.structures import padding_value
+from utils.pixels import padding_value
 
 # Padding on a rectangular canvas, both sides together, in strides, as in the published evaluations of YOLO models.
 # Without it AP is lower by 0.01, measured on models fine-tuned on seven data sets (benchmarks/LOG.md).

@@ -14,8 +14,7 @@ import numpy as np
 from data.augment.plan import Layer, Patch, SamplePlan
 from data.augment.transforms import project_points
 from data.image_io.channels import resize_area, with_channels
-from utils.pixels import RGB8, PixelFormat
-from utils.structures import padding_value
+from utils.pixels import RGB8, PixelFormat, padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
 # Code for cv2.flip, by whether x and y are mirrored.

@@ -25,12 +25,12 @@ import numpy as np
 from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalized
 from data.image_io.channels import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
+from utils.batches import SampleKey
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.errors import UserError
 from utils.machine.packages import require_package
 from utils.rng import Stream, keyed_generator
 from utils.schema import suggestion
-from utils.structures import SampleKey
 
 
 class UserTransforms:

@@ -15,8 +15,8 @@ from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import SampleReader
+from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters
-from utils.structures import Sample, SampleKey
 
 
 class AugmentedImages(LoadImagesAndLabels):
@@ -38,8 +38,8 @@ class AugmentedImages(LoadImagesAndLabels):
             hyp: strengths and probabilities of the augmentations; None for the defaults.
             epochs: length of the whole run, for ``hyp.close_mosaic``.
             rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
-            weights: float64 (N,), how often each sample comes in an epoch, on average; 0 for never, None for once each.
-                The sampler, mosaic and mixup draw by them.
+            weights: `data.samples.sample_weights.sample_weights`; None for once each. The sampler, mosaic and mixup
+                draw by them.
 
         Raises UserError if ``hyp.albumentations`` is wrong.
         """
@@ -110,4 +110,4 @@ class AugmentedImages(LoadImagesAndLabels):
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""
-        return LoadImagesAndLabels(self.reader.at_rest())
+        return LoadImagesAndLabels(self.reader.without_jitter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from utils.structures import SampleKey
+from utils.batches import SampleKey
 
 
 @dataclass(frozen=True, slots=True)

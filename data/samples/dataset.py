@@ -11,7 +11,7 @@ from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbo
 from data.samples.batch_request import BatchRequest
 from data.samples.readers import SampleReader
 from data.samples.tiled_index import TiledIndex
-from utils.structures import Sample, SampleKey
+from utils.batches import Sample, SampleKey
 
 
 class LoadImagesAndLabels:

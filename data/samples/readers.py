@@ -18,8 +18,8 @@ from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
 from data.samples.batch_request import BatchRequest
-from data.samples.tiled_index import TiledIndex
-from utils.structures import SampleKey
+from data.samples.tiled_index import TiledIndex, crop_tile
+from utils.batches import SampleKey
 
 
 class SampleReader(ABC):
@@ -71,7 +71,7 @@ class SampleReader(ABC):
         """Returns batches in which each sample comes once. Those of one list must be read by the same process."""
 
     @abstractmethod
-    def at_rest(self) -> SampleReader:
+    def without_jitter(self) -> SampleReader:
         """Returns a reader whose samples do not change from epoch to epoch."""
 
 
@@ -139,7 +139,7 @@ class ImageReader(SampleReader):
                 batches.append((images[start : start + batch_size], (height, width)))
         return batches
 
-    def at_rest(self) -> ImageReader:
+    def without_jitter(self) -> ImageReader:
         return self
 
 
@@ -165,7 +165,8 @@ class TileReader(SampleReader):
         )
 
     def read(self, i: int, epoch: int) -> np.ndarray:
-        return self.tiles.pixels(self.image_cache[int(self.tiles.image[i])], i, epoch)
+        left, top = self.tiles.corners(np.array([i]), epoch)[0].tolist()
+        return crop_tile(self.image_cache[int(self.tiles.image[i])], (left, top), self.tiles.side)
 
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         return self.tiles.labels_of(samples, epoch)
@@ -186,5 +187,5 @@ class TileReader(SampleReader):
             batches_of_images.append([BatchRequest(keys[start : start + batch_size], canvas_hw) for start in starts])
         return batches_of_images
 
-    def at_rest(self) -> TileReader:
-        return TileReader(self.tiles.at_rest(), imgsz=self.imgsz, image_cache=self.image_cache)
+    def without_jitter(self) -> TileReader:
+        return TileReader(self.tiles.without_jitter(), imgsz=self.imgsz, image_cache=self.image_cache)

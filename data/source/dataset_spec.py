@@ -7,6 +7,7 @@ labels are. `data.source.files.list_split` lists these files.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels.findings import Finding
-from data.labels.label_format import LabelFormat, OtherImages
-from data.source.missing_data import labels_without_images, moved_with_yaml, what_exists
+from data.labels.label_format import LabelFormat
+from data.source.diagnosis.missing_data import labels_without_images, moved_with_yaml, what_exists
+from data.split_files import OtherImages
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -58,7 +60,7 @@ class DataSource:
 class Original(NamedTuple):
     """Keeps what the listing of a split says that its copy (``--stage``) does not show."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # all: a list of images has other lines in the copy
     unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
     other_images: OtherImages  # see `Listing`
 
@@ -119,6 +121,14 @@ class DatasetSpec:
     def is_held_out(self, split: str) -> bool:
         """Returns whether a split is a part of the training split, which `hold_out` has chosen."""
         return split == "val" and bool(self.held_out)
+
+    def shares_folders(self, split: str) -> bool:
+        """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
+        images that the one of ``split`` does not name."""
+        this = self.split(split)
+        others = [source.images for source in self.splits.values() if source.annotations != this.annotations]
+        pairs = itertools.product(this.images, itertools.chain.from_iterable(others))
+        return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
         """Returns the data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""

@@ -20,8 +20,8 @@ from typing import Annotated, Any, NamedTuple
 from data.labels.formats import format_of
 from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
-from data.source.other_exports import check_no_export
 from data.source.yaml_classes import read_names, with_class_map
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import YAML_FOLDER, checked_path, replaced_separators, resolve_entry, resolve_root

@@ -4,32 +4,40 @@ The sizes and modification times of these files show whether the split has chang
 
     images.py          the images in the folders and .txt lists (image_list.py) that the split names
     label_files.py     their label files, if each image has one; candidate_files.py: what its folder contains
-    unused_labels.py   the label files that no image has, also in other folders (misplaced_labels.py) and formats
-                       (unread_labels.py); the images to which one of them may belong (similar_names.py) are left out
-    other_splits.py    the data set's other images: label files may be theirs
+    unusual_labels.py  label files in other places or of other names, if images have none
+    label_folders.py   where label files may be: whether any is left that no image has
+    other_images.py    the data set's other images, which one label file for all may name
     aliases.py         one image under several names, by symbolic links
+
+If not each image has one label file, `diagnosis.unused_labels` says which label files no image has, and to which images
+one of them may belong: these are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
-from data.labels.findings import BAD_LABEL, Finding
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat, OtherImages
-from data.source.dataset_spec import DatasetSpec, Original, SplitSource
+from data.labels.findings import BAD_LABEL, REPEATED_IMAGE, Finding
+from data.labels.label_format import LabelFormat
+from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.diagnosis.other_splits import OtherSplits
+from data.source.diagnosis.unused_labels import diagnose_labels
 from data.source.listing.aliases import without_aliases
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
 from data.source.listing.label_files import ListedImage, find_label_files, label_files_of_copy
-from data.source.listing.other_splits import OtherSplits, images_in_label_file
-from data.source.listing.unused_labels import report_unused
+from data.source.listing.label_folders import are_all_labeled
+from data.source.listing.other_images import images_in_label_file
+from data.source.listing.unusual_labels import find_unusual_labels
 from data.source.walk import Folders, stamp_of, walk
+from data.split_files import ImageFile, LabelFile, OtherImages
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
@@ -54,7 +62,9 @@ class _PairedImages(NamedTuple):
     """The images of a split with their label files, and what was learned from finding these."""
 
     images: list[ListedImage]
-    original: Original
+    findings: Sequence[Finding] = ()  # about label files
+    unusual_labels: Mapping[str, str] = MappingProxyType({})  # see `FoundLabels`
+    others: OtherImages = OtherImages()
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -72,27 +82,36 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     split_images = find_images(spec, split, folders)
     label_format = _label_format(source, spec)
     original = spec.originals.get(split)  # of a copy, which does not show all of it
+    share_labels = label_format.per_image is None
     if label_format.per_image is None:
-        paired = _pair_with_one_file(split_images, original, spec, split)
+        paired = _pair_with_one_file(split_images, spec, split)
     else:
         candidates = CandidateFiles(label_format.per_image, source.annotations, folders, split_images.other_files)
-        paired = _pair_with_own_files(split_images, candidates, original, spec, split)
-    share_labels = label_format.per_image is None
+        if original is None:
+            paired = _pair_with_own_files(split_images, candidates, spec, split)
+        else:
+            images_of_copy = label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels)
+            paired = _PairedImages(images_of_copy, unusual_labels=original.unusual_labels)
+    findings = [*split_images.findings, *paired.findings]
+    if original is not None:
+        # The copy's lists are rewritten: a repetition has another line there. Anything else has happened to the copy.
+        findings = [finding for finding in findings if finding.kind != REPEATED_IMAGE]
+        findings += original.findings
     listed = without_aliases(paired.images, split_images.aliases, spec.root, share_labels=share_labels)
-    pairs = [(image.file, image.label) for image in listed if image.label is not None]
-    findings = [*split_images.findings, *paired.original.findings]
-    if not pairs:
+    images = [image.file for image in listed if image.label is not None]
+    labels = [image.label for image in listed if image.label is not None]
+    if not images:
         first = next(finding for finding in findings if finding.kind == BAD_LABEL)
         raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
     return Listing(
-        images=[image for image, _ in pairs],
-        labels=[pairs[0][1]] if share_labels else [label for _, label in pairs],
+        images=images,
+        labels=labels[:1] if share_labels else labels,
         label_format=label_format,
         findings=findings,
         lists=split_images.lists,
         num_aliases=len(paired.images) - len(listed),
-        unusual_labels=paired.original.unusual_labels,
-        others=paired.original.other_images,
+        unusual_labels=dict(paired.unusual_labels),
+        others=paired.others,
     )
 
 
@@ -108,31 +127,33 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _pair_with_one_file(
-    split_images: SplitImages, original: Original | None, spec: DatasetSpec, split: str
-) -> _PairedImages:
+def _pair_with_one_file(split_images: SplitImages, spec: DatasetSpec, split: str) -> _PairedImages:
     """Pairs each image with the one label file of a split."""
     annotations = spec.split(split).annotations
     assert annotations is not None, "such a format is known by its annotations"
     label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
     images = [ListedImage(image, label_file) for image in split_images.sorted()]
-    if original is None:
-        original = Original((), {}, images_in_label_file(spec, split, split_images))
-    return _PairedImages(images, original)
+    if split in spec.originals:
+        return _PairedImages(images, others=spec.originals[split].other_images)
+    return _PairedImages(images, others=images_in_label_file(spec, split, split_images))
 
 
 def _pair_with_own_files(
-    split_images: SplitImages, candidates: CandidateFiles, original: Original | None, spec: DatasetSpec, split: str
+    split_images: SplitImages, candidates: CandidateFiles, spec: DatasetSpec, split: str
 ) -> _PairedImages:
     """Pairs each image with a label file of its own. Images to which a label file of another name may belong are left
     out."""
-    if original is not None:  # whose findings say which label files are unused
-        return _PairedImages(label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels), original)
     found = find_label_files(split_images.sorted(), candidates)
+    if found.without_usual_label:
+        found = find_unusual_labels(found)
+    images = found.images
+    findings = found.findings
     split_folders = [str(entry) for entry in spec.split(split).images if entry.is_dir()]
-    unused = report_unused(found, split_folders, OtherSplits(spec, split, split_images.images))
-    findings = (*found.findings, *unused.findings)
-    return _PairedImages(found.leave_out(unused.left_out), Original(findings, found.unusual, OtherImages()))
+    if not are_all_labeled(found, split_folders):
+        diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
+        images = found.without(diagnosis.left_out)
+        findings = findings + diagnosis.findings
+    return _PairedImages(images, findings, found.unusual)
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
+from data.source.diagnosis.missing_data import what_exists
 from data.source.files import without_empty
-from data.source.missing_data import what_exists
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
 from utils.errors import UserError
-from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
+from utils.program_folders import cache_folder
 from utils.strings import counted
 
 if TYPE_CHECKING:

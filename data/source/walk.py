@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from data.labels.image_names import loose
-from data.labels.label_format import FileStamp
 from data.labels.yolo import folder_with_labels
+from data.split_files import FileStamp
 from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 
 MAX_ALIASES = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.files.paths import normal_path
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 from utils.schema import check
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets

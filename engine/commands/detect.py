@@ -20,19 +20,19 @@ from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import describe_counts, label_texts
 from engine.inference.source_files import source_files
+from engine.run.new_folder import check_run_dir, increment_path
+from engine.run.previous_run import remove_written
 from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, encode_image
 from utils.errors import UserError
-from utils.files.previous_run import remove_written
-from utils.files.run_folders import check_run_dir, increment_path
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.machine.threads import map_ahead
 from utils.pixels import as_rgb8
 from utils.strings import counted, listed
-from utils.structures import DetectionTable
 
 LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `LINE_EVERY_S`
 LINE_EVERY_S = 5.0

@@ -16,8 +16,8 @@ from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.machine.limits import explanation
 from utils.machine.packages import require_installed
+from utils.process.limits import explanation
 
 
 def export(config: ExportConfig) -> list[Path]:

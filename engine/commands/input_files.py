@@ -14,8 +14,8 @@ from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
 from utils.config.settings import DetectConfig, TrainConfig
-from utils.distributed.launch import read_launch
 from utils.errors import UserError, all_mistakes
+from utils.process.launch import read_launch
 
 
 def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:

@@ -23,14 +23,14 @@ from engine.inference.detection_writer import (
     written_suffix,
 )
 from engine.inference.frames import Frame
+from engine.run.previous_run import WrittenFiles
 from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.errors import UserError
-from utils.files.previous_run import WrittenFiles
 from utils.files.safe_io import atomic_write, write_whole
 from utils.pixels import as_rgb8
 from utils.strings import image_ids_of
-from utils.structures import DetectionTable
 
 
 @dataclass(frozen=True)

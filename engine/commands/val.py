@@ -17,11 +17,14 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.evaluator import Evaluator, build_evaluator
 from engine.evaluation.matching import match_detections
+from engine.evaluation.result import EvalResult
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_for_model
 from engine.inference.open_model import is_exported, open_model
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
+from engine.run.new_folder import check_run_dir, increment_path
+from engine.run.previous_run import is_other_data, listing_written, previous_data, remove_written
 from models.detector import IMAGES_IN_CACHE
 from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
@@ -30,15 +33,14 @@ from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
+from utils.detections import Detections, DetectionTable
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.files.previous_run import is_other_data, listing_written, previous_data, remove_written
-from utils.files.run_folders import check_run_dir, increment_path
+from utils.labels import GroundTruth
 from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.program import write_result
-from utils.structures import Detections, DetectionTable, EvalResult, GroundTruth
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:

@@ -24,9 +24,11 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.same_data import data_facts
 from data.source.dataset_spec import DataSource
+from engine.evaluation.result import EvalResult
 from engine.run.run import RunSettings
+from utils.batches import Batch
+from utils.detections import Detections, DetectionTable
 from utils.distributed.agreement import product_version
-from utils.structures import Batch, Detections, DetectionTable, EvalResult
 
 SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data

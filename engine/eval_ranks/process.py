@@ -40,11 +40,12 @@ from engine.run.assembly import build_criterion, build_validation
 from engine.run.process import choose_kernels
 from engine.run.run import RunSettings
 from engine.run.starting_model import rebuild_model
+from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
+from utils.detections import Detections
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
-from utils.structures import Detections, map_tensors
 
 PREVIEW_IMAGES = 8
 

@@ -26,12 +26,12 @@ from engine.eval_ranks.messages import (
     read_message,
 )
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.result import EvalResult
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluation_store
 from utils.logger import get_logger
-from utils.machine.processes import has_died
+from utils.process.identity import has_died
 from utils.strings import rank_list
-from utils.structures import EvalResult
 
 # How long rank 0 waits for scores that are late: a fraction of the time since it has sent the weights, within bounds.
 # The other ranks wait in a collective meanwhile, whose timeout ends the run, and the watchdog reports a stall.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import (
+    ALL_SIZES,
     IOU_50,
     IOU_75,
     Matches,
@@ -92,8 +93,8 @@ def find_errors(matches: Matches) -> Errors:
     """
     assignment = matches.assignment
     is_object = ~matches.objects.crowd
-    matched = assignment.matched[:, 0, 0]
-    ignored = assignment.ignored[:, 0, 0]
+    matched = assignment.matched[:, ALL_SIZES, IOU_50]
+    ignored = assignment.ignored[:, ALL_SIZES, IOU_50]
     outcome = np.full(matches.ranked.scores.size, BACKGROUND)
     outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IGNORED, CORRECT)
     false = np.flatnonzero(outcome == BACKGROUND)
@@ -155,10 +156,10 @@ class _Counted:
         short_classes = self.classes[rows].astype(np.min_scalar_type(num_classes))  # NumPy sorts 16 bits in linear time
         rows = rows[np.argsort(short_classes, kind="stable")]
         classes = self.classes[rows]
-        true_positive = self.true_positive[rows, None, None]  # of one area and IoU threshold
+        true_positive = self.true_positive[rows, None, None]  # `ALL_SIZES` and `IOU_50` only
         offsets = np.searchsorted(classes, np.arange(num_classes + 1))
         outcomes = Outcomes(offsets, self.scores[rows], classes, true_positive, ~true_positive)
-        return interpolated_precision(outcomes, self.targets[:, None])[:, 0, 0].mean(-1)
+        return interpolated_precision(outcomes, self.targets[:, None])[:, ALL_SIZES, IOU_50].mean(-1)
 
 
 def _cost(ap: np.ndarray, fixed: _Counted) -> np.ndarray:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import match_detections, sort_by_class
+from engine.evaluation.matching import ALL_SIZES, match_detections, sort_by_class
 from engine.evaluation.metrics import RECALL_POINTS, nanmean
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory at some 200 MB
 
@@ -45,14 +46,14 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
     image = matches.ranked.group[np.lexsort((-matches.ranked.scores, matches.ranked.classes))] // num_classes
-    is_target = ~matches.ignored[:, 0]
+    is_target = ~matches.ignored[:, ALL_SIZES]
     object_image = matches.objects.group // num_classes
     object_class = matches.object_classes
     result = []
     for c in range(num_classes):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
-        true_positive = outcomes.true_positive[rows, 0]
-        counts = true_positive | outcomes.false_positive[rows, 0]
+        true_positive = outcomes.true_positive[rows, ALL_SIZES]
+        counts = true_positive | outcomes.false_positive[rows, ALL_SIZES]
         varying = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
         result.append(
             ClassOutcomes(

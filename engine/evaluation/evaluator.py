@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
+from engine.evaluation.result import EvalResult
 from models.detector import IMAGES_IN_CACHE, Detector
+from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
 from models.postprocess.detections import (
     DETECTED,
@@ -31,9 +33,11 @@ from models.postprocess.detections import (
     select_for_validation,
 )
 from models.postprocess.stitching import TileStitcher
+from utils.batches import Batch, to_float
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext, gather_arrays
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth, LossOutput, to_float
+from utils.labels import GroundTruth
 
 if TYPE_CHECKING:
     from data.loading.loader import ValidationLoader

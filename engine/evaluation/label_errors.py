@@ -20,9 +20,11 @@ import numpy as np
 
 from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
+from engine.evaluation.result import EvalResult
 from utils.boxes import xyxy_to_xywh
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 from utils.strings import counted, listed
-from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
 NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object

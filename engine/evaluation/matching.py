@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.boxes import xyxy_to_xywh
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's T
 IOU_50, IOU_75 = 0, 5  # positions in `IOU_THRESHOLDS`
-AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # COCO's A: all, small, medium, large
-ALL_SIZES = 0  # position in `AREA_RANGES`
+AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # COCO's A, square pixels
+ALL_SIZES, SMALL, MEDIUM, LARGE = range(4)  # positions in `AREA_RANGES`
 _CHUNK_PAIRS = 1 << 21  # overlaps computed at a time; bounds the memory at some 200 MB
 
 

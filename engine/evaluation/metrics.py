@@ -16,6 +16,9 @@ from engine.evaluation.matching import (
     ALL_SIZES,
     IOU_50,
     IOU_75,
+    LARGE,
+    MEDIUM,
+    SMALL,
     Objects,
     Outcomes,
     match_by_overlap,
@@ -23,11 +26,13 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
+from engine.evaluation.result import EvalResult, f1_score
 from models.postprocess.detections import DEFAULT_CONFIDENCE
 from utils.config.checks import class_numbers, typed_classes
+from utils.detections import DetectionTable
 from utils.errors import UserError
+from utils.labels import GroundTruth
 from utils.schema import suggestion
-from utils.structures import DetectionTable, EvalResult, GroundTruth, f1_score
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
@@ -216,14 +221,13 @@ def score_detections(
         curves = _confidence_curves(gt, shown, num_classes)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     values = {m.name: m.values(curves, precision) for m in METRICS}
-    ap_small, ap_medium, ap_large = (float(nanmean(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         best_confidence=float(CONFIDENCES[curves.best]),
-        ap_small=ap_small,
-        ap_medium=ap_medium,
-        ap_large=ap_large,
+        ap_small=float(nanmean(precision[:, SMALL])),
+        ap_medium=float(nanmean(precision[:, MEDIUM])),
+        ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
         confusion=confusion_matrix(gt, shown, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
@@ -254,13 +258,13 @@ def _precision_and_curves(
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
     targets = matches.targets()
-    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, 0])
+    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, ALL_SIZES])
 
 
 def _confidence_curves(gt: GroundTruth, table: DetectionTable, num_classes: int) -> ConfidenceCurves:
     """Computes the curves of detections."""
     matches = match_detections(gt, table, num_classes)
-    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, 0])
+    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES])
 
 
 def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
@@ -269,7 +273,7 @@ def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarra
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(outcomes.class_offsets) > 0)):
+    for c in np.flatnonzero((targets[:, ALL_SIZES] > 0) & (np.diff(outcomes.class_offsets) > 0)):
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         for a in np.flatnonzero(targets[c]):
             tp = np.cumsum(outcomes.true_positive[rows, a], axis=0, dtype=np.int32)

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, SIZES, ErrorSplit, SizeScores
+from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, nanmean
+from engine.evaluation.result import EvalResult
 from utils.boxes import xyxy_to_xywh
+from utils.detections import DetectionTable
 from utils.files.safe_io import atomic_write, write_csv, write_whole
+from utils.labels import GroundTruth
 from utils.strings import aligned, counted, listed
-from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
@@ -62,13 +64,14 @@ def format_table(rows: Sequence[Row]) -> list[str]:
 
 def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
     """Returns lines: AP by size, the confidence of P, R and F1, the classes that it misses, and the time per image."""
-    sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
-    by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
+    sizes = {"small": result.ap_small, "medium": result.ap_medium, "large": result.ap_large}
+    by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes.items())
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
     missed_classes = missed_classes_text(result, names)
     if missed_classes:
         lines.append(missed_classes)
-    times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
+    milliseconds = {name.removeprefix("ms/"): value for name, value in result.extras.items() if name.startswith("ms/")}
+    times = ", ".join(f"{name} {value:.1f}" for name, value in milliseconds.items())
     if times:
         lines.append(f"ms per image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
     return lines
@@ -92,7 +95,7 @@ def format_errors(errors: ErrorSplit) -> list[str]:
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     cells = [(name, count, number_text(cost)) for name, count, cost in rows]
-    return aligned([("error at IoU 0.5", "count", "costs AP50"), *cells])
+    return aligned([(f"error at IoU {FOREGROUND_IOU}", "count", "costs AP50"), *cells])
 
 
 def number_text(value: float) -> str:
@@ -127,11 +130,12 @@ def write_results_json(
     """
     overall = {name.lower(): value for name, value in result.metrics.items()}
     overall |= {name: getattr(result, name) for name in ("best_confidence", "ap_small", "ap_medium", "ap_large")}
-    class_errors = zip(rows[1:], errors.counts, errors.class_cost)
+    _, *class_rows = rows
+    class_errors = zip(class_rows, errors.counts, errors.class_cost)
     content = {
         **{name: plain_number(value) for name, value in overall.items()},
         "images": result.num_images,
-        "classes": _json_rows(COLUMNS, rows[1:]),
+        "classes": _json_rows(COLUMNS, class_rows),
         "confusion": {
             "rows": "predicted, last: background",
             "columns": "true, last: background",
@@ -139,7 +143,7 @@ def write_results_json(
             "counts": result.confusion.tolist(),
         },
         "errors": {
-            "iou": 0.5,
+            "iou": FOREGROUND_IOU,
             "ap50": plain_number(errors.ap),
             "kinds": _kinds(errors.counts.sum(0), errors.cost),
             "false_positives_cost": plain_number(errors.false_positive_cost),

@@ -18,6 +18,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
+from engine.evaluation.result import EvalResult
 from engine.export.description import CheckOutcome, Thresholds, describe_file
 from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
 from engine.formats.graphs import ModelGraphs
@@ -32,7 +33,6 @@ from utils.config.settings import ExportConfig
 from utils.errors import FailedCheck, UserError
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
-from utils.structures import EvalResult
 
 CPU = torch.device("cpu")
 
@@ -119,12 +119,15 @@ class Exporter:
                         f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                         f"{parity.worst_image}){earlier}"
                     )
+            is_replaced = os.path.lexists(path)
             replace_path(candidate, path)
             if os.path.lexists(failed):  # of an earlier export; it goes with the temporary folder
                 os.replace(failed, folder / failed.name)
         outcome = "not checked (--no-check)"
         if parity is not None:
             outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
+        if is_replaced:
+            outcome += "; replaces an earlier export"
         _log_file(path, outcome, model_format, graph)
         return path
 
@@ -193,10 +196,15 @@ def _output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig
 def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
     """Returns the path of a file of the format ``name``.
 
-    It differs by layout, as a program that reads one layout cannot read the other.
+    It differs by layout, as a program that reads one layout cannot read the other, and by precision, so that files of
+    several precisions can be compared.
     """
     layout = "_end2end" if config.layout == "end2end" else ""
-    precision = "_int8" if config.int8 else ""
+    precision = ""
+    if config.half:
+        precision = "_half"
+    elif config.int8:
+        precision = "_int8"
     return weights.with_name(f"{weights.stem}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
 
 

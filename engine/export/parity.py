@@ -27,6 +27,7 @@ from data.samples.readers import ImageReader
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.matching import Objects, match_by_overlap, overlapping_pairs
 from engine.evaluation.metrics import nanmean, score_detections
+from engine.evaluation.result import EvalResult
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import (
     SCORED,
@@ -35,12 +36,13 @@ from models.postprocess.detections import (
     detections_to_score,
     select_for_validation,
 )
+from utils.batches import Batch, to_float
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import ExportConfig
+from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.strings import counted
-from utils.structures import Batch, Detections, DetectionTable, EvalResult, to_float
 
 BATCH = 8
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched

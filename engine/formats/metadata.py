@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from utils.errors import UserError, one_line
-from utils.pixels import MAX_CHANNELS, PixelFormat
+from utils.pixels import GRAY, MAX_CHANNELS, PixelFormat
 from utils.schema import Bounds, Fraction, build, check
-from utils.structures import GRAY
 
 KEY = "lockstep"
 VERSION = 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Epoch, Hook, Training
+from utils.labels import GroundTruth
 from utils.strings import counted
-from utils.structures import GroundTruth
 
 log = logging.getLogger("lockstep")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.evaluation.metrics import METRICS, Fitness
+from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
+from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.distributed.context import broadcast_object
-from utils.files.results_csv import CONFIDENCE_COLUMN
-from utils.structures import EvalResult
 
 log = logging.getLogger("lockstep")
 

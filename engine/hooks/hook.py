@@ -13,13 +13,13 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
+from engine.evaluation.result import EvalResult
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepValues
 from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
-from utils.structures import EvalResult
 
 # Points of the loop: methods of `Hook` that return an action. Their table is there.
 Point = Literal[

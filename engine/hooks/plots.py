@@ -12,15 +12,15 @@ from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import Fitness
+from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
 from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
+from engine.run.results_csv import read_columns
 from utils.drawing.draw import write_image
-from utils.files.results_csv import read_columns
 from utils.machine.packages import require_package
-from utils.structures import EvalResult
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

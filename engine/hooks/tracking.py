@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
+from engine.run.results_csv import ResultsTable
 from utils.errors import UserError, first_line
-from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
 from utils.schema import Count, build

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.hooks.tracking import Service, TrackedRun
 from utils.errors import UserError, first_line
-from utils.files.program_folders import cache_folder
 from utils.logger import get_logger
 from utils.machine.packages import require_package
+from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from engine.checkpoint.newest_run import has_earlier_checkpoint
 from engine.hooks.hook import Epoch, Hook, Training
+from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
-from utils.files.results_csv import ResultsTable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

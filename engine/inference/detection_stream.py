@@ -13,8 +13,8 @@ from engine.inference.frames import FileProblem, Frame, Items
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.object_tracks import ObjectTracks
 from engine.inference.settings import ResolvedSettings
+from utils.detections import DetectionTable
 from utils.machine.threads import ReadAheadLimit, map_ahead
-from utils.structures import DetectionTable
 
 
 @dataclass

@@ -16,11 +16,11 @@ import cv2
 import numpy as np
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.detections import DetectionTable
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.files.url import url_path
-from utils.structures import DetectionTable
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20

@@ -19,8 +19,8 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
-from utils.machine.limits import explanation
 from utils.pixels import PixelFormat
+from utils.process.limits import explanation
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention

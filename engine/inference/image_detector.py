@@ -20,9 +20,9 @@ from models.postprocess.detections import DETECTED, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.detections import Detections, DetectionTable
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.structures import Detections, DetectionTable
 
 BATCH_SIZE = 16  # on GPUs
 

@@ -14,11 +14,11 @@ import numpy as np
 from engine.inference.frames import Frame
 from engine.inference.source_files import VIDEO_SUFFIXES, source_files
 from utils.config.settings import OBJECT_TRACKERS
+from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.machine.packages import require_package
 from utils.pixels import as_rgb8
 from utils.schema import suggestion
-from utils.structures import DetectionTable
 
 # Detections above it continue a track, although they cannot begin one (the value of the ByteTrack paper).
 LOW_CONFIDENCE = 0.1

@@ -23,6 +23,7 @@ from engine.inference.results import ResultList, Results, attribute_error, boxes
 from engine.inference.settings import DetectionSettings, ResolvedSettings
 from models.postprocess.tiles import Tiles
 from models.weights.download import fetch_weights
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
@@ -31,7 +32,6 @@ from utils.machine.resources import available_cores
 from utils.machine.threads import ReadAheadLimit
 from utils.pixels import as_rgb8
 from utils.strings import counted
-from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing

@@ -21,10 +21,10 @@ from torch import Tensor
 from engine.inference.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.other_programs.table import python_hint
+from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.machine.packages import require_package
-from utils.structures import DetectionTable
 
 DataFrame: TypeAlias = Any  # of pandas, which is not required
 _OF_ONE_RESULT = ("boxes", "image", "names", "orig_shape", "path", "speed")

@@ -20,9 +20,9 @@ from engine.inference.detection_writer import UniqueStems, Window, crop_images, 
 from engine.inference.images import Color, Source
 from engine.inference.predictor import Predictor, open_weights
 from engine.inference.results import Boxes, DataFrame, ResultList, Results, label_texts
+from engine.run.new_folder import increment_path
 from utils.drawing.draw import write_image
 from utils.errors import UserError
-from utils.files.run_folders import increment_path
 from utils.machine.packages import require_package
 from utils.strings import counted
 

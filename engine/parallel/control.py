@@ -14,8 +14,8 @@ from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
-from utils.errors import REQUEUE, PeerFailure, Stopped, UserError
-from utils.interrupts import INTERRUPTED
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")

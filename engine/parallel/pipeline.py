@@ -41,11 +41,11 @@ from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, fl
 from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from models.modules import eval_mode
+from utils.batches import Batch
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.structures import Batch
 
 STAGES = 2
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.batches import Batch
 from utils.distributed.context import DistributedContext
-from utils.structures import Batch
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, gradient_vector, set_gradients
 from engine.optim.optimizer_set import OptimizerSet
 from engine.parallel.strategy import Autocast, Strategy
+from utils.batches import Batch
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.errors import UserError
-from utils.structures import Batch
 
 
 def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:

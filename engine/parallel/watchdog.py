@@ -19,9 +19,10 @@ from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
-from utils.machine import decoder_warnings
-from utils.machine.processes import has_died, this_process
-from utils.machine.stop_signals import StopSignals
+from utils.process.decoder_warnings import exit_at_once
+from utils.process.exit_codes import USER_ERROR
+from utils.process.identity import has_died, this_process
+from utils.process.stop_signals import StopSignals
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
@@ -31,7 +32,6 @@ PEER_DEAD_S = 3.0  # without a step after another process of this machine has en
 STALL_S = 600.0  # without a step, after which stacks are written
 STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
 STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when there is nothing to save
-PEER_LOST = 2  # exit code
 
 
 class Watchdog:
@@ -151,7 +151,7 @@ class Watchdog:
             self._dead_peer = dead[0] if dead else None
             self._peer_died_at = now
         if self._dead_peer is not None and now - max(self._peer_died_at, self._beat_at) > PEER_DEAD_S:
-            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended; ended", PEER_LOST)
+            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended; ended", USER_ERROR)
 
     def _write_stacks(self, silent_s: float) -> None:
         """Appends the stacks of all threads to this rank's file. ``silent_s``: seconds without a step."""
@@ -168,5 +168,4 @@ class Watchdog:
         """Ends the process at once, without cleaning up."""
         if reason:
             print(f"error: {reason}", file=sys.stderr, flush=True)
-        decoder_warnings.pass_on()
-        os._exit(code)
+        exit_at_once(code)

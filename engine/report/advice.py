@@ -14,12 +14,12 @@ import numpy as np
 from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import missed_classes_text
 from engine.report.census import Census
-from utils.files.results_csv import CONFIDENCE_COLUMN
+from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
-from utils.structures import EvalResult
 
 RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned

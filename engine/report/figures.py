@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.evaluation.analysis import KINDS, ErrorSplit
+from engine.evaluation.result import EvalResult
 from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
-from utils.structures import EvalResult
 
 MANY_CLASSES = 20  # with more classes, confusion matrices have no numbers, and only `FEW_CLASSES` have curves
 FEW_CLASSES = 8

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.detections import DetectionTable
 from utils.drawing.page import Card, code
-from utils.structures import DetectionTable
 
 LABEL_LEGEND = (
     ("label that the error is about", COLORS["label"]),

@@ -15,8 +15,9 @@ from engine.evaluation.matching import image_ranks, match_detections
 from engine.report.gallery import source_of
 from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
 from utils.boxes import xywh_to_xyxy
+from utils.detections import DetectionTable
 from utils.drawing.page import Card
-from utils.structures import DetectionTable, GroundTruth
+from utils.labels import GroundTruth
 
 # Name of each kind of error, in the order of `KINDS`, and style of its box.
 KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")

@@ -13,11 +13,12 @@ from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import BALANCING, FEW_OBJECTS, Findings, how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
 from engine.report.environment import changed_settings, machine_facts
+from engine.report.history import history_charts
 from engine.report.subject import ScoredValidation, Subject
 from engine.report.validation import ValidationSections, validation_sections
 from utils.config.settings import TrainConfig
 from utils.drawing import page
-from utils.drawing.figures import Picture, chart_picture, history_charts, tile_images
+from utils.drawing.figures import Picture, chart_picture, tile_images
 from utils.errors import first_line
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger

@@ -14,8 +14,7 @@ from data.image_io.decode import read_reduced
 from utils.drawing.draw import draw_boxes
 from utils.drawing.page import embed_image
 from utils.errors import UserError
-from utils.pixels import RGB8, PixelFormat, as_rgb8
-from utils.structures import GRAY
+from utils.pixels import GRAY, RGB8, PixelFormat, as_rgb8
 
 PHOTO_SIDE = 420  # longer side of a whole image, pixels
 CROP_SIDE = 300  # longer side of a part, pixels

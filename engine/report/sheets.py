@@ -10,13 +10,15 @@ import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.result import EvalResult
 from engine.report.page import ReportPage
 from engine.report.subject import ScoredValidation, Subject
+from utils.batches import Batch
 from utils.boxes import cxcywh_to_xyxy
+from utils.detections import Detections
 from utils.drawing.draw import class_colors, draw_boxes, write_image, write_text
 from utils.drawing.figures import tile_images
 from utils.pixels import as_rgb8
-from utils.structures import Batch, Detections, EvalResult
 
 PICTURED_IMAGES = 16  # of a batch
 PICTURED_PAIRS = 8  # of labels and detections

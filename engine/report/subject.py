@@ -8,10 +8,11 @@ from data.index.index import DatasetIndex
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.metrics import Fitness
+from engine.evaluation.result import EvalResult
 from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.structures import DetectionTable, EvalResult
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
+from engine.evaluation.result import EvalResult
 from engine.report.advice import confused_pairs
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
@@ -21,7 +22,6 @@ from engine.report.subject import ScoredValidation
 from utils.drawing import page
 from utils.drawing.figures import Picture, chart_picture
 from utils.strings import counted
-from utils.structures import EvalResult
 
 MIN_LABEL_ERROR_SCORE = 0.5  # more probable than not
 MAX_PAIRS = 200  # confused pairs of classes

@@ -17,13 +17,13 @@ import yaml
 
 from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
+from engine.run.new_folder import increment_path
+from engine.run.previous_run import is_other_data, previous_data
 from engine.run.run import RunPlan, RunSettings, StartedFrom, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.previous_run import is_other_data, previous_data
-from utils.files.run_folders import increment_path
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.program import resume_flag, write_result

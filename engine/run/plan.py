@@ -10,13 +10,13 @@ from pathlib import Path
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.run.folder import find_run_of_launchers, lock_folder
+from engine.run.new_folder import check_run_dir
 from engine.run.resume import check_unfinished, find_checkpoint, plan_from_checkpoint
 from engine.run.run import Command, RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
-from utils.files.run_folders import check_run_dir
 
 
 def plan_run(

@@ -24,13 +24,14 @@ from engine.train.build_step import FullBatch, build_step
 from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion
+from utils.batches import Batch, Targets
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
+from utils.labels import ignored_class
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
-from utils.structures import Batch, Targets, ignored_class
 
 MAX_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image

@@ -29,7 +29,7 @@ from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.machine.limits import explained
+from utils.process.limits import explained
 
 
 def build_training(

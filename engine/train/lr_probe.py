@@ -21,12 +21,12 @@ from models.weights.download import fetch_weights
 from models.weights.load import class_count
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
+from utils.batches import Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
 from utils.strings import counted
-from utils.structures import Sample, SampleKey, to_float
 
 MAX_IMAGES = 100  # of the training split
 BATCH_IMAGES = 10

@@ -22,9 +22,9 @@ from engine.parallel.strategy import Strategy
 from engine.train.compile import Compilation
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
-from models.losses.base import Criterion
+from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
-from utils.structures import Batch, LossOutput, Targets, to_float
+from utils.batches import Batch, Targets, to_float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import MIN_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import NO_OBJECT, Criterion, LossSettings, add_up, smooth_labels
+from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, add_up, smooth_labels
 from models.losses.ignored_cells import IgnoredCells
+from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.structures import LossOutput, Targets
 
 # Balances one positive's box, its objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1, YOLOv5 about
 # 7 : 1 : 1 with its published gains. With this constant the defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1, and a

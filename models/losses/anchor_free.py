@@ -16,11 +16,19 @@ from torch import Tensor
 from models.assigners.task_aligned import CandidatePairs, TaskAlignedAssigner, list_pairs
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
-from models.losses.base import Criterion, LossSettings, add_up, canvas_targets, smooth_labels, with_empty_regions
+from models.losses.base import (
+    Criterion,
+    LossOutput,
+    LossSettings,
+    add_up,
+    canvas_targets,
+    smooth_labels,
+    with_empty_regions,
+)
 from models.losses.distillation import distill_maps
 from models.losses.ignored_cells import IgnoredCells
+from utils.batches import Targets
 from utils.boxes import iou
-from utils.structures import LossOutput, Targets
 
 
 class AssignedCells(NamedTuple):

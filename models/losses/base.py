@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 
 from models.losses.distillation import Teacher
 from models.losses.ignored_cells import IgnoredCells, ignored_cells
+from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
-from utils.structures import LossOutput, Targets, pad_targets
 
 NO_OBJECT = -1e4  # a logit whose softplus is 0 in every floating-point type
 
@@ -41,6 +42,18 @@ class LossSettings:
     class_weights: Tensor | None = None  # float32 (C,), factors of the classes' cross-entropies, see `class_weights`
     taught: tuple[int, ...] = ()  # classes with targets from a teacher, see `models.losses.distillation`
     unlabeled_only: bool = False  # whether the teacher gives targets only where an image does not label a class
+
+
+class LossOutput(NamedTuple):
+    """Loss of one shard of the global batch, not yet normalized.
+
+    The engine sums ``total`` and ``normalizer`` over all shards (ranks, micro-batches) and divides once, so gradients
+    do not depend on how a batch is cut into shards. All three tensors live on the device; the step reads none of them.
+    """
+
+    total: Tensor  # () sum of all terms, gains applied, differentiable
+    normalizer: Tensor  # () float32, no gradient; 0 in a shard without targets; the engine clamps the sum to >= 1
+    parts: Tensor  # (P,) the terms of ``total``, detached, in the order of the criterion's ``names``
 
 
 class Criterion(nn.Module):
@@ -189,3 +202,24 @@ def add_up(terms: Sequence[Tensor]) -> Tensor:
     for term in terms[1:]:
         total = total + term
     return total
+
+
+def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:
+    """Pads ragged targets to a fixed shape, without a host sync.
+
+    Args:
+        targets: float (M, 6) as in `Targets`, sorted by image.
+        max_targets: K; no image has more targets.
+
+    Returns class, cx, cy, w, h as float (B, K, 5), zeros where empty, and a bool mask (B, K) of the targets.
+    """
+    padded = targets.new_zeros((batch_size, max_targets, 5))
+    per_image = torch.zeros(batch_size, dtype=torch.long, device=targets.device)
+    if batch_size > 0 and targets.shape[0] > 0:
+        image = targets[:, 0].long()
+        per_image.scatter_add_(0, image, torch.ones_like(image))
+        first = per_image.cumsum(0) - per_image
+        slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
+        padded[image, slot] = targets[:, 1:]
+    # Not ``mask[image, slot] = True``: that copies the scalar to the device, and the host waits for the copy.
+    return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]

@@ -16,9 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.layers.ops import gather_cells
-from models.losses.base import NO_OBJECT, Criterion, LossSettings, canvas_targets, smooth_labels
+from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, canvas_targets, smooth_labels
+from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
-from utils.structures import LossOutput, Targets
 
 # YOLOX weights a positive's box : objectness : one class : L1 as 5 : 1 : 1 : 1. With these constants the defaults box
 # 7.5, obj 1, cls 0.5 and dfl 1.5, which are tuned for the other heads, give the same ratio.

@@ -1,6 +1,7 @@
 """Decoded boxes to detections: by threshold and non-maximum suppression or, for end-to-end heads, by rank alone.
 
-Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`` slots.
+Legend: B images, N boxes, C classes, L classes with which a box may be detected (its labels), M candidates of all
+images.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
+from utils.detections import Detections
 from utils.errors import UserError
-from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # NMS threshold of detect.py, lower than in validation, as in YOLOv5 and YOLOv8
 DEFAULT_CONFIDENCE = 0.25  # confidence threshold of detect.py if validation has found none
@@ -55,11 +56,6 @@ class PostprocessSettings:
     # this. Without ``multi_label``, a box whose best class is another one is dropped.
     classes: Sequence[int] | None = None
     box_voting: bool = True  # suppressed boxes move the box that suppresses them and raise its score, see `vote`
-
-    @property
-    def votes(self) -> bool:
-        """Whether boxes vote. Without NMS none is suppressed, so none votes."""
-        return self.box_voting and self.iou_thres is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,22 +97,23 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 
     Raises UserError for classes that the model does not have.
     """
-    boxes_xyxy = boxes_xyxy.float()
-    scores = scores.float()
-    low, high = boxes_xyxy.split(2, -1)
-    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
-    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.votes else settings.conf_thres
-    allowed = scores > lowest_score  # the (box, class) pairs that are candidates: bool (B, N, C)
-    if not settings.multi_label:
-        allowed &= scores.argmax(-1, keepdim=True) == torch.arange(scores.shape[-1], device=scores.device)
-    wanted = None if settings.classes is None else _class_mask(settings.classes, scores)
     if settings.iou_thres is None:
-        selectable = allowed if wanted is None else allowed & wanted
-        return _best_pairs(boxes_xyxy, torch.where(selectable, scores, -1.0), settings.max_det)
-    batch, _, num_classes = scores.shape
-    groups = _Groups(batch, 1 if settings.agnostic else num_classes, settings.iou_thres)
-    candidates = _collect_candidates(boxes_xyxy, scores, allowed)
-    return _fill_slots(_non_max_suppression(candidates, groups, settings, wanted), batch, settings)
+        return _select_by_rank(boxes_xyxy, scores, settings)
+    return _suppress(boxes_xyxy, scores, settings, settings.iou_thres).detections(voted=settings.box_voting)
+
+
+@torch.no_grad()
+def select_with_and_without_voting(
+    boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings
+) -> tuple[Detections, Detections]:
+    """Returns `select_detections` with and without box voting, which share one NMS. If ``settings`` rule voting out, so
+    that both would be equal, they are one object."""
+    if settings.iou_thres is None or not settings.box_voting:
+        detections = select_detections(boxes_xyxy, scores, settings)
+        return detections, detections
+    # Voting needs candidates below the confidence threshold. They rank last, so without voting they change nothing.
+    suppressed = _suppress(boxes_xyxy, scores, settings, settings.iou_thres)
+    return suppressed.detections(voted=True), suppressed.detections(voted=False)
 
 
 def detections_to_score(
@@ -124,8 +121,9 @@ def detections_to_score(
 ) -> Detections:
     """Selects the detections whose AP is computed, from the raw maps of ``model``, a `BoxDecoder`."""
     decoder = _as_decoder(model)
-    boxes, scores = decoder.decode(raw)
-    return _select_classes(boxes, scores, settings.selections(decoder.nms_iou)[SCORED], settings)
+    boxes, scores = _decode(decoder, raw, settings)
+    selection = settings.selections(decoder.nms_iou)[SCORED]
+    return _renumber_classes(select_detections(boxes, scores, selection), selection.classes)
 
 
 def select_for_validation(
@@ -138,18 +136,29 @@ def select_for_validation(
     - `DETECTED_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
     """
     decoder = _as_decoder(model)
-    boxes, scores = decoder.decode(raw)
+    boxes, scores = _decode(decoder, raw, settings)
     selections = settings.selections(decoder.nms_iou)
-    selected = {name: _select_classes(boxes, scores, selections[name], settings) for name in (SCORED, DETECTED)}
-    if selections[DETECTED].votes:
-        selected[DETECTED_UNVOTED] = _select_classes(boxes, scores, selections[DETECTED_UNVOTED], settings)
-    else:
-        selected[DETECTED_UNVOTED] = selected[DETECTED]
-    return selected
+    detected, unvoted = select_with_and_without_voting(boxes, scores, selections[DETECTED])
+    selected = {
+        SCORED: select_detections(boxes, scores, selections[SCORED]),
+        DETECTED: detected,
+        DETECTED_UNVOTED: unvoted,
+    }
+    return {name: _renumber_classes(selected[name], selections[name].classes) for name in SELECTIONS}
 
 
 def _as_decoder(model: nn.Module) -> BoxDecoder:
     return cast(BoxDecoder, model)  # to torch's stubs, any attribute of a module is a Tensor or a Module
+
+
+def _decode(decoder: BoxDecoder, raw: list[Tensor], settings: ValidationSettings) -> tuple[Tensor, Tensor]:
+    """Decodes raw maps as `BoxDecoder.decode` does; with ``single_cls``, a box has the best score of its classes."""
+    boxes, scores = decoder.decode(raw)
+    if settings.single_cls:
+        if settings.classes is not None:
+            scores = scores[..., settings.classes]
+        scores = scores.amax(-1, keepdim=True)
+    return boxes, scores
 
 
 def detection_iou(nms_iou: float | None) -> float | None:
@@ -157,20 +166,28 @@ def detection_iou(nms_iou: float | None) -> float | None:
     return None if nms_iou is None else DETECTION_IOU
 
 
-def _select_classes(
-    boxes: Tensor, scores: Tensor, selection: PostprocessSettings, settings: ValidationSettings
-) -> Detections:
-    """Runs `select_detections` for one of the selections of ``settings``, and numbers classes as the data set does."""
-    if settings.single_cls:
-        if settings.classes is not None:
-            scores = scores[..., settings.classes]
-        scores = scores.amax(-1, keepdim=True)
-    detections = select_detections(boxes, scores, selection)
-    if selection.classes is None:
+def _renumber_classes(detections: Detections, classes: Sequence[int] | None) -> Detections:
+    """Replaces each of the model's ``classes`` by its position among them; None: all classes keep their numbers."""
+    if classes is None:
         return detections
-    number = detections.classes.new_zeros(scores.shape[-1])
-    number[selection.classes] = torch.arange(len(selection.classes), device=number.device)
-    return detections._replace(classes=number[detections.classes])
+    position = detections.classes.new_zeros(max(classes, default=0) + 1)
+    position[classes] = torch.arange(len(classes), device=position.device)
+    return detections._replace(classes=position[detections.classes])
+
+
+def _order_sides(boxes_xyxy: Tensor) -> Tensor:
+    """Gives boxes (B, N, 4) with swapped sides no area: moves the right and the lower side to the opposite one."""
+    low, high = boxes_xyxy.split(2, -1)
+    return torch.cat((low, torch.maximum(low, high)), -1)
+
+
+def _eligible_labels(scores: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
+    """Returns the scores and the classes with which boxes may be detected, both (B, N, L): L is C with ``multi_label``,
+    else 1, the best class of each box. ``scores``: (B, N, C)."""
+    if multi_label:
+        return scores, torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+    best = scores.max(-1, keepdim=True)
+    return best.values, best.indices
 
 
 def _class_mask(classes: Sequence[int], scores: Tensor) -> Tensor:
@@ -191,25 +208,36 @@ def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
     return keys.topk(count, dim=1).indices
 
 
-def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, max_det: int) -> Detections:
-    """Returns the ``max_det`` (box, class) pairs of each image with the highest ``scores``. A negative score excludes a
-    pair."""
-    batch, count, num_classes = scores.shape
+def _select_by_rank(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings) -> Detections:
+    """Implements `select_detections` without NMS."""
+    label_scores, classes = _eligible_labels(scores.float(), settings.multi_label)
+    is_eligible = label_scores > settings.conf_thres
+    if settings.classes is not None:
+        is_eligible &= _class_mask(settings.classes, scores)[classes]
+    label_scores = torch.where(is_eligible, label_scores, -1.0)
+    return _best_pairs(_order_sides(boxes_xyxy.float()), label_scores, classes, settings.max_det)
+
+
+def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, max_det: int) -> Detections:
+    """Returns the ``max_det`` (box, label) pairs of each image with the highest ``scores``. A negative score excludes a
+    pair. ``scores``, ``classes``: (B, N, L)."""
+    batch, count, labels = scores.shape
     # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
     numbers = torch.arange(count, device=scores.device).expand(batch, -1)
-    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))
-    pair_scores = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
-    pair_numbers = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
+    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))[..., None]
+    best_labels = best.expand(-1, -1, labels)
+    pair_scores = scores.gather(1, best_labels).flatten(1)
+    pair_classes = classes.gather(1, best_labels).flatten(1)
+    pair_numbers = (best * labels + torch.arange(labels, device=scores.device)).flatten(1)
     chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
     chosen_scores = pair_scores.gather(1, chosen)
-    pair = pair_numbers.gather(1, chosen)
-    box = pair.div(num_classes, rounding_mode="floor")
+    box = pair_numbers.gather(1, chosen).div(labels, rounding_mode="floor")
     kept = chosen_scores >= 0
     boxes = torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0)
     return Detections(
         boxes_xyxy=_pad_slots(boxes, max_det),
         scores=_pad_slots(chosen_scores * kept, max_det),
-        classes=_pad_slots(pair.remainder(num_classes) * kept, max_det),
+        classes=_pad_slots(pair_classes.gather(1, chosen) * kept, max_det),
         counts=kept.sum(1),
     )
 
@@ -281,9 +309,11 @@ def _best_first(image: Tensor, score: Tensor) -> Tensor:
     return order[image[order].argsort(stable=True)]
 
 
-def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> _CandidateSet:
-    """Collects the allowed pairs, at most the `MAX_CANDIDATES` best of each image, and counts all that are allowed."""
+def _collect_candidates(boxes: Tensor, scores: Tensor, classes: Tensor, lowest_score: float) -> _CandidateSet:
+    """Collects the (box, label) pairs with ``scores`` above ``lowest_score``, at most the `MAX_CANDIDATES` best of each
+    image, and counts all of them. ``scores``, ``classes``: (B, N, L)."""
     batch = boxes.shape[0]
+    allowed = scores > lowest_score
     image, box, label = allowed.nonzero(as_tuple=True)
     allowed_per_image = _starts(image, batch).diff()
     most_allowed = max(allowed_per_image.tolist(), default=0)
@@ -292,40 +322,60 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> _Cand
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
     score = scores[image, box, label]
-    order = _best_first(image, score)  # equal scores in the order of (box, class)
+    order = _best_first(image, score)  # equal scores in the order of (box, label)
     image = image[order]
+    box = box[order]
     rank = _numbers_in_image(image, batch)
     candidates = _CandidateSet(
         image=image,
         rank=rank,
-        boxes=boxes[image, box[order]],
+        boxes=boxes[image, box],
         scores=score[order],
-        classes=label[order],
+        classes=classes[image, box, label[order]],
         allowed_per_image=allowed_per_image,
         most_allowed=most_allowed,
     )
     return candidates.take(rank < MAX_CANDIDATES) if is_crowded else candidates
 
 
-def _non_max_suppression(
-    candidates: _CandidateSet, groups: _Groups, settings: PostprocessSettings, wanted: Tensor | None
-) -> _CandidateSet:
-    """Runs NMS and box voting. ``wanted``: bool (C,), the classes to return; None: all.
+@dataclass(frozen=True, kw_only=True)
+class _Suppressed:
+    """Candidates after NMS, from which detections are taken with or without box voting."""
 
-    Returns the kept candidates; there may be more than ``max_det`` per image.
-    """
+    candidates: _CandidateSet
+    keep: Tensor  # bool (M,) what NMS keeps; may be more than ``max_det`` per image
+    groups: _Groups
+    settings: PostprocessSettings
+    wanted: Tensor | None  # bool (C,) classes to return; None: all
+
+    def detections(self, *, voted: bool) -> Detections:
+        """Returns the best kept candidates; with ``voted``, suppressed ones have moved them."""
+        if voted and self.candidates.most_allowed > 1:
+            kept = _vote(self.candidates, self.keep, self.groups)
+        else:
+            kept = self.candidates.take(self.keep)
+        if self.wanted is not None:
+            kept = kept.take(self.wanted[kept.classes])
+        return _fill_slots(kept, self.groups.batch, self.settings)
+
+
+def _suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> _Suppressed:
+    """Runs NMS with ``iou_thres``, so that box voting may follow if ``settings`` say so. See `select_detections`."""
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
+    label_scores, classes = _eligible_labels(scores.float(), settings.multi_label)
+    candidates = _collect_candidates(_order_sides(boxes_xyxy.float()), label_scores, classes, lowest_score)
+    batch, _, num_classes = scores.shape
+    groups = _Groups(batch, 1 if settings.agnostic else num_classes, iou_thres)
+    wanted = None
     needed = settings.max_det
-    if wanted is not None:
+    if settings.classes is not None:
+        wanted = _class_mask(settings.classes, scores)
         needed = MAX_CANDIDATES  # other classes are dropped afterwards
         if not settings.agnostic:
             candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
     max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
     keep = _keep(candidates, groups, needed=needed, max_kept=max_kept)
-    if settings.box_voting and candidates.most_allowed > 1:
-        kept = _vote(candidates, keep, groups)
-    else:
-        kept = candidates.take(keep)
-    return kept if wanted is None else kept.take(wanted[kept.classes])
+    return _Suppressed(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
 
 
 def _needed_for_classes(candidates: _CandidateSet, wanted: Tensor, box_voting: bool) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from models.postprocess.detections import PostprocessSettings
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MAX_CANDIDATES
-from utils.structures import DetectionTable
+from utils.detections import DetectionTable
 
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # IoU from which two boxes, clipped to the common area of their views, are linked

@@ -18,7 +18,8 @@ from models.postprocess.detections import PostprocessSettings
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiles import Tiles
 from utils.boxes import tile_windows
-from utils.structures import GRAY, Detections, DetectionTable
+from utils.detections import Detections, DetectionTable
+from utils.pixels import GRAY
 
 SelectFromRaw = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
 TENSORS_PER_SELECTION = len(Detections._fields)

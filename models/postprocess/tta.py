@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from models.detector import Detector
-from utils.structures import GRAY
+from utils.pixels import GRAY
 
 
 class View(NamedTuple):

@@ -11,8 +11,8 @@ from utils.config.other_programs.table import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.program_folders import CONFIGS
 from utils.files.url import is_http
+from utils.program_folders import CONFIGS
 from utils.schema import Bounds, Count, build, suggestion
 
 CATALOG = CONFIGS / "weights.yaml"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, find_entry, known_weights
 from models.weights.origin import public_origin
 from utils.errors import UserError
-from utils.files.program_folders import cache_folder
 from utils.files.safe_io import atomic_write
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of
 from utils.logger import get_logger
+from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext

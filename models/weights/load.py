@@ -20,8 +20,8 @@ from models.spec import ModelSpec, ModelYaml, built_in_models, load_spec, parse_
 from models.weights.read import StoredWeights, read_weights, shapes_of
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
-from utils.files.program_folders import CONFIGS
 from utils.logger import get_logger
+from utils.program_folders import CONFIGS
 
 COCO = CONFIGS / "data" / "coco.yaml"
 
@@ -81,14 +81,8 @@ def model_of(stored: StoredWeights) -> dict[str, Any]:
     return spec
 
 
-def check_shapes(
-    path: Path,
-    spec: dict[str, Any],
-    names: Sequence[str],
-    shapes: Mapping[str, torch.Size],
-    strides: tuple[int, ...] | None = None,
-) -> None:
-    """Raises UserError unless the weights of the file ``path`` have the shapes, and ``strides`` if known, of its model.
+def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
+    """Raises UserError unless the weights of the file ``path`` have the shapes of its model.
 
     Needs no memory for the model: a file may describe one that is far larger than its weights.
     """
@@ -96,28 +90,26 @@ def check_shapes(
         if not names:
             raise UserError("a detector needs at least one class, got 0")
         model = build_on_meta(load_spec(spec), len(names), names)
-    expected: dict[str, tuple[int, ...]] = {**shapes_of(model.state_dict())}
-    actual: dict[str, tuple[int, ...]] = {**shapes}
-    if strides is not None:
-        expected["strides"] = model.strides
-        actual["strides"] = strides
-    for name in [*expected, *actual]:
-        if expected.get(name) != actual.get(name):
-            in_model, in_file = (str(list(s[name])) if name in s else "nothing" for s in (expected, actual))
-            difference = f"{name}: the model has {in_model}, the file {in_file}"
-            raise UserError(f"{path}: its weights do not match its model ({difference})")
+    expected = shapes_of(model.state_dict())
+    for name in [*expected, *shapes]:
+        if expected.get(name) != shapes.get(name):
+            in_model, in_file = (str(list(s[name])) if name in s else "nothing" for s in (expected, shapes))
+            raise _mismatch(path, name, in_model, in_file)
+
+
+def _mismatch(path: Path, name: str, in_model: str, in_file: str) -> UserError:
+    return UserError(
+        f"{path}: its weights do not match its model ({name}: the model has {in_model}, the file {in_file})"
+    )
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """Returns the number of classes with which a model has exactly these shapes; 0 if there is none.
 
-    The first layer, which is quick to build, rules out most models; the layers before the head rule out nearly all
-    others.
+    Building a model takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
+    compare, rule out nearly all others.
     """
-    with torch.device("meta"):
-        first_layer = build_layer(spec.layers[0], spec, (spec.channels,))
-    expected_first = {f"model.0.{name}": shape for name, shape in shapes_of(first_layer.state_dict()).items()}
-    if expected_first != {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}:
+    if not (_has_layers_of(spec, shapes) and _has_first_layer_of(spec, shapes)):
         return 0
     head = f"model.{len(spec.layers) - 1}."
     one_class_model = build_on_meta(spec, 1)
@@ -127,6 +119,20 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes:
         return count
     return 0
+
+
+def _has_layers_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether the last layer with weights is the model's head."""
+    layers = {name.removeprefix("model.").partition(".")[0] for name in shapes}
+    numbers = [str(number) for number in range(len(spec.layers))]
+    return numbers[-1] in layers and layers.issubset(numbers)
+
+
+def _has_first_layer_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    with torch.device("meta"):
+        first_layer = build_layer(spec.layers[0], spec, (spec.channels,))
+    expected = {f"model.0.{name}": shape for name, shape in shapes_of(first_layer.state_dict()).items()}
+    return expected == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
 
 
 def _without(shapes: Mapping[str, torch.Size], prefix: str) -> dict[str, torch.Size]:
@@ -162,13 +168,14 @@ def detector_of(stored: StoredWeights) -> Detector:
     if stored.is_ours:
         spec = stored.content["model_spec"]
         names = stored.names or ()
-        num_classes = len(names)
+        check_shapes(stored.path, spec, names, stored.shapes)
     else:
         recognized, num_classes = recognize(stored)
         spec = recognized.plain
         names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
-    check_shapes(stored.path, spec, names, stored.shapes, stored.strides)
-    detector = build_detector(spec, num_classes, names=names)
+    detector = build_detector(spec, len(names), names=names)
+    if stored.strides is not None and stored.strides != detector.strides:
+        raise _mismatch(stored.path, "strides", str(list(detector.strides)), str(list(stored.strides)))
     # Not strict: batch counters may be missing, and are not used.
     detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

@@ -145,7 +145,7 @@ def test_every_command_is_accepted_by_its_program(call: str, monkeypatch: pytest
     parts = all_parts()
     for part in with_providers(CALLS[call].choose(parts), parts):
         if "train.py" in part.command:
-            parse_config(TrainConfig, part.command[part.command.index("train.py") + 1 :], "")
+            parse_config(TrainConfig, part.command[part.command.index("train.py") + 1 :])
             continue
         module, *arguments = part.command[2:]
         program = {"benchmarks.gpu.checks": checks, "benchmarks.speed.step": step}[module]

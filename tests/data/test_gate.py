@@ -18,6 +18,7 @@ import val
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.samples.sample_weights import tile_weights
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
@@ -28,8 +29,8 @@ from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
 from tools.search.__main__ import main as search
-from tools.shard import main as shard
-from tools.shard import write_set
+from tools.shard.__main__ import main as shard
+from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -800,7 +801,7 @@ def test_tiles_of_an_image_with_lost_rows_are_no_backgrounds(tmp_path):
     with open(root / "labels/train/0.txt", "a") as file:
         file.write("7 0.8 0.8 0.1 0.1\n")
     tiles = TiledIndex(load(path, max_bad=0.5), 64, hyp=Hyperparameters())
-    weights = tiles.weights(backgrounds=1.0)
+    weights = tile_weights(tiles, 1.0)
     has_object = np.bincount(tiles.tile_index.image_of_box, minlength=len(tiles.tile_index)) > 0
     assert weights[has_object].tolist() == [1.0, 1.0]
     assert (weights[~has_object & (tiles.image == 0)] == 0).all()

@@ -21,11 +21,11 @@ from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
 from tools.check.label_checks import scan_dataset
-from tools.shard import write_set as write_shards
+from tools.shard.write_shards import write_set as write_shards
+from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.pixels import PixelFormat
-from utils.structures import SampleKey
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]
 NO_COLOR = {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}

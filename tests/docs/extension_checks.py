@@ -26,7 +26,7 @@ from models.weights.load import load_detector
 from tests.helpers.exports import lively
 from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_detector, write_model
 from utils.config.settings import Hyperparameters
-from utils.structures import GRAY
+from utils.pixels import GRAY
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 

@@ -17,8 +17,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.helpers.documents import ROOT, Command, commands, documents
+from utils import run_command
+from utils.config.commands import COMMANDS
 from utils.config.flags import Parser
-from utils.program import COMMANDS
 
 PAGES = documents()
 OTHERS = {  # programs that are not ours, and the first words that may follow
@@ -46,9 +47,10 @@ class Acceptance:
         values, too; else by argparse."""
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [module.__name__, *arguments])
-            used = [name for name in PARSERS if hasattr(module, name)]
+            owner = run_command if hasattr(module, "run_command") else module
+            used = [name for name in PARSERS if hasattr(owner, name)]
             for name in used:
-                patch.setattr(module, name, _stopping(getattr(module, name)))
+                patch.setattr(owner, name, _stopping(getattr(owner, name)))
             if not used:
                 for parser in (argparse.ArgumentParser, Parser):
                     patch.setattr(parser, "parse_args", _stopping(parser.parse_args))
@@ -94,7 +96,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
     text = Path(module.__file__).read_text(encoding="utf-8")
-    if any(word in text for word in (*PARSERS, "argparse", "parser_of(")):
+    if any(word in text for word in (*PARSERS, "run_command", "argparse")):
         acceptance.check(module, arguments)
     else:
         assert not arguments, f"{name} takes no arguments"

@@ -22,7 +22,8 @@ from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, lin
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
-from utils.config import search_settings, settings
+from utils.config import search_settings, settings, tool_settings
+from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
@@ -73,10 +74,10 @@ def test_the_reference_of_settings_is_current():
 def test_the_reference_has_every_command():
     classes = {
         value
-        for name, value in (vars(settings) | vars(search_settings)).items()
+        for name, value in (vars(settings) | vars(search_settings) | vars(tool_settings)).items()
         if name.endswith("Config") and not name.startswith("_") and dataclasses.is_dataclass(value)
     }
-    assert classes == set(settings_page.COMMANDS.values())
+    assert classes == {command.settings for command in COMMANDS.values()}
 
 
 def rows_of_models() -> dict[str, str]:
@@ -149,11 +150,9 @@ def runnable_code() -> list:
     return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
 
 
-def run_in_name(command: str, flags: list[str]) -> dict:
-    """In place of the process of a command: fails unless the command accepts the flags, and names a run's folder."""
-    if command != "check":
-        config = {"train": settings.TrainConfig, "val": settings.ValConfig, "export": settings.ExportConfig}[command]
-        parse_config(config, flags, "")
+def run_in_name(command: str, words: list[str], *, needs: str) -> dict:
+    """In place of the process of a command: fails unless the command accepts the words, and names a run's folder."""
+    parse_config(COMMANDS[command].settings, words)
     return {"folder": "runs/val/exp" if command == "val" else "runs/train/exp", "files": [], "issues": []}
 
 

@@ -30,8 +30,9 @@ from tests.helpers.fake_streams import StreamOrder
 from tests.helpers.scoring import make_ground_truth
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import make_batch
+from utils.batches import Batch
 from utils.config.settings import Hyperparameters
-from utils.structures import Batch, Detections
+from utils.detections import Detections
 
 DEFAULT = 0  # the streams' numbers
 SIDE = 1

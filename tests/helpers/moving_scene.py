@@ -15,8 +15,8 @@ from engine.inference.frames import Frame
 from engine.inference.object_tracks import ObjectTracks
 from engine.inference.results import label_texts
 from utils.boxes import iou
+from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, write_image
-from utils.structures import DetectionTable
 
 SIZE = 320
 FRAMES = 150

@@ -1,9 +1,10 @@
-"""A Python interpreter that has imported torch and the packages already, for tests that start processes.
+"""A Python interpreter that has imported torch and the packages already, for tests and for processes that they start.
 
 Importing torch takes two to three seconds, the packages half a second. A server imports them once and forks a process
-for each start that a client asks for. The client is a program that takes the arguments of ``python``, passes on its
-open files, folder, environment, limit of file sizes and signals, and ends as the forked process does. Tests name it as
-`python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
+for each start that a client asks for: also for the workers of pytest-xdist (tests/conftest.py). The client is a program
+that takes the arguments of ``python``, passes on its open files, folder, environment, limit of file sizes and signals,
+and ends as the forked process does. Tests name it as `python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start
+their processes with it.
 
 Not for tests that look at memory, at what is imported or at SIGSTOP: the process id is that of the client. All
 processes of a session share one seed of string hashes; real interpreters have one each.
@@ -40,6 +41,7 @@ _VARIABLE = "LOCKSTEP_TEST_PYTHON"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PRELOADED = (
     "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
+    "matplotlib.figure", "matplotlib.backends.backend_agg",
     "engine.train.build", "engine.commands.val", "engine.commands.detect", "engine.commands.export",
 )  # fmt: skip
 _ROOT = Path(__file__).parents[2]

@@ -20,8 +20,8 @@ import torch
 import torch.multiprocessing as mp
 
 from utils.distributed.context import DistributedContext
-from utils.distributed.launch import torchrun_variables
 from utils.machine.ports import free_port
+from utils.process.launch import torchrun_variables
 
 # What most of the functions use. The process that forks the ranks imports it once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.build", "engine.evaluation.evaluator"]
@@ -55,7 +55,7 @@ def _enter(
         result = error
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
     if isinstance(result, BaseException):
-        os._exit(0)  # as utils.entrypoint ends what has failed in a group
+        os._exit(0)  # as utils.process.entrypoint ends what has failed in a group
 
 
 def _start_server() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from utils.batches import Batch
 from utils.files.checkpoint_file import read_checkpoint
-from utils.structures import Batch
 
 SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
-from utils.structures import DetectionTable, GroundTruth
+from utils.detections import DetectionTable
+from utils.labels import GroundTruth
 
 
 def make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes, ids=None):

@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.parser import parse_config
-from utils.entrypoint import run_main
 from utils.errors import UserError, one_line
+from utils.process.entrypoint import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # of val.py
@@ -56,7 +56,7 @@ def said(config: type, arguments: list[str]) -> str:
     """What a script says of a command line: "" if it accepts it, else its line. Other exceptions are bugs."""
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
         try:
-            parse_config(config, arguments, "")
+            parse_config(config, arguments)
         except UserError as error:
-            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.entrypoint prints it
+            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.entrypoint prints it
     return ""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.postprocess.detections import PostprocessSettings, select_detections
 from models.postprocess.stitching import stitch_views
-from utils.structures import Detections, DetectionTable
+from utils.detections import Detections, DetectionTable
 
 
 def select(boxes_xyxy: Tensor, scores: Tensor, **settings: Any) -> Detections:

@@ -10,28 +10,20 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from utils.config import search_settings, settings
-from utils.config.flags import flag_name
+from utils.config import settings
+from utils.config.commands import COMMANDS
+from utils.config.flags import flag_name, shown_name
 from utils.schema import type_of
 
-COMMANDS: dict[str, type] = {
-    "train.py": settings.TrainConfig,
-    "val.py": settings.ValConfig,
-    "detect.py": settings.DetectConfig,
-    "export.py": settings.ExportConfig,
-    "python -m tools.kfold": search_settings.KfoldConfig,
-    "python -m tools.search": search_settings.SearchConfig,
-}
 INTRODUCTION = """\
 # Settings
 
-This page is generated from the dataclasses in `utils/config/settings.py` and `search_settings.py` by
+This page is generated from the commands in `utils/config/commands.py` and the dataclasses of their settings, by
 `python -m tests.helpers.settings_page > docs/settings.md`.
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a setting without values below is text.
-`--help` of a command prints the same reference. A run stores all its settings in `settings.yaml` in its folder, and in
-its checkpoints. `python -m tools.check`, `tools.convert`, `tools.shard` and `tools.weights` list theirs
-with `--help`.
+Names in capitals are arguments without a flag. `--help` of a command prints the same reference. A run stores all its
+settings in `settings.yaml` in its folder, and in its checkpoints.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters
@@ -49,8 +41,9 @@ def page() -> Iterator[str]:
     """The sections of the page, each ends with a line break."""
     yield INTRODUCTION
     of_train = {_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
-    for command, cls in COMMANDS.items():
-        yield f"## {command}\n"
+    for command in COMMANDS.values():
+        cls = command.settings
+        yield f"## {command.typed if command.is_tool else command.title}\n"
         own_first = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
         rows = {field.name: _row(field, cls) for field in own_first}
         shared = [name for name, row in rows.items() if row in of_train and cls is not settings.TrainConfig]
@@ -74,7 +67,7 @@ def _row(field: dataclasses.Field, cls: type) -> str:
 
 
 def _names(field: dataclasses.Field, cls: type) -> str:
-    first = flag_name(field.name)
+    first = shown_name(field)
     if cls is settings.Hyperparameters:
         first = field.name
     elif type_of(field, cls) is bool:

@@ -10,17 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from lockstep.keywords import NOT_KEYWORDS
+from lockstep.keywords import NOT_KEYWORDS, keyword_fields
 from utils.config.settings import Hyperparameters, TrainConfig
 
 INTRODUCTION = '''\
-"""The keyword arguments of `lockstep.train`, `resume`, `val` and `export`, for editors and type checkers.
+"""The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`, for editors and type checkers.
 
-This module is generated from the dataclasses in utils/config/settings.py by tests/helpers/settings_types.py.
+This module is generated from the dataclasses of settings in utils/config by tests/helpers/settings_types.py.
 """
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Literal, TypedDict
 '''
 
@@ -44,8 +45,8 @@ def _classes() -> Iterator[str]:
         if config is TrainConfig:
             parents.append("Hyperparameters")
         yield f"\nclass {_type_name(config)}({', '.join(parents)}, total=False):"
-        for field in dataclasses.fields(config):
-            if field.name in config.__annotations__ and field.name not in NOT_KEYWORDS.get(config, ()):
+        for field in keyword_fields(config):
+            if field.name in config.__annotations__:
                 yield f'    {field.name}: {_annotation(field)}\n    """{field.metadata["help"]}"""'
 
 
@@ -58,6 +59,8 @@ def _annotation(field: dataclasses.Field) -> str:
     annotation = str(field.type)
     if "dict" in annotation:
         return annotation
+    if field.metadata["is_path"]:
+        return f"{annotation} | PathLike[str]"
     element = annotation.removeprefix("list[").removesuffix("]")
     if choices := field.metadata["choices"]:
         element = f"Literal{list(choices)}"

@@ -17,8 +17,8 @@ from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
+from utils.batches import SampleKey
 from utils.strings import FlatStrings
-from utils.structures import SampleKey
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets
@@ -96,7 +96,7 @@ def write_dataset(
         boxes_xywh_px=np.array(boxes),
         classes=np.array(labels),
     )
-    return replace(index, fingerprint="synthetic")
+    return replace(index, fingerprint="synthetic", image_files="synthetic")
 
 
 def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:

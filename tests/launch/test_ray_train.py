@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
-from tools.runs.child import RunResult
+from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.child import RunResult
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"
@@ -90,6 +92,13 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
 def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
     assert ray_train.is_over(results) == is_over
     assert ray_train.refusal_of(results) == refusal
+
+
+def test_a_damaged_checkpoint_is_a_refusal_which_ray_does_not_retry(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    (tmp_path / "last.pt").write_bytes(b"x" * 100)
+    plan = ray_train.make_plan(TrainConfig(), tmp_path)
+    assert plan.refusal.startswith(f"{tmp_path}/last.pt: ")
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

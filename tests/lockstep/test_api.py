@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import yaml
 
 import lockstep
 from lockstep import command as command_module
@@ -23,6 +24,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 from utils.logger import terminal_bars
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +51,54 @@ def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
     run = lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
     assert run.folder == tmp_path / "a"
     words = json.loads(capsys.readouterr().out)
-    config = parse_config(ValConfig, words[1:], "")
+    config = parse_config(ValConfig, words[1:])
     assert words[0] == "val"
     assert (config.weights, config.device, config.rect, config.tta) == (str(tmp_path / "best.pt"), "0", False, True)
     given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
     flags = flags_of_keywords("train", given)
-    config = parse_config(TrainConfig, flags, "")
+    config = parse_config(TrainConfig, flags)
     assert config.override == ["lr0=0.01", "close_mosaic=3"]
     assert (config.freeze, config.cache, config.batch_size) == ([1, 2], "ram", 8)
+
+
+def test_the_settings_of_a_check_become_its_flags_and_its_data_is_not_written_to(
+    command, tmp_path, capsys, monkeypatch
+):
+    """The working folder is the data set; once, a file with the content of its YAML was written to it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    command("import json; print(json.dumps(sys.argv[1:])); write_result(issues=[])")
+    data = {"path": ".", "train": "images", "names": ["cat"]}
+    assert lockstep.check(data, split="val", out=Path("checked"), imgsz=None, noplots=True) == {"issues": []}
+    name, *words = json.loads(capsys.readouterr().out)
+    config = parse_config(CheckConfig, words)
+    assert name == "check"
+    assert (config.split, config.out, config.imgsz, config.noplots) == (["val"], "checked", 0, True)
+    assert yaml.safe_load(Path(config.data).read_text()) == data | {"path": str(tmp_path)}
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_and_arrays_of_numpy_are_settings():
+    given = {"classes": np.array([0, 1]), "freeze": np.zeros(0, int), "epochs": np.int64(3), "lr0": np.float32(0.5)}
+    config = parse_config(TrainConfig, flags_of_keywords("train", given | {"cos_lr": np.bool_(True)}))
+    assert (config.classes, config.freeze, config.epochs, config.cos_lr) == (["0", "1"], [], 3, True)
+    assert config.override == ["lr0=0.5"]
+
+
+def test_a_result_that_could_not_be_written_is_one_line(command):
+    """The result file is in the temporary folder, whose disk may be full, though that of the run is not."""
+    command("print('done')")
+    with pytest.raises(lockstep.Error, match=r"^train is done, but has not said where its result is \(.* may be full"):
+        lockstep.train()
+
+
+@pytest.mark.parametrize(("world_size", "passed"), [("1", set()), ("2", {"RANK", "WORLD_SIZE"})])
+def test_the_variables_of_a_launcher_of_one_process_are_not_passed_on(command, monkeypatch, capsys, world_size, passed):
+    """Else a second command came to the launcher's store as the same rank."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    command("print(*({'RANK', 'WORLD_SIZE'} & set(os.environ))); write_result(folder='a')")
+    lockstep.val("best.pt")
+    assert set(capsys.readouterr().out.split()) == passed
 
 
 def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):

@@ -22,7 +22,7 @@ from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
-from tools.weights import convert as convert_weights
+from tools.weights.convert_weights import convert as convert_weights
 from utils.files.checkpoint_file import read_checkpoint, read_safetensors, write_safetensors
 
 REPOSITORY = Path(__file__).parents[2]

@@ -129,6 +129,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(main)

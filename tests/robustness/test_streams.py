@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # Logs, prints and writes a file, as commands do; the file must not get what is printed.
 COMMAND = """
 import os, sys
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 
@@ -88,7 +88,7 @@ def test_lost_output_counts_more_than_what_a_command_has_found(tmp_path, redirec
     ("redirection", "code"), [("> /dev/full", 2), (f"| true{CODE_OF_FIRST}", 141), (">&-", 0), ("| cat", 0)]
 )
 def test_help_without_a_reader(redirection, code):
-    program = "import train; from utils.entrypoint import run_main; run_main(train.main, ['--help'])"
+    program = "import train; from utils.process.entrypoint import run_main; run_main(train.main, ['--help'])"
     done = run(redirection, program=program)
     assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
 
@@ -100,7 +100,7 @@ def test_a_training_completes_without_a_reader(tmp_path, redirection, code):
     data = write_dataset(tmp_path / "set")
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
-    program = "import train; from utils.entrypoint import run_main; run_main(train.main)"
+    program = "import train; from utils.process.entrypoint import run_main; run_main(train.main)"
     done = run(redirection, *flags, program=program, interpreter=python())
     assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
     folder = tmp_path / "runs" / "exp"

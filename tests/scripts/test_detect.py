@@ -40,9 +40,9 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.files.program_folders import CONFIGS
 from utils.machine.threads import ReadAheadLimit
-from utils.structures import GRAY
+from utils.pixels import GRAY
+from utils.program_folders import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")
@@ -281,7 +281,7 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
     def scores(progress, *more):
         write_checkpoint(content | {"progress": progress}, path)
         given = map(str, [*common, "--save-json", *more])
-        return sorted(r["score"] for r in read(detection.detect(parse_config(DetectConfig, list(given), ""))))
+        return sorted(r["score"] for r in read(detection.detect(parse_config(DetectConfig, list(given)))))
 
     everything = scores({}, "--conf-thres", "0")
     gap = int(np.argmax(np.diff(everything)))  # a wide one, as scores in the file are rounded

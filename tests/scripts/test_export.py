@@ -194,6 +194,20 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
         assert not torch.equal(found_scores, scores)
 
 
+def test_a_half_file_lies_beside_the_float32_one(weights: Path, capsys: pytest.CaptureFixture):
+    """And a file that is replaced is mentioned."""
+    common = ("--weights", weights, "--format", "torchscript", "--no-check")
+    call(export.main, *common)
+    content = weights.with_name("best.torchscript").read_bytes()
+    assert "replaces" not in capsys.readouterr().out
+    call(export.main, *common, "--half")
+    assert weights.with_name("best.torchscript").read_bytes() == content
+    half = open_model(weights.with_name("best_half.torchscript"), device=CPU, trust=True)
+    assert half.info["details"]["half"]
+    call(export.main, *common, "--half")
+    assert "not checked (--no-check); replaces an earlier export\n" in capsys.readouterr().out
+
+
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """The other format is written all the same, and what was there before stays."""
     weights.with_name("best.torchscript").write_text("an older export")
@@ -345,7 +359,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
 import export
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
 run_main(export.main, sys.argv[1:])
 """
 

@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.machine.stop_signals import REQUEUE
+from utils.process.exit_codes import REQUEUE
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 SLURM = LAUNCH / "slurm.sbatch"
@@ -133,7 +133,7 @@ def test_the_commands_are_accepted_by_the_parsers(tmp_path, cluster, start, plac
     assert (parsed.rdzv_backend, parsed.training_script) == ("c10d", "train.py")
     for wanted, found in zip(place, (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint)):
         assert wanted in (None, found)
-    config = parse_config(TrainConfig, parsed.training_script_args, "")
+    config = parse_config(TrainConfig, parsed.training_script_args)
     assert config.resume == (str(last) if resumed else None)
     if start in (kubernetes, skypilot):
         assert Path(config.project, config.name) == folder

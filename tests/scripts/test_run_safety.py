@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.results_csv import ResultsTable
 from utils.machine.ports import free_port
 
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]

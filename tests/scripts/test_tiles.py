@@ -23,8 +23,8 @@ from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_model, write_tiled_dataset
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.files.checkpoint_file import read_checkpoint
-from utils.structures import DetectionTable
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"

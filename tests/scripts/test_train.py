@@ -17,8 +17,8 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv, same_content, untimed
 from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
-from utils.distributed.launch import torchrun_variables
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.launch import torchrun_variables
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
 from utils.config.coco_classes import COCO_IDS
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 
 NAMES = ("disc", "box")
 SIZE = 64

@@ -14,9 +14,9 @@ import val
 from tests.helpers.hostile_files import write_hostile_files
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_weights
-from tools import weights as weights_command
-from utils.entrypoint import run_main
+from tools.weights import __main__ as weights_command
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.entrypoint import run_main
 
 KINDS = (
     "runs a command", "bare pickle that runs a command", "huge tensor", "huge tensor, safetensors",

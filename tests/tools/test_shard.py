@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from data.image_io.decode import read_bytes
-from data.image_io.shards import fingerprint_of
+from data.image_io.shards import SPAN, fingerprint_of
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
@@ -26,7 +26,9 @@ from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
-from tools.shard import main, write_set
+from tools.shard.__main__ import main
+from tools.shard.write_shards import write_set
+from utils.config.tool_settings import MAX_SHARD_MEGABYTES
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
@@ -163,8 +165,8 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
     for given, message in (
         ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
-        ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes 0: must be from 1 to 549755"),
-        ([str(tmp_path / "o"), "--workers", "0"], "--workers 0: must be at least 1"),
+        ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes: must be at least 1, got 0"),
+        ([str(tmp_path / "o"), "--workers", "0"], "--workers: must be at least 1, got 0"),
     ):
         with refused(message):
             main([str(source), *given])
@@ -211,7 +213,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "x.tar")
 
-    monkeypatch.setattr("tools.shard.write_arrays", fail)
+    monkeypatch.setattr("tools.shard.write_shards.write_arrays", fail)
     with refused("x.tar: no space left on device"):
         written(source, tmp_path / "new" / "out")
     assert list((tmp_path / "new").glob("*out*")) == []
@@ -328,3 +330,7 @@ def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):
         read_bytes(image / "a.jpg")
     with pytest.raises(UserError, match="no such image"):
         read_bytes(tmp_path / "gone.shards" / "a.jpg")
+
+
+def test_positions_of_images_fit_the_largest_tar_files():
+    assert MAX_SHARD_MEGABYTES * 10**6 <= SPAN // 2

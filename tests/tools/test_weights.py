@@ -15,8 +15,8 @@ from models.weights.load import load_detector
 from tests.helpers.documents import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_weights
-from tools import weights as weights_command
-from utils.entrypoint import run_main
+from tools.weights import __main__ as weights_command
+from utils.process.entrypoint import run_main
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
+from tests.helpers.messages import refused
 from utils.errors import UserError
-from utils.schema import Bounds, Count, build, check
+from utils.schema import Bounds, Count, build, check, parse_hint
 
 
 class Facts(TypedDict):
@@ -81,3 +82,13 @@ def test_mistakes_are_named_with_their_place(values: object, message: str):
     with pytest.raises(UserError) as caught:
         build(Whole, values, "x.yaml")
     assert str(caught.value) == f"x.yaml: {message}"
+
+
+def test_only_unions_with_none_can_be_checked():
+    assert check(None, None | int, "x") is None
+    assert check(3, None | int, "x") == 3
+    with refused("x: must be a whole number or null, got 'a'"):
+        check("a", None | int, "x")
+    for hint in (int | str, int | str | None):
+        with pytest.raises(TypeError, match="only unions of one type and None"):
+            parse_hint(hint)

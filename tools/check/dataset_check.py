@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource
@@ -15,64 +16,64 @@ from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import summary_lines
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
 from tools.check.label_errors import examine_labels
-from tools.check.options import CheckOptions
 from tools.check.out_folder import make_out
 from tools.check.page import write_page
 from tools.check.result import CheckResult, ModelFindings
 from utils.config.settings import TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.resources import available_cores
 from utils.strings import class_difference
 
 
-def check_dataset(options: CheckOptions) -> tuple[dict[str, Any], list[str]]:
+def check_dataset(config: CheckConfig) -> tuple[dict[str, Any], list[str]]:
     """Checks the data set, and writes the page. Returns the content of the JSON, and the lines of the summary."""
-    config = ValConfig(weights=options.weights, imgsz=options.imgsz, workers=options.workers)
-    model = _open_model(options, config)
-    spec = _open_data(options, model)
-    imgsz = options.imgsz or TrainConfig.imgsz
+    validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
+    model = _open_model(config, validation)
+    spec = _open_data(config, model)
+    imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
-        imgsz = canvases_of(config, model).imgsz
-    workers = available_cores() if options.workers < 0 else options.workers
-    splits = scan_dataset(spec, tuple(dict.fromkeys(options.split or spec.splits)), workers=workers)
+        imgsz = canvases_of(validation, model).imgsz
+    workers = available_cores() if config.workers < 0 else config.workers
+    splits = scan_dataset(spec, tuple(dict.fromkeys(config.split or spec.splits)), workers=workers)
     issues = _data_issues(splits, imgsz, workers)
     by_model = ModelFindings()
     if model is not None:
-        by_model = examine_labels(config, model, spec, splits, options.min_score)
+        by_model = examine_labels(validation, model, spec, splits, config.min_score)
     issues += by_model.issues
-    result = CheckResult(spec, splits, issues, by_model, imgsz, options.weights)
-    report = None if options.noplots else write_page(result, options.out)
+    result = CheckResult(spec, splits, issues, by_model, imgsz, config.weights)
+    report = None if config.noplots else write_page(result, Path(config.out) if config.out else None)
     lines = [*by_model.trust, *(summary_lines(issues) or ["nothing to report"])]
     if report is not None:
         lines.append(f"report: {report}")
     return result.content(report), lines
 
 
-def _open_model(options: CheckOptions, config: ValConfig) -> InferenceModel | None:
-    """Opens the model; None without one. Raises UserError if it cannot detect at the size of ``config``."""
-    if not options.weights:
+def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
+    """Opens the model; None without one. Raises UserError if it cannot detect at the size of ``validation``."""
+    if not config.weights:
         return None
-    model = open_weights(options.weights, device=options.device, trust=options.trust)
-    check_size(config, model)
+    model = open_weights(config.weights, device=config.device, trust=config.trust)
+    check_size(validation, model)
     return model
 
 
-def _open_data(options: CheckOptions, model: InferenceModel | None) -> DatasetSpec:
+def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
     """Opens the data set, and makes the folder of the page if it is named. Raises UserError if a split is missing, or
     the model has other classes or channels."""
-    spec = open_data(DataSource(options.data), DistributedContext.single())
+    spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:
         difference = class_difference(model.names, spec.names)
         if difference:
             raise UserError(
-                f"--weights {options.weights}: the classes of the model and of the data set differ ({difference})"
+                f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
             )
         check_channels(model, spec)
-    for split in options.split:
+    for split in config.split:
         spec.split(split)
-    if options.out:
-        make_out(spec, options.out)
+    if config.out:
+        make_out(spec, Path(config.out))
     return spec
 
 

@@ -14,13 +14,14 @@ from engine.commands.val import score
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
+from engine.evaluation.result import EvalResult
 from engine.inference.model import InferenceModel
 from engine.report.gallery import DrawnDetections
 from tools.check.result import ModelFindings
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.strings import counted
-from utils.structures import DetectionTable, EvalResult
 
 # Detections per label of an image, at least: a label that is left without any would look spurious.
 DETECTIONS_PER_LABEL = 3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, SplitSource
+from engine.run.new_folder import increment_path
 from utils.errors import UserError
 from utils.files.paths import is_inside
-from utils.files.program_folders import cache_folder
-from utils.files.run_folders import increment_path
+from utils.program_folders import cache_folder
 
 PROJECT = "runs/check"
 

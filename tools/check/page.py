@@ -17,7 +17,7 @@ from tools.check.label_checks import SIZE_STEP
 from tools.check.out_folder import new_folder
 from tools.check.result import CheckResult
 from utils.drawing import page
-from utils.errors import first_line
+from utils.errors import UserError, first_line
 from utils.logger import get_logger
 
 FILE_NAME = "report.html"
@@ -38,7 +38,7 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
         title = f"Check of {Path(result.spec.source).stem}"
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
-    except Exception as error:  # the findings are printed in any case
+    except (OSError, UserError) as error:  # the findings are printed in any case
         get_logger().warning("the report cannot be written (%s)", first_line(error))
         return None
     return path

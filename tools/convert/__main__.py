@@ -9,253 +9,30 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-import json
-import os
-import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from data.labels.coco import read_coco
-from data.source.dataset_yaml import SPLITS
-from data.source.open import ARCHIVES
-from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
-from tools.convert.annotations import AnnotatedImage, Annotations, files_below
-from tools.convert.csv_table import unknown_columns
-from tools.convert.formats import FORMATS, detect
-from tools.convert.values import image_size
-from utils.config.flags import parser_of
-from utils.errors import UserError
-from utils.files.paths import normal_path
-from utils.files.safe_io import write_whole
-from utils.files.temporary_folder import temporary_folder
+from utils.config.tool_settings import ConvertConfig
 from utils.logger import configure_logging, get_logger
-from utils.program import COMMANDS
-from utils.strings import aligned, counted
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of(
-        "convert",
-        "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and Pascal "
-        "VOC train as they are.",
-    )
-    parser.add_argument("source", metavar="EXPORT", type=Path, help="folder of the export, or its annotation file")
-    parser.add_argument("out", metavar="OUT.json", type=Path, help="file to write; out.yaml appears next to it")
-    parser.add_argument(
-        "--from",
-        dest="format",
-        default="auto",
-        choices=("auto", *FORMATS),
-        help="format; auto: by what the files contain",
-    )
-    options = parser.parse_args(argv)
+    run_command("convert", _convert, argv)
+
+
+def _convert(config: ConvertConfig) -> None:
+    from tools.convert.to_coco import convert  # imports NumPy and OpenCV, which --help does without
+
     configure_logging(True)
-    for line in convert(options.source, options.out, options.format):
+    for line in convert(Path(config.source), Path(config.out), config.from_):
         get_logger().info("%s", line)
 
 
-def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: a format of `FORMATS`, or "auto". Returns a
-    table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
-    _check_paths(source, out)
-    source = normal_path(source)
-    out = normal_path(out)
-    name, files = _files(source, name)
-    title = FORMATS[name].title
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _all_or_nothing(out.parent, out.stem) as folder:
-        annotations = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():
-            files = _with_damaged(files, source, name, annotations)
-        for file in files:
-            FORMATS[name].read(file, annotations)
-        if not annotations.objects:
-            reason = f"{counted(len(files), 'file')} of {title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_text())))}")
-        written = _write(annotations, folder, out)
-        lost = {each: count - written[each] for each, count in annotations.objects.items() if count != written[each]}
-        if lost:
-            raise UserError(f"{source}: these objects would be missing in {out}: {lost}")
-    return _table(title, annotations, written, out)
-
-
-def _check_paths(source: Path, out: Path) -> None:
-    """Raises UserError unless ``source`` can be read, and ``out`` and its YAML written."""
-    if not source.exists():
-        raise UserError(f"{source}: no such file or folder")
-    if out.suffix.lower() != ".json":
-        raise UserError(f"{out}: the output must end in .json")
-    if source.suffix.lower() in ARCHIVES and source.is_file():
-        raise UserError(f"{source}: an archive; unpack it and name the folder")
-    for path in (out, out.with_suffix(".yaml")):
-        _check_new(path)
-
-
-def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: Annotations) -> list[Path]:
-    """Returns ``files``, which are named after images, and those next to them that are not recognized but have the name
-    of an image, in order: they are damaged or empty, and reading them says so."""
-    recognized = set(files)
-    folders = {file.parent for file in files}
-    candidates = files_below(source, FORMATS[name].suffixes)
-    return [
-        file for file in candidates if file in recognized or (file.parent in folders and annotations.has(file.stem))
-    ]
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise UserError(f"{path}: exists; remove it, or choose another name")
-
-
-@contextmanager
-def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
-    """Yields a temporary folder whose files move to ``folder`` if the block succeeds."""
-    with temporary_folder(folder / stem) as temporary:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            _check_new(folder / path.name)
-        for path in sorted(temporary.iterdir()):  # the YAML last
-            path.rename(folder / path.name)
-
-
-def _write(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
-    """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
-    names = annotations.class_names()
-    written: Counter[str] = Counter()
-    values: dict[str, Any] = {"path": "."}
-    annotation_files = {}
-    for split, images in sorted(annotations.images.items(), key=lambda item: SPLITS.index(item[0])):
-        path = folder / (out.name if len(annotations.images) == 1 else f"{out.stem}-{split}.json")
-        others = [
-            image for other, other_images in annotations.images.items() if other != split for image in other_images
-        ]
-        base = _folder_of(list(images), others)
-        entry = base or path.with_suffix(".txt")
-        values[split] = _relative(entry, folder, out.parent)
-        if base is None:
-            write_whole(entry, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
-        write_whole(path, json.dumps(_coco(images, names, base)))
-        annotation_files[split] = path.name
-        for image in read_coco(path, tuple(names)).images:
-            written.update(names[int(row[0])] for row in image.labels.rows)
-    values |= {"names": names, "annotations": annotation_files}
-    if annotations.ignored:
-        values["ignore"] = sorted(annotations.ignored)
-    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-    return written
-
-
-def _files(source: Path, name: str) -> tuple[str, list[Path]]:
-    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
-    format."""
-    files_of = detect(source)
-    if name != "auto":
-        if name not in files_of:
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of)}")
-        return name, files_of[name]
-    if len(files_of) > 1:
-        raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
-    if not files_of:
-        files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        message = first_unread_export(files) or unknown_columns(files)
-        if message:
-            raise UserError(message)
-        known = f"no format is recognized; formats are {', '.join(FORMATS)}"
-        instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
-        raise UserError(f"{source}: {known}; {instead}")
-    return next(iter(files_of.items()))
-
-
-def _instead(files_of: Mapping[str, list[Path]]) -> str:
-    """Returns a hint with the formats that were found; "" if there are none."""
-    if not files_of:
-        return ""
-    return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
-
-
-def _relative(path: Path, *folders: Path) -> str:
-    """Returns ``path`` relative to the first of ``folders`` that contains it, so that the YAML's folder can be
-    moved."""
-    folder = next(filter(path.is_relative_to, folders), None)
-    return path.relative_to(folder).as_posix() if folder else str(path)
-
-
-def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
-    """Returns the folder of a split's images, to which their names in the JSON are relative; None if it also has images
-    of other splits: the split is then a list, and the names are without folders."""
-    base = Path(os.path.commonpath([image.parent for image in images]))
-    if not any(other.is_relative_to(base) for other in others):
-        return base
-    for name, count in Counter(image.name for image in images).items():
-        if count > 1:
-            raise UserError(
-                f"{base / name}: several images have this name, and images of other splits are next to them; give each "
-                "split its folder"
-            )
-    return None
-
-
-def _coco(
-    images: Mapping[Path, AnnotatedImage], names: list[str], base: Path | None
-) -> dict[str, list[dict[str, Any]]]:
-    """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
-    entries: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    category_ids = {name: i for i, name in enumerate(names, 1)}
-    for number, (path, annotated) in enumerate(sorted(images.items()), 1):
-        width, height = annotated.size or image_size(path)
-        name = path.relative_to(base).as_posix() if base else path.name
-        entries.append({"id": number, "file_name": name, "width": width, "height": height})
-        for box in annotated.boxes:
-            w = box.x2 - box.x1
-            h = box.y2 - box.y1
-            annotation = {
-                "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": category_ids[box.name],
-                "bbox": [box.x1, box.y1, w, h],
-                "area": w * h,
-                "iscrowd": int(box.crowd),
-            }
-            annotations.append(annotation)
-    categories = [{"id": i, "name": name} for name, i in category_ids.items()]
-    return {"images": entries, "annotations": annotations, "categories": categories}
-
-
-def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
-    """Returns a table of the objects by class, and notes about what is ignored or left out."""
-    rows = [(name, str(annotations.objects[name]), str(written[name])) for name in annotations.class_names()]
-    lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
-    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in annotations.images.items())
-    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
-    groups = sum(box.crowd for annotated in annotations.annotated() for box in annotated.boxes)
-    if groups:
-        lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
-    if annotations.skipped:
-        lines.append(annotations.skipped_text())
-    backgrounds = sum(not annotated.boxes for annotated in annotations.annotated())
-    if backgrounds:
-        lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = annotations.num_images() - len(annotations.annotated())
-    if left_out:
-        lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
-    return [
-        f"{title}: {sizes}",
-        *lines,
-        f"train: {COMMANDS['train'].typed} --data {shlex.quote(str(out.with_suffix('.yaml')))}",
-    ]
-
-
 if __name__ == "__main__":
-    from utils.entrypoint import run_main
-
     run_main(main)

@@ -10,25 +10,25 @@ fold gets its share of every class. The same command continues after an interrup
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 
 from tools.runs.folder import check_started_once, run_continued
-from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_config(KfoldConfig, argv, __doc__.split("\n")[0])
+    run_command("kfold", _cross_validate, argv)
+
+
+def _cross_validate(config: KfoldConfig) -> None:
     check_started_once(config)
-    require_one_process("tools.kfold", "start it once; --spawn N trains on N processes")
     from engine.commands.input_files import check_training_files
 
     check_training_files(config, divides=True)
@@ -38,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main, sys.argv[1:])
+    run_main(main)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.evaluation.metrics import METRICS
+from engine.evaluation.result import EvalResult
 from tools.kfold.folds import TABLE, data_of, make_folds
-from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_fold
-from tools.runs.child import Kind, RunFailed, RunResult
+from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
 from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
 from utils.config.recipes import read_recipe
@@ -19,8 +19,8 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.machine.stop_signals import StopSignals
-from utils.structures import EvalResult
+from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.stop_signals import StopSignals
 
 SETTINGS = "kfold.yaml"
 DETECTIONS = "detections.npz"  # file in the folder of a finished fold
@@ -77,7 +77,8 @@ def cross_validate(
     ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
     ``comparison``.
 
-    Raises `RunFailed` if a training was refused or has failed, `Stopped` after a signal, and UserError as `train` does.
+    Raises `RunFailed` if a training was refused or has failed, or scoring was killed, `PeerFailure` if scoring has
+    failed and printed why, `Stopped` after a signal, and UserError as `train` does.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -90,7 +91,11 @@ def cross_validate(
             train(train_config(config, data=str(data)), run, comparison.fitness.column, signals).check()
             if not (run / "best.pt").is_file():
                 raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
-            score_fold(config, run / "best.pt", data, detections)
+            validation = validation_of(config, run / "best.pt", data)
+            try:
+                score_in_process(validation, detections)
+            except UserError as error:  # the process was killed
+                raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: {error}")) from None
         scored.append(read_fold(detections))
         results.append(scored[-1].result())
         yield CrossValidation(list(results), pool(scored).result())

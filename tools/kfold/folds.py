@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.folds.assign import assign_folds, class_counts, rare_classes, scan_settings
+from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
+from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO

@@ -7,18 +7,23 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.val import open_model_and_data, score
 from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
 from utils.config.search_settings import KfoldConfig
-from utils.config.settings import FIND_BATCH_SIZE, ValConfig
+from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.files.safe_io import atomic_write
+from utils.labels import GroundTruth
+from utils.logger import configure_logging
+from utils.machine.devices import parse_devices
+from utils.process.exit_codes import REQUEUE
+from utils.process.spawn import spawn
 from utils.strings import aligned
-from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
@@ -38,10 +43,39 @@ class ScoredFold:
         return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
 
 
-def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> None:
-    """Detects in the validation images of the fold ``data`` with ``weights``, and writes the result to ``out``."""
-    validation = _validation_of(config, weights, data)
-    ctx = DistributedContext.from_environment(validation.device)
+def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
+    """Returns the settings that validate a fold in one process, with batches as large as those of one process of its
+    training (``--spawn``) in its validations. What both commands know of the data is as in the training."""
+    batch_size = ValConfig.batch_size
+    if config.batch_size != FIND_BATCH_SIZE:
+        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
+    shared = {field.name: getattr(config, field.name) for field in fields(DataSettings)}
+    of_fold = {
+        "weights": str(weights),
+        "data": str(data),
+        "batch_size": batch_size,
+        "imgsz": config.imgsz,
+        "device": config.device.split(",")[0],
+        "classes": [],  # those of the checkpoint, which has been trained with --classes
+        "stage": "",  # the images are read once
+        "spawn": 0,
+    }
+    return ValConfig(**shared | of_fold)
+
+
+def score_in_process(validation: ValConfig, out: Path) -> None:
+    """Calls `score_fold` in a process of its own: a crash does not end this one, and the memory that the device needs
+    is free for the next training.
+
+    Raises `PeerFailure` if that process fails and has printed why, UserError if it was killed, and `Stopped`.
+    """
+    spawn(score_fold, processes=1, args=(validation, out), stop_code=REQUEUE)
+
+
+def score_fold(validation: ValConfig, out: Path) -> None:
+    """Detects in the validation images of a fold, and writes the labels and the detections to ``out``."""
+    configure_logging(True)
+    ctx = DistributedContext.single(parse_devices(validation.device)[0])
     model, spec = open_model_and_data(validation, ctx)
     scores = score(validation, model, spec, ctx)
     assert scores is not None, "the only process has the scores"
@@ -51,28 +85,6 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Non
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
     with atomic_write(out) as file:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
-    if ctx.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
-    """Returns the settings that validate a fold in this process, with batches as large as those of one process of its
-    training (``--spawn``) in its validations."""
-    batch_size = ValConfig.batch_size
-    if config.batch_size != FIND_BATCH_SIZE:
-        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
-    return ValConfig(
-        weights=str(weights),
-        data=str(data),
-        batch_size=batch_size,
-        imgsz=config.imgsz,
-        single_cls=config.single_cls,
-        max_bad=config.max_bad,
-        cache_dir=config.cache_dir,
-        device=config.device.split(",")[0],
-        workers=config.workers,
-        offline=config.offline,
-    )
 
 
 def read_fold(path: Path) -> ScoredFold:
@@ -126,15 +138,22 @@ def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Seque
 
 def _format_metrics(results: Sequence[EvalResult], pooled: EvalResult) -> list[str]:
     """Returns a table with the `METRICS` of each fold, their mean and standard deviation, and the metrics of all images
-    scored together."""
+    scored together. A note counts the folds of a mean if a metric is undefined in the others."""
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
     rows = [("", "images", *(metric.column for metric in METRICS))]
     for number, (result, row) in enumerate(zip(results, values), 1):
         rows.append((f"fold {number}", str(result.num_images), *map(number_text, row)))
-    rows.append(("mean", "", *map(number_text, values.mean(0))))
-    rows.append(("std", "", *map(number_text, values.std(0, ddof=1))))
+    defined = [column[~np.isnan(column)] for column in values.T]  # float64 (n,), n <= K, of each metric
+    rows.append(("mean", "", *(number_text(column.mean() if len(column) else np.nan) for column in defined)))
+    rows.append(("std", "", *(number_text(column.std(ddof=1) if len(column) > 1 else np.nan) for column in defined)))
     rows.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
-    return aligned(rows)
+    lines = aligned(rows)
+    partial = [
+        f"{metric.column} {len(column)}" for metric, column in zip(METRICS, defined) if 0 < len(column) < len(results)
+    ]
+    if partial:
+        lines.append(f"mean and std are of fewer than {len(results)} folds: {', '.join(partial)}")
+    return lines
 
 
 def _format_classes(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:

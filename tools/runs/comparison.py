@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from data.folds.assign import scan_settings
+from data.folds.held_out import scan_settings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data

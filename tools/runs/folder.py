@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from engine.run.new_folder import check_run_dir
 from utils.config.flags import flag_name
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import Hyperparameters, changed_settings, default_of, names_with
@@ -20,10 +21,9 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import Stopped, UserError
 from utils.files.locks import FileLock
 from utils.files.paths import normal_path
-from utils.files.run_folders import check_run_dir
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 _LOCK = ".folder.lock"
 _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data

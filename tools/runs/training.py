@@ -1,4 +1,4 @@
-"""Runs a training as a child process (child.py), for commands that train several times."""
+"""Runs a training in a process of its own (utils/process/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
-from tools.runs.child import Child, Kind, RunResult, start
+from engine.run.results_csv import read_columns
 from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
-from utils.machine.stop_signals import StopSignals
+from utils.process.child import Child, Kind, RunResult, start
+from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2
@@ -28,7 +28,8 @@ PATIENCE_S = 60.0  # longest wait for a training whose parent was killed
 # Files that a training writes before last.pt.
 _RESULTS = "results.csv"
 _SETTINGS = "settings.yaml"
-ERRORS = "errors.txt"  # file in the run's folder: warnings of libraries, and the traceback of a crash
+# In the folder of a run: warnings of libraries, and tracebacks, those before a resume included.
+ERRORS = "errors.txt"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -67,7 +68,7 @@ def train(
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
     with (
         signals.deferred(),
-        open(folder / ERRORS, "wb", opener=open_direct) as errors,
+        open(folder / ERRORS, "ab", opener=open_direct) as errors,
         start(
             [*command_prefix("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,

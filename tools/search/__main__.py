@@ -10,26 +10,26 @@ folder, divide the trials among themselves.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.interrupts import exit_on_interrupt
+    from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 
 from tools.runs.folder import check_started_once, run_continued
-from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig
-from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
 from utils.machine.packages import require_package
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    config = parse_config(SearchConfig, argv, __doc__.split("\n")[0])
+    run_command("search", _search, argv)
+
+
+def _search(config: SearchConfig) -> None:
     check_started_once(config)
-    require_one_process("tools.search", "start it once; --spawn N trains each trial on N processes")
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
     from engine.commands.input_files import check_training_files
 
@@ -41,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main, sys.argv[1:])
+    run_main(main)

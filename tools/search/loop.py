@@ -12,19 +12,28 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import TABLE, make_folds
-from tools.runs.child import Kind, RunFailed, RunResult
 from tools.runs.comparison import Comparison, open_comparison
 from tools.runs.training import train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
-from tools.search.study import JOURNAL, REASON, TRIALS, Claim, SharedStudy, best_of, is_any_trial_held
+from tools.search.study import (
+    JOURNAL,
+    REASON,
+    TRIALS,
+    Claim,
+    SharedStudy,
+    alone_without_locks,
+    best_of,
+    is_any_trial_held,
+)
+from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.machine.stop_signals import StopSignals
-from utils.program import COMMANDS
+from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SETTINGS = "search.yaml"
@@ -42,8 +51,13 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    log = get_logger()
     comparison = open_comparison(config, SETTINGS)
+    with alone_without_locks(comparison.folder.path):
+        _search_in_folder(config, space, signals, comparison)
+
+
+def _search_in_folder(config: SearchConfig, space: Space, signals: StopSignals, comparison: Comparison) -> None:
+    log = get_logger()
     folder = comparison.folder
     fitness = comparison.fitness
     try:
@@ -128,6 +142,9 @@ class _Search:
             result, fitness = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
             result = error.result
+            fitness = None
+        except PeerFailure:
+            result = RunResult(Kind.FAILED, "a fold could not be scored; the process that scored it has printed why")
             fitness = None
         if result.kind in (Kind.REFUSED, Kind.STOPPED):
             result.check()

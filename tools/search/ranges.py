@@ -24,7 +24,7 @@ from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters, closing_epochs
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
 
 FORMAT = "[FROM, TO], [FROM, TO, log], {choice: [...]} or a single value"

@@ -7,6 +7,7 @@ trial whose lock is free was interrupted.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,14 @@ from tools.search.ranges import Scalar, Space
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
+from utils.process.identity import has_died, this_process
 
 JOURNAL = "journal.log"
 TRIALS = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # at each rung, one of this many trials continues (Li et al. 2020)
+_STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
+_ONLY_PROCESS = ".only-process"  # names the process that searches where the file system has no locks
 REASON = "reason"  # attribute of a failed trial
 # Errors that Optuna raises for lines that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -154,7 +158,7 @@ class SharedStudy:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Lets only one process at a time choose or end a trial."""
-        with FileLock(self._folder / ".study.lock") as lock:
+        with FileLock(self._folder / _STUDY_LOCK) as lock:
             lock.acquire(math.inf)
             yield
 
@@ -198,7 +202,8 @@ def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
 class _JournalLock(JournalFileOpenLock):
     """Locks the journal with a `FileLock`, which ends with its process; Optuna's own lock outlives a killed process.
 
-    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended.
+    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended. Without
+    locks on the file system, `alone_without_locks` rules out that another process is writing that line.
     """
 
     def __init__(self, path: Path, journal: Path) -> None:
@@ -210,12 +215,53 @@ class _JournalLock(JournalFileOpenLock):
         """Waits for the lock."""
         self._file_lock.acquire(math.inf)
         with open(self._journal, "r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
     def release(self) -> None:
         """Releases the lock."""
         self._file_lock.release()
+
+
+@contextmanager
+def alone_without_locks(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of the search in ``folder`` during the block if the file system has no locks: they
+    would run the same trials, and cut each other's lines of the journal.
+
+    Raises UserError if another process searches there, or has been killed on another machine.
+    """
+    with FileLock(folder / _STUDY_LOCK) as lock:
+        holder = lock.acquire()
+        has_locks = bool(holder) or lock.excludes_others
+    if has_locks:
+        yield
+        return
+    mark = folder / _ONLY_PROCESS
+    _mark_as_only_process(mark)
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _mark_as_only_process(mark: Path) -> None:
+    """Creates the file ``mark``. Raises UserError if it exists, unless the process that it names has died."""
+    if mark.exists():
+        process = mark.read_text(encoding="utf-8", errors="replace")
+        if len(process.split()) == 2 and has_died(process):
+            mark.unlink(missing_ok=True)
+    try:
+        with open(mark, "x", encoding="utf-8") as file:
+            file.write(this_process())
+    except FileExistsError:
+        raise UserError(
+            f"{mark.parent}: the file system has no locks, so only one process can search here; if no other does, "
+            f"remove {mark}"
+        ) from None
 
 
 def is_any_trial_held(folder: Path) -> bool:

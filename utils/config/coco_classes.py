@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from utils.config.yaml_files import load_yaml
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 
 _UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 COCO_IDS = tuple(number for number in range(1, 91) if number not in _UNUSED_IDS)  # by the number in YOLO's labels

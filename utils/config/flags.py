@@ -11,20 +11,15 @@ from collections.abc import Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
+from utils.config.commands import command_of
 from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.program import COMMANDS
 from utils.schema import bounds_of, check, hints_of, suggestion, type_of
 
 
-def command_of(cls: type) -> str:
-    """Returns the command that a class of settings belongs to: "train" for `TrainConfig`."""
-    return cls.__name__.removesuffix("Config").lower()
-
-
 def flag_name(name: str) -> str:
-    """Returns the flag of the field ``name``: ``--batch-size``."""
-    return "--" + name.replace("_", "-")
+    """Returns the flag of the field ``name``: ``--batch-size``; ``--from`` for ``from_``, as "from" is a keyword."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,20 +78,27 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
-def parser_of(command: str, description: str) -> Parser:
-    """Creates a parser without flags for a command whose settings are not a dataclass."""
-    return Parser(prog=COMMANDS[command].typed, description=description, allow_abbrev=False)
-
-
 @functools.cache
 def build_parser(cls: type) -> Parser:
-    """Creates a parser with one flag per field; booleans have ``--x`` and ``--no-x``."""
+    """Creates the parser of a command with the settings ``cls``: one flag per field, or an argument without a flag if
+    the field is ``positional``. Booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    command = COMMANDS[command_of(cls)].typed
-    usage = " ".join(["%(prog)s", *(f"{flag_name(name)} {name.upper()}" for name in required(cls)), "[flags]"])
-    parser = Parser(prog=command, usage=usage, formatter_class=_Help, allow_abbrev=False)
+    arguments = [field for field in fields.values() if field.metadata["positional"]]
+    command = command_of(cls)
+    words = ["%(prog)s", *(field.metadata["positional"] for field in arguments)]
+    words += [f"{flag_name(name)} {name.upper()}" for name in required_flags(cls)]
+    parser = Parser(
+        prog=command.typed,
+        usage=" ".join([*words, "[flags]"]),
+        description=command.description,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    for field in arguments:
+        parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
     for topic, names in TOPICS.items():
         topic_fields = [fields[name] for name in names.split() if name in fields]
+        topic_fields = [field for field in topic_fields if not field.metadata["positional"]]
         if topic_fields:
             group = parser.add_argument_group(topic)
             for field in topic_fields:
@@ -104,9 +106,15 @@ def build_parser(cls: type) -> Parser:
     return parser
 
 
-def required(cls: type) -> list[str]:
-    """Returns the names of the fields without a default."""
-    return [field.name for field in dataclasses.fields(cls) if default_of(field) is MISSING]
+def required_flags(cls: type) -> list[str]:
+    """Returns the names of the flags without a default. (argparse itself asks for arguments without a flag.)"""
+    fields = [field for field in dataclasses.fields(cls) if not field.metadata["positional"]]
+    return [field.name for field in fields if default_of(field) is MISSING]
+
+
+def shown_name(field: dataclasses.Field) -> str:
+    """Returns how messages name a setting: its flag, or what --help calls an argument without one."""
+    return field.metadata["positional"] or flag_name(field.name)
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
@@ -152,7 +160,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     values = {name: value for name, value in vars(parsed).items() if value != []}
     for name, value in values.items():
         with mistakes.noted():
-            values[name] = check(value, hints[name], flag_name(name), bounds_of(fields[name]))
+            values[name] = check(value, hints[name], shown_name(fields[name]), bounds_of(fields[name]))
     return values
 
 

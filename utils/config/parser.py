@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from utils.config.flags import build_parser, command_of, flag_actions, flag_name, given_values, required
+from utils.config.commands import command_of
+from utils.config.flags import flag_actions, flag_name, given_values, required_flags
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT
 
@@ -21,12 +23,12 @@ class ParsedCommand(Generic[DataclassT]):
     explicit_flags: frozenset[str]  # names of the settings that it gives
 
 
-def parse_command(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> ParsedCommand[DataclassT]:
-    """Parses a command line, also of YOLOv5. Raises UserError with what to write instead of a mistake."""
-    build_parser(cls).description = description
+def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
+    """Parses a command line, also of YOLOv5; None: that of this process. Raises UserError with what to write instead of
+    a mistake."""
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
-        missing = [flag_name(name) for name in required(cls) if name not in values]
+        missing = [flag_name(name) for name in required_flags(cls) if name not in values]
         if missing:
             mistakes.add(f"the following arguments are required: {', '.join(missing)}")
     for name in _repeated_fields(cls, words):
@@ -38,9 +40,9 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None, description
     return ParsedCommand(cls(**values), frozenset(values))
 
 
-def parse_config(cls: type[DataclassT], argv: Sequence[str] | None, description: str) -> DataclassT:
+def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:
     """Returns the settings of `parse_command`."""
-    return parse_command(cls, argv, description).config
+    return parse_command(cls, argv).config
 
 
 def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
@@ -55,7 +57,8 @@ def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[li
     """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
     log."""
     words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
-    if words and not words[0].startswith("-"):  # as in the yolo command
+    takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
+    if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
         raise UserError(f"{words[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
     untranslated = Mistakes()
     values = given_values(cls, words, untranslated)
@@ -64,7 +67,7 @@ def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[li
     # There are flags or values of another program, or mistakes. Most runs do not need their table.
     from utils.config.other_programs.command_lines import translate_command_line
 
-    words, log_lines = translate_command_line(command_of(cls), words, mistakes)
+    words, log_lines = translate_command_line(command_of(cls).name, words, mistakes)
     return words, given_values(cls, words, mistakes), log_lines
 
 

@@ -11,7 +11,7 @@ from utils.config.other_programs.hyperparameters import translate_recipe, unknow
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
 
 

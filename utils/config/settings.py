@@ -20,7 +20,7 @@ MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
-_IMGSZ = ("--img", "--img-size")
+IMGSZ_ALIASES = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
@@ -35,23 +35,23 @@ Scope = Literal["result", "recipe", "run", "machine"]
 # Which value a run has that resumes: "stored": its own, unless the command line sets another; "fixed": its own, and
 # another is refused; "current": that of the command line.
 OnResume = Literal["stored", "fixed", "current"]
-_TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
+TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
 TOPICS = {  # the sections of --help: the settings of all commands
-    "data": "data fraction val_fraction task source classes single_cls max_bad cache cache_dir stage groups "
-    "folds near_duplicates vid_stride max_frames",
+    "data": "data split from_ fraction val_fraction task source classes single_cls max_bad cache cache_dir stage "
+    "groups folds near_duplicates vid_stride max_frames",
     "model and weights": "model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads seed deterministic",
-    "validation": "fitness patience val_every check check_images calibration_images",
+    "validation": "fitness patience val_every min_score check check_images calibration_images",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det track",
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
-    "output": "project name exist_ok export save_period save_minutes callbacks tracker "
+    "output": "out json megabytes project name exist_ok export save_period save_minutes callbacks tracker "
     "noplots save_json nosave quiet save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
@@ -72,6 +72,7 @@ def setting(
     scope: Scope = "result",
     on_resume: OnResume = "stored",
     is_path: bool = False,
+    positional: str = "",
 ) -> Any:
     """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
@@ -85,6 +86,7 @@ def setting(
         is_line: the text must be a single line, as it is printed in a line of the log.
         scope, on_resume: see `Scope` and `OnResume`.
         is_path: the text may be the path of a file.
+        positional: the setting is an argument without a flag, which --help calls so; "": it is a flag.
     """
     metadata = {
         "help": help,
@@ -98,6 +100,7 @@ def setting(
         "scope": scope,
         "on_resume": on_resume,
         "is_path": is_path,
+        "positional": positional,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
@@ -214,7 +217,7 @@ class _RunConfig:
 class _DetectionsConfig(_RunConfig):
     """Flags of val.py and detect.py."""
 
-    trust: bool = setting(False, help=_TRUST_HELP)
+    trust: bool = setting(False, help=TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(MAX_DETECTIONS, low=1, high=MAX_CANDIDATES, help="maximum number of detections per image")
@@ -229,7 +232,7 @@ class _DetectionsConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DataConfig(_RunConfig):
+class DataSettings(_RunConfig):
     """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
@@ -269,7 +272,7 @@ class _DataConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_DataConfig):
+class TrainConfig(DataSettings):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set", is_path=True)
@@ -318,7 +321,7 @@ class TrainConfig(_DataConfig):
     batch_size: int = setting(
         16, low=1, sentinel=FIND_BATCH_SIZE, aliases=("--batch",), help="images per global batch; -1: as many as fit"
     )
-    imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
+    imgsz: int = setting(640, low=64, aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None, const="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
@@ -405,14 +408,14 @@ class TrainConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, _DataConfig):
+class ValConfig(_DetectionsConfig, DataSettings):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(0, low=0, aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
@@ -437,7 +440,7 @@ class DetectConfig(_DetectionsConfig):
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
-    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(0, low=0, aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None, low=0, high=1, aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
     )
@@ -477,7 +480,7 @@ class ExportConfig:
         factory=lambda: ["onnx"], choices=tuple(EXPORT_FORMATS), aliases=("--include",), help="one or more file formats"
     )
     imgsz: list[int] = setting(
-        factory=list, aliases=_IMGSZ, help="image size, or height and width, pixels; default: the checkpoint's"
+        factory=list, aliases=IMGSZ_ALIASES, help="image size, or height and width, pixels; default: the checkpoint's"
     )
     batch: int = setting(1, low=1, aliases=("--batch-size",), help="batch size of the exported model")
     dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")

@@ -16,7 +16,7 @@ from torch import Tensor
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
-from utils.files.program_folders import PROJECT
+from utils.program_folders import PROJECT
 from utils.strings import rank_list
 
 _PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package

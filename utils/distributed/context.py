@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.distributed.launch import read_launch
 from utils.distributed.rendezvous import Membership, join
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import Stopped
 from utils.machine.devices import make_current, parse_devices
+from utils.process.launch import read_launch
 
 
 @dataclass(frozen=True)

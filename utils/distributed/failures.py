@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
-from utils.entrypoint import line_about
 from utils.errors import PeerFailure, Stopped, UserError, first_line
-from utils.machine.processes import has_died
+from utils.process.entrypoint import line_about
+from utils.process.identity import has_died
 
 # What messages of a failed collective contain if another process has ended.
 _LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from utils.distributed.launch import Launch
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current
-from utils.machine.processes import process_identity, this_process
+from utils.process.identity import process_identity, this_process
+from utils.process.launch import Launch
 from utils.strings import counted, rank_list
 
 FIRST_LINE_S = 10.0  # time of waiting after which a line is logged

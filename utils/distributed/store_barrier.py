@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.errors import PeerFailure, Stopped, UserError, first_line
-from utils.machine.processes import has_died, this_process
+from utils.process.identity import has_died, this_process
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file

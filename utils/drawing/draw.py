@@ -13,8 +13,8 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.machine.decoder_warnings import watched
 from utils.machine.quiet_import import import_quietly
+from utils.process.decoder_warnings import watched
 
 if TYPE_CHECKING:
     from PIL import ImageFont

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from utils.drawing.figures import DPI, WIDTH, Picture
 from utils.files.safe_io import write_whole
 from utils.strings import counted
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN = "not known"
@@ -49,6 +51,8 @@ class Card(NamedTuple):
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here, as most runs write no page
+
     environment = Environment(
         loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

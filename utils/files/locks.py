@@ -24,10 +24,12 @@ _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
 class FileLock:
-    """A lock among all machines that see the file. Where the file system has no locks, `acquire` always succeeds."""
+    """A lock among all machines that see the file. Where the file system has no locks, `acquire` always succeeds, and
+    ``excludes_others`` is False."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.excludes_others = True  # of the last lock that was acquired
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
@@ -64,14 +66,15 @@ class FileLock:
 
     def _try(self) -> str:
         descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
+        self.excludes_others = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
             os.close(descriptor)
             return holder or "another process"
-        except OSError:  # no locks on this system
-            pass
+        except OSError:  # no locks on this file system
+            self.excludes_others = False
         self._descriptor = descriptor
         _held.add(descriptor)
         _close_in_children()

@@ -75,12 +75,18 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Replaces ``path`` atomically by a table; text is that of `csv_cell`."""
+    """Replaces ``path`` atomically by a table whose lines end with LF; text is that of `csv_cell`."""
     import csv  # not for --help
 
-    buffer = io.StringIO()
-    csv.writer(buffer).writerows(map(csv_cell, row) for row in rows)
-    write_whole(path, buffer.getvalue())
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)  # with "\n" as its line terminator, it would not quote a "\r" in a cell
+    lines: list[str] = []
+    for row in rows:
+        text.seek(0)
+        text.truncate()
+        writer.writerow(map(csv_cell, row))
+        lines.append(text.getvalue().removesuffix("\r\n"))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def csv_cell(value: Any) -> Any:

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,27 +45,39 @@ def map_ahead(
 ) -> Generator[R, None, None]:
     """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
-    If ``function`` raises an exception, it is raised in place of the result. If ``items`` raises one, it is raised
-    after the results of the items before it.
+    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item starts: a
+    file is not continued behind a part that could not be written. If ``items`` raises one, it is raised after the
+    results of the items before it.
     """
     threads = max(threads, 1)
     waiting: deque[Future[R]] = deque()
-    iterator = iter(items)
+    failed: list[int] = []  # numbers of the items whose calls have raised
     error: Exception | None = None
+
+    def call(number: int, item: T) -> R:
+        if failed and number > min(failed):  # an earlier one may still start, as another thread was faster
+            raise CancelledError
+        try:
+            return function(item)
+        except BaseException:
+            failed.append(number)
+            raise
+
     pool = ThreadPoolExecutor(threads)
     try:
-        while True:
+        numbered = enumerate(items)
+        while not failed:
             try:
-                item = next(iterator)
+                number, item = next(numbered)
             except StopIteration:
                 break
             except Exception as raised:
                 error = raised
                 break
-            waiting.append(pool.submit(function, item))
+            waiting.append(pool.submit(call, number, item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
-        while waiting:
+        while waiting:  # of a call that has failed, the result is its exception; it comes before cancelled ones
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

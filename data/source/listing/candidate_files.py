@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from data.labels.image_names import loose
-from data.labels.label_format import MAX_BYTES, FilesPerImage, FileStamp
+from data.labels.label_format import MAX_BYTES, FilesPerImage
 from data.source.listing.images import OtherFiles
 from data.source.walk import Folders, none_if_missing, stamp_of
+from data.split_files import FileStamp
 from utils.files.safe_io import open_regular, read_regular
 
 SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it has labels

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
-from data.labels.label_format import ImageFile
-from data.source.missing_data import labels_without_images
+from data.source.diagnosis.missing_data import labels_without_images
 from data.source.walk import Folders, none_if_missing, walk
+from data.split_files import ImageFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
@@ -22,10 +22,10 @@ _MAX_TRIED_ROWS = 10  # rows that are tried of a list that was written for anoth
 
 
 class NamedImage(NamedTuple):
-    """An image, and where a split names it."""
+    """An image, and the row of a list that names it."""
 
-    location: str  # a row of a list, or the image itself
-    file: ImageFile
+    location: str
+    image: ImageFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,10 @@ def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> I
     missing: list[str] = []
     findings: list[Finding] = []
     for row in rows:
-        image = _read_row(row, f"{relative_name(file, folders.root)}:{row.line}", reader, folders)
-        if isinstance(image, NamedImage):
-            images.append(image)
+        location = f"{relative_name(file, folders.root)}:{row.line}"
+        image = _read_row(row, location, reader, folders)
+        if isinstance(image, ImageFile):
+            images.append(NamedImage(location, image))
             continue
         findings.append(image)
         if image.kind == MISSING_IMAGE:
@@ -83,7 +84,7 @@ def _rows(file: Path) -> list[_Row]:
     return [row for row in rows if row.text]
 
 
-def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) -> NamedImage | Finding:
+def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) -> ImageFile | Finding:
     """Returns the image of a row, or what is wrong with it."""
     if not reader.names_image(row.text):
         return Finding(location, BAD_LISTED, f"{row.text[:100]!r} is not the path of an image", lost_images=1)
@@ -93,7 +94,7 @@ def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) ->
     parent, name = os.path.split(path)
     if not none_if_missing(folders.entries(parent)[name].is_file):
         return Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1, consequence="left out")
-    return NamedImage(location, ImageFile(folders.name_in(parent) + name, name, folders.stamp(path)))
+    return ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))
 
 
 class _RowsAsWritten:

@@ -5,34 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
-from data.labels.label_format import ImageFile
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
-from data.source.listing.image_list import NO_FILE, NamedImage, is_image, read_image_list
-from data.source.missing_data import labels_without_images
+from data.source.diagnosis.missing_data import labels_without_images
+from data.source.listing.image_list import NO_FILE, is_image, read_image_list
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, walk
+from data.split_files import ImageFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
 
 OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SplitImages:
-    """Holds the images of a split, and what else its folders and lists say."""
+    """Collects the images of a split, and what else its folders and lists say."""
 
-    images: dict[str, ImageFile]  # by name
-    missing: list[str]  # names in lists of images that do not exist
-    findings: list[Finding]
-    lists: dict[Path, list[str]]  # image names in each .txt list, in order
-    aliases: dict[str, list[str]]  # prefixes of the names in a folder, by its real path
-    other_files: OtherFiles  # in the folders of the images, if the split names folders
+    images: dict[str, ImageFile] = field(default_factory=dict)  # by name
+    missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
+    findings: list[Finding] = field(default_factory=list)
+    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
+    aliases: dict[str, list[str]] = field(default_factory=dict)  # prefixes of names in a folder, by its real path
+    other_files: OtherFiles = field(default_factory=dict)  # in the folders of the images, if the split names folders
+
+    def add(self, image: ImageFile, location: str) -> None:
+        """Adds an image that the split names in a ``location``; a repetition is a finding."""
+        if image.name in self.images:
+            self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is there already; used once"))
+        else:
+            self.images[image.name] = image
 
     def sorted(self) -> list[ImageFile]:
         """Returns the images by name."""
@@ -70,74 +76,59 @@ def _read_entries(
     entries: Iterable[Path], folders: Folders, suffixes: frozenset[str], *, ignored: type[UserError] | None = None
 ) -> SplitImages:
     """Returns the images of folders and lists. ``ignored``: errors for which the rest of an entry is left out."""
-    content: list[NamedImage | Finding] = []
-    missing: list[str] = []
-    lists: dict[Path, list[str]] = {}
-    aliases: dict[str, list[str]] = {}
-    other_files: OtherFiles = {}
+    split_images = SplitImages()
     for entry in entries:
         with contextlib.suppress(*([ignored] if ignored else [])):
             if entry.is_dir():
-                for folder in _read_folder(entry, folders, suffixes):
-                    content += folder.content
-                    other_files[folder.path] = folder.other_files
-                    names = aliases.setdefault(folder.real_path, [])
-                    if folder.prefix not in names:
-                        names.append(folder.prefix)
+                for visit in walk(entry):
+                    _add_folder(split_images, visit, entry, folders, suffixes)
             elif _is_list(entry):
-                image_list = read_image_list(entry, folders, suffixes)
-                content += [*image_list.images, *image_list.findings]
-                missing += image_list.missing
-                lists[entry] = [image.file.name for image in image_list.images]
-    images, findings = _each_once(content)
-    return SplitImages(images, missing, findings, lists, aliases, other_files)
+                _add_list(split_images, entry, folders, suffixes)
+    return split_images
 
 
-def _each_once(content: Iterable[NamedImage | Finding]) -> tuple[dict[str, ImageFile], list[Finding]]:
-    """Returns the images by name, and the findings, with one for each repetition of an image."""
-    images: dict[str, ImageFile] = {}
-    findings: list[Finding] = []
-    for each in content:
-        if isinstance(each, Finding):
-            findings.append(each)
-        elif each.file.name in images:
-            findings.append(Finding(each.location, REPEATED_IMAGE, f"{each.file.name} is there already; used once"))
-        else:
-            images[each.file.name] = each.file
-    return images, findings
+def _add_list(split_images: SplitImages, file: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+    """Adds the images that a list names, and what is wrong with its rows."""
+    image_list = read_image_list(file, folders, suffixes)
+    for row in image_list.images:
+        split_images.add(row.image, row.location)
+    split_images.findings += image_list.findings
+    split_images.missing += image_list.missing
+    split_images.lists[file] = [row.image.name for row in image_list.images]
 
 
-class _FolderContent(NamedTuple):
-    """What a folder of images has, without the folders in it."""
-
-    path: str  # absolute
-    real_path: str  # without symbolic links
-    prefix: str  # of names of files in it, relative to the data set's folder
-    content: list[NamedImage | Finding]
-    other_files: dict[str, os.DirEntry]  # by name
-
-
-def _read_folder(folder: Path, folders: Folders, suffixes: frozenset[str]) -> Iterator[_FolderContent]:
-    """Yields what a folder, and each folder below it, has."""
-    for visit in walk(folder):
-        prefix = folders.name_in(visit.path)
-        below_split = relative_name(visit.path, folder)
-        key_prefix = "" if below_split == "." else f"{below_split}/"
-        content: list[NamedImage | Finding] = [*_images_not_read(visit, prefix, suffixes)]
-        cached_stems = _cached_stems(visit.entries, suffixes)
-        other_files: dict[str, os.DirEntry] = {}
-        for entry in visit.entries:
-            stem, suffix = os.path.splitext(entry.name)
-            if none_if_missing(entry.is_dir) or (suffix == ARRAY_SUFFIX and stem in cached_stems):
-                continue
-            if suffix.lower() in suffixes:
-                content.append(_read_image(entry, prefix + entry.name, key_prefix + entry.name))
-                continue
-            other_files[entry.name] = entry
-            reason = unread_image(entry.path)
-            if reason:
-                content.append(Finding(prefix + entry.name, UNSUPPORTED, reason))
-        yield _FolderContent(visit.path, visit.real, prefix, content, other_files)
+def _add_folder(
+    split_images: SplitImages, visit: Visit, split_folder: Path, folders: Folders, suffixes: frozenset[str]
+) -> None:
+    """Adds what a folder has, without the folders in it. ``split_folder``: the one that the split names."""
+    prefix = folders.name_in(visit.path)
+    below_split = relative_name(visit.path, split_folder)
+    key_prefix = "" if below_split == "." else f"{below_split}/"
+    findings = split_images.findings
+    findings += _images_not_read(visit, prefix, suffixes)
+    cached_stems = _cached_stems(visit.entries, suffixes)
+    other_files: dict[str, os.DirEntry] = {}
+    for entry in visit.entries:
+        name = entry.name
+        stem, dot, ending = name.rpartition(".")  # much faster than os.path.splitext; the name begins with no dot
+        suffix = dot + ending
+        if none_if_missing(entry.is_dir) or (suffix == ARRAY_SUFFIX and stem in cached_stems):
+            continue
+        if suffix.lower() in suffixes:
+            image = _read_image(entry, prefix + name, key_prefix + name)
+            if isinstance(image, Finding):
+                findings.append(image)
+            else:
+                split_images.add(image, image.name)
+            continue
+        other_files[name] = entry
+        reason = unread_image(entry.path)
+        if reason:
+            findings.append(Finding(prefix + name, UNSUPPORTED, reason))
+    split_images.other_files[visit.path] = other_files
+    prefixes = split_images.aliases.setdefault(visit.real, [])
+    if prefix not in prefixes:
+        prefixes.append(prefix)
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
@@ -158,14 +149,14 @@ def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> s
     return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
 
 
-def _read_image(entry: os.DirEntry, name: str, key: str) -> NamedImage | Finding:
+def _read_image(entry: os.DirEntry, name: str, key: str) -> ImageFile | Finding:
     """Returns an entry that is named like an image, unless it is no file. ``name``, ``key``: see `ImageFile`."""
     stamp = stamp_of(entry)
     if stamp is None:
         return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
     if not none_if_missing(entry.is_file):
         return Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
-    return NamedImage(name, ImageFile(name, key, stamp))
+    return ImageFile(name, key, stamp)
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:

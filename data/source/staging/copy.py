@@ -25,10 +25,10 @@ import numpy as np
 
 from data.image_io.file_kinds import image_suffixes
 from data.labels.findings import Finding
-from data.labels.label_format import FileStamp, ImageFile, OtherImages
 from data.source.dataset_spec import DatasetSpec, Original
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.staging.plan import StagePlan
+from data.split_files import FileStamp, ImageFile, OtherImages
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.paths import path_of

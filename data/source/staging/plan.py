@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 
 from data.labels.findings import REPEATED_IMAGE, Finding
-from data.labels.label_format import FileStamp
 from data.source.dataset_spec import DatasetSpec, Original, SplitSource
 from data.source.files import Listing, list_split
+from data.split_files import FileStamp
 from utils.files.paths import normal_path, path_of, relative_name
 from utils.logger import get_logger
 from utils.strings import counted
@@ -70,9 +70,8 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
-        findings = [finding for finding in listing.findings if finding.kind != REPEATED_IMAGE]
-        _warn_of_files_left_out(findings, split)
-        originals[split] = Original(tuple(findings), listing.unusual_labels, listing.others)
+        _warn_of_files_left_out(listing.findings, split)
+        originals[split] = Original(tuple(listing.findings), listing.unusual_labels, listing.others)
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}
@@ -98,10 +97,11 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
 
 
 def _warn_of_files_left_out(findings: Sequence[Finding], split: str) -> None:
-    if findings:
-        first = findings[0]
+    left_out = [finding for finding in findings if finding.kind != REPEATED_IMAGE]
+    if left_out:
+        first = left_out[0]
         message = "--stage: not copied: %s of '%s', the first: %s: %s"
-        get_logger().warning(message, counted(len(findings), "file"), split, first.where, first.message)
+        get_logger().warning(message, counted(len(left_out), "file"), split, first.where, first.message)
 
 
 def _entries(source: SplitSource) -> Iterator[Path]:

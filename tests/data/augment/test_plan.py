@@ -24,8 +24,8 @@ from data.augment.transforms import (
     transform_labels,
 )
 from tests.helpers.synthetic_index import draw_plan
+from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
-from utils.structures import SampleKey
 
 SOURCE_HW = np.array([[480, 640], [640, 480], [333, 500], [64, 48], [640, 640], [100, 640]])
 PLAIN = Hyperparameters(

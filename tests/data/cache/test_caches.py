@@ -24,11 +24,15 @@ from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import open_cache, write_dataset
+from tests.helpers.three_formats import write_three_formats
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
 from utils.files.locks import FileLock
@@ -162,15 +166,54 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     other = cached(kind, replace(index, source="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
     expected = before[3].tobytes()
-    half = before.path.with_name(before.path.name.replace(index.fingerprint[:32], "half"))
+    half = before.path.with_name(before.path.name.replace(decoding.CacheName.of(index).content, "half"))
     half.touch()
     with FileLock(half.with_suffix(".lock")) as lock:  # it is being filled
         assert not lock.acquire()
-        changed = cached(kind, replace(index, fingerprint="changed"), imgsz, anew=False)
+        changed = cached(kind, replace(index, image_files="changed"), imgsz, anew=False)
         assert {path for path in files(tmp_path) if path.suffix == changed.path.suffix} == {
             changed.path, other.path, half,
         }  # fmt: skip
     assert before[3].tobytes() == expected
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("disk", "lmdb"), ("full", "pixels")])
+def test_edited_labels_and_other_settings_keep_the_caches(kind, suffix, tmp_path, cached, decoded):
+    """Runs with other classes or another held-out part have caches of their own, which live as long as the images do;
+    one of an earlier version does not."""
+    names = [f"{i}.png" for i in range(6)]
+    write_three_formats(
+        tmp_path, ["a", "b"], dict.fromkeys(names, (40, 60)), {name: [(0, 5, 5, 30, 30)] for name in names}
+    )
+    path = tmp_path / "data.yaml"
+    path.write_text("{train: images/train, val: images/train, names: [a, b]}")
+
+    def open_split(**settings: object) -> tuple[Path, int]:
+        spec = replace(load_dataset_spec(path), **settings)
+        index = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "index"), progress=False))
+        decoded.clear()
+        return cached(kind, index, 0 if kind == "full" else 64).path, len(decoded)
+
+    whole, count = open_split()
+    assert count == 6
+    older = whole.with_name(f"{whole.name.rsplit('-', 4)[0]}-{'0' * 32}-64-v4.{suffix}")  # as earlier versions wrote it
+    older.touch()
+    assert open_split() == (whole, 0)
+    assert not older.exists()
+    held_out, count = open_split(held_out=frozenset(["images/train/0.png"]))
+    assert (held_out != whole, count) == (True, 5)
+    assert open_split() == (whole, 0)
+    label = tmp_path / "labels/train/1.txt"
+    label.write_text("1 0.5 0.5 0.5 0.5\n")
+    os.utime(label, (0, 0))
+    assert open_split() == (whole, 0)
+    assert open_split(names=("c", "d")) == (whole, 0)
+    assert open_split(classes=(1,)) == (whole, 0)
+    assert open_split(held_out=frozenset(["images/train/0.png"])) == (held_out, 0)
+    os.utime(tmp_path / "images/train/3.png", (0, 0))
+    whole_again, count = open_split()
+    assert count == 6
+    assert list((tmp_path / "disk").glob(f"*.{suffix}")) == [whole_again]
 
 
 @pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "touched", "marker"])
@@ -198,7 +241,7 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
     os.utime(cache.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     damaged = cached("disk", index)
     assert damaged[2].any()
-    with refused("disk/lockstep-...--synthetic-64-v4.lmdb: damaged at image 3; remove it and start again"):
+    with refused("disk/lockstep-...-64.lmdb: damaged at image 3; remove it and start again"):
         damaged[3]
 
 
@@ -248,7 +291,7 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
         "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during "
         "the run, start again"
     ):
-        cached("disk", replace(index, fingerprint="changed"))
+        cached("disk", replace(index, image_files="changed"))
 
 
 def _fill_together(ctx, index, folder):
@@ -319,7 +362,7 @@ def test_a_complete_file_is_not_locked_and_one_without_its_lock_not_removed(inde
 
 def _fill_apart(ctx, index, folder):
     """The nodes' data sets differ, so each node decodes its own."""
-    index = replace(index, fingerprint=f"of node {ctx.node_rank}")
+    index = replace(index, image_files=f"of node {ctx.node_rank}")
     leaders = one_per_node_group(ctx)
     own = f"{folder}/{ctx.rank}"
     return same_as_the_files(

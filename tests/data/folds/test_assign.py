@@ -13,15 +13,18 @@ import pytest
 
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
-from data.folds.held_out import validation_images
+from data.folds.held_out import scan_settings, validation_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.loading.build import open_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 
 
 def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
@@ -130,6 +133,24 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     more = pool_of(config)
     assert len(set(groups_of(more, "", True))) == 17
     assert len(set(groups_of(more, "", False))) == 19
+
+
+@pytest.mark.parametrize("workers", [-1, 0, 1])
+def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch, workers):
+    """By at least a thread per core, also if the loader has no worker processes."""
+    used = []
+
+    def map_and_record(function, items, *, threads: int):
+        used.append(threads)
+        return map(function, items)
+
+    monkeypatch.setattr("data.index.read_images.map_ahead", map_and_record)
+    data = write_dataset(tmp_path / "set", train=2, val=2)
+    config = TrainConfig(data=str(data), workers=workers, cache_dir=str(tmp_path / "cache"))
+    spec = load_dataset_spec(data)
+    load_index(spec, "train", scan_settings(config))
+    open_index(DistributedContext.single(), config, spec, "val")
+    assert used[0] == used[1]
 
 
 @pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])

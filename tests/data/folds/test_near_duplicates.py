@@ -12,6 +12,7 @@ from data.folds.near_duplicates import (
     join_groups,
     perceptual_hashes,
     read_signatures,
+    roboflow_copies,
     thumbnail,
 )
 from tests.helpers.synthetic_index import smooth_image
@@ -92,3 +93,14 @@ def test_joined_groups_are_those_of_a_union_find(items, pairs):
         parent[max(x, y)] = min(x, y)
     half = join_groups(np.arange(items), a[::2], b[::2])
     np.testing.assert_array_equal(join_groups(half, a, b), [root(i) for i in range(items)])
+
+
+def test_copies_of_roboflow_are_those_of_one_export():
+    names = [
+        "a/train/images/0001_jpg.rf.x.jpg",
+        "a/train/images/0001_jpg.rf.y.jpg",
+        "b/train/images/0001_jpg.rf.z.jpg",
+        "a/valid/images/0001_jpg.rf.w.jpg",
+        "b/train/images/0002_jpg.rf.x.jpg",
+    ]
+    assert [group.tolist() for group in roboflow_copies(names)] == [[0, 1, 3]]

@@ -12,11 +12,11 @@ import yaml
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.check_settings import warn_of_shared_images
-from data.loading.class_balance import inverse_frequency_weights
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader
+from data.samples.sample_weights import inverse_frequency_weights
 from data.source.dataset_spec import IGNORED
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split

@@ -14,7 +14,7 @@ from data.index.load import load_index
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import write_image
-from tools.convert.__main__ import convert
+from tools.convert.to_coco import convert
 from utils.errors import UserError
 
 NFC, NFD = (unicodedata.normalize(form, "Café été.png") for form in ("NFC", "NFD"))

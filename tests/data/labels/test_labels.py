@@ -28,12 +28,13 @@ from data.labels.findings import (
     REVERSED,
     UNKNOWN_CLASS,
 )
-from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, FileStamp, ImageFile, LabelFile, LabelRequest
+from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, LabelRequest
 from data.labels.other_formats import format_of_labels
 from data.labels.rows import LabelFileError, row_table, shape_of
 from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
+from data.split_files import FileStamp, ImageFile, LabelFile
 from engine.report.photos import Source, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused

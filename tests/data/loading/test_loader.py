@@ -38,9 +38,9 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 from tests.helpers.same_content import same_batch
+from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.structures import Sample, SampleKey
 
 
 def rank_of(rank, world):

@@ -12,7 +12,7 @@ import torch
 
 from data.loading.prefetcher import Prefetcher
 from tests.helpers.tiny import make_batch
-from utils.structures import Batch, map_tensors
+from utils.batches import Batch, map_tensors
 
 CPU = torch.device("cpu")
 

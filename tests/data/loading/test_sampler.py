@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data.loading.class_balance import image_weights, inverse_frequency_weights, repeat_factors
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
+from data.samples.sample_weights import image_weights, inverse_frequency_weights, repeat_factors, with_whole_sum
 from utils.distributed.context import shard_bounds
-from utils.structures import LabelArrays
+from utils.labels import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 
@@ -184,19 +184,35 @@ def test_repeat_factors_are_those_of_the_paper():
 
 
 def test_repeated_images_come_as_often_as_their_factors_say():
-    repeats = np.random.default_rng(1).uniform(1, 4, 53)
+    repeats = with_whole_sum(np.random.default_rng(1).uniform(1, 4, 53))
     order = EpochOrder(repeats, seed=4, batch_size=16, imgsz=320, stride=32)
     assert len(order) == round(repeats.sum())
     counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
-    scaled = repeats * len(order) / repeats.sum()
-    assert ((counts == np.floor(scaled)) | (counts == np.ceil(scaled))).all()
-    np.testing.assert_allclose(counts.mean(0), scaled, atol=0.1)
+    assert ((counts == np.floor(repeats)) | (counts == np.ceil(repeats))).all()
+    np.testing.assert_allclose(counts.mean(0), repeats, atol=0.1)
     assert not np.array_equal(order.indices(0), order.indices(1))
     np.testing.assert_array_equal(order.indices(7), order.indices(7))
     whole = [key for request in sampler_with(order, 0, 1).requests(2) for key in request.keys]
     ranks = [list(sampler_with(order, rank, 3).requests(2)) for rank in range(3)]
     assert whole == [key for batch in zip(*ranks) for request in batch for key in request.keys]
     assert len({key.position for key in whole}) == len(order)
+
+
+@pytest.mark.parametrize(
+    ("once", "others"), [(99, [0.3] * 5), (12, [0.3] * 4), (1, [0.5]), (3, [0.25] * 6), (2, [0.99, 0.6]), (0, [1.7, 2])]
+)
+def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
+    weights = np.array([*np.ones(once), *others, 0.0])
+    whole = with_whole_sum(weights)
+    np.testing.assert_array_equal(np.floor(whole[whole % 1 > 0]), np.floor(weights[whole % 1 > 0]))
+    assert whole.sum() == pytest.approx(round(weights.sum()))
+    order = EpochOrder(whole, seed=4, batch_size=16, imgsz=320, stride=32)
+    assert len(order) == round(weights.sum())
+    for epoch in range(50):
+        counts = np.bincount(order.indices(epoch), minlength=len(weights))
+        assert (counts[weights % 1 == 0] == weights[weights % 1 == 0]).all()
+        assert (abs(counts - weights) < 1).all()
+        assert counts.sum() == len(order)
 
 
 def test_weighted_draws_come_as_often_as_weights_times_repeats_say():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data.loading.shared_memory import BatchSlots, SentBatch, open_slots
-from utils.structures import Batch, Targets
+from utils.batches import Batch, Targets
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 SHAPE = (2, 4, 6, 3)

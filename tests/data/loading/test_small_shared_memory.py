@@ -31,7 +31,7 @@ if failed or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), b"si
 multiprocessing.set_executable(sys.executable)
 if len(sys.argv) > 1:
     import train
-    from utils.entrypoint import run_main
+    from utils.process.entrypoint import run_main
 
     run_main(train.main)
 """

@@ -14,8 +14,9 @@ from data.render.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_fo
 from data.render.table import RenderTable, build_table
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.synthetic_index import GEOMETRIES, draw_plan, smooth_image
+from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
-from utils.structures import GRAY, SampleKey
+from utils.pixels import GRAY
 
 SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
 

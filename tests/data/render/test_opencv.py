@@ -11,10 +11,11 @@ from data.augment.transforms import HORIZON, MIN_SCALE, MIXUP_COLUMNS, RandomFli
 from data.render.letterbox import fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, draw_plan, smooth_image
+from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
+from utils.pixels import GRAY
 from utils.rng import Stream, keyed_uniforms
-from utils.structures import GRAY, SampleKey
 
 CANVAS = 256
 SIZES = [(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)]

@@ -18,9 +18,9 @@ from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
 from tests.helpers.synthetic_index import OBJECT, open_cache, write_dataset
+from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
-from utils.structures import SampleKey
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]
 BUSY = [

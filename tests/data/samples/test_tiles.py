@@ -13,14 +13,15 @@ import yaml
 from data.cache import decoding
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.letterbox import CanvasRule
-from data.samples.tiled_index import TiledIndex
+from data.samples.sample_weights import check_tiles, tile_weights
+from data.samples.tiled_index import TiledIndex, crop_tile
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import GRAY
+from utils.pixels import GRAY
 
 SIZES = [(300, 420), (128, 128), (90, 260), (60, 50)]
 SIDE = 128
@@ -109,7 +110,7 @@ def test_pixels_are_parts_of_the_image():
         image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)
         ((left, top),) = tiles.corners(np.array([tile]), 2)
         padded = np.pad(image, ((0, SIDE), (0, SIDE), (0, 0)), constant_values=GRAY)
-        shown = tiles.pixels(image, tile, 2)
+        shown = crop_tile(image, (left, top), SIDE)
         np.testing.assert_array_equal(shown, padded[top : top + SIDE, left : left + SIDE])
         assert np.shares_memory(shown, image) == (min(height, width) >= SIDE)
 
@@ -120,17 +121,17 @@ def test_tiles_without_objects_are_repeated_less_often():
         np.bincount(tiles.tile_index.image_of_box[~tiles.tile_index.crowd], minlength=len(tiles.tile_index)) > 0
     )
     assert 0 < has_object.sum() < len(has_object)
-    weights = tiles.weights(0.1)
+    weights = tile_weights(tiles, 0.1)
     assert (weights[has_object] == 1).all()
     assert weights[~has_object].sum() == pytest.approx(0.1 * has_object.sum())
-    assert (tiles.weights(100.0) == 1).all()
+    assert (tile_weights(tiles, 100.0) == 1).all()
 
 
 def test_tiles_that_show_no_object_are_refused(caplog):
     index = replace(boxed_index(), crowd=np.ones(160, bool))
     with refused("tile 128: no tile shows 30% of an object; use larger tiles"):
-        TiledIndex(index, SIDE, hyp=Hyperparameters()).weights(1.0)
-    tiled(visibility=0.9).weights(1.0)
+        check_tiles(TiledIndex(index, SIDE, hyp=Hyperparameters()))
+    check_tiles(tiled(visibility=0.9))
     assert "of 1" in caplog.text
     assert "objects are so large that no tile shows 90 % of them" in caplog.text
 

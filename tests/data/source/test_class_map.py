@@ -20,9 +20,10 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
+from utils.batches import SampleKey
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import Hyperparameters
-from utils.structures import DetectionTable, SampleKey
+from utils.detections import DetectionTable
 
 NAMES = ["car", "truck", "van", "person"]
 

@@ -11,8 +11,8 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.diagnosis.missing_data import what_exists
 from data.source.files import list_split
-from data.source.missing_data import what_exists
 from data.source.open import open_data
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext

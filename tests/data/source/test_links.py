@@ -27,7 +27,7 @@ from data.source.open import open_data
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
-from tools.shard import write_set
+from tools.shard.write_shards import write_set
 from utils.config.settings import ValConfig
 from utils.distributed.context import DistributedContext
 from utils.files.data_location import describe_location, find_location

@@ -9,8 +9,8 @@ import pytest
 
 import export
 from tests.helpers.tiny import write_dataset
+from utils.config.commands import COMMANDS
 from utils.errors import UserError
-from utils.program import COMMANDS
 
 DATA = "--data none.yaml: no such file"
 WEIGHTS = "none.pt: neither a file nor the name of public weights"

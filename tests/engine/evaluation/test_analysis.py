@@ -12,7 +12,7 @@ from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
 from tests.helpers.scoring import coco_evaluate, iou_by_hand, make_ground_truth, make_table, random_case
-from utils.structures import GroundTruth
+from utils.labels import GroundTruth
 
 
 def average_precision(found, objects):

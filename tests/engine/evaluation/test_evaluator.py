@@ -11,13 +11,14 @@ from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
-from models.losses.base import Criterion
+from models.losses.base import Criterion, LossOutput
 from models.postprocess.detections import DETECTED, DETECTED_UNVOTED, SCORED
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
+from utils.batches import Batch, Targets
 from utils.boxes import scale_boxes, xywh_to_xyxy
+from utils.detections import Detections
 from utils.distributed.context import DistributedContext
-from utils.structures import Batch, Detections, LossOutput, Targets
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

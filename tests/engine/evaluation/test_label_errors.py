@@ -12,7 +12,7 @@ from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_la
 from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
-from utils.structures import DetectionTable
+from utils.detections import DetectionTable
 
 CLASSES = 2
 

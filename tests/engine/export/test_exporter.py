@@ -1,4 +1,4 @@
-"""The confidence thresholds that an export stores."""
+"""The confidence thresholds that an export stores, and the names of its files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.export.exporter import Thresholds, trained_thresholds
+from engine.export.exporter import Thresholds, file_path, trained_thresholds
 from engine.export.options import resolve_options
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
@@ -34,3 +34,18 @@ def test_the_threshold_of_training_is_that_of_the_output(needs_nms: bool, layout
     model = CheckpointModel(detector, {"imgsz": 64, "progress": PROGRESS}, Path("best.pt"), torch.device("cpu"))
     config = resolve_options(ExportConfig(weights="best.pt", layout=layout, box_voting=box_voting), detector, 64)
     assert trained_thresholds(model, config) == Thresholds(output, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "flags", "file"),
+    [
+        ("onnx", {}, "best.onnx"),
+        ("onnx", {"half": True}, "best_half.onnx"),
+        ("openvino", {"int8": True}, "best_int8_openvino_model"),
+        ("ncnn", {"half": True}, "best_half_ncnn_model"),
+        ("torchscript", {"layout": "end2end", "half": True}, "best_end2end_half.torchscript"),
+    ],
+)
+def test_files_of_other_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
+    config = ExportConfig(weights="run/best.pt", **flags)
+    assert file_path(Path("run/best.pt"), config, format_name) == Path("run", file)

@@ -34,7 +34,7 @@ from models.detector import build_detector
 from tests.helpers.exports import lively, options
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, write_dataset
-from utils.structures import DetectionTable
+from utils.detections import DetectionTable
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")

@@ -119,7 +119,7 @@ def test_export_val_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture, fl
     call(export.main, *flags, "--format", "litert", "--no-check")
     exact = (tmp_path / "best.tflite").read_bytes()
     call(export.main, *flags, "--format", "litert", flag, *(["--no-check"] if flag == "--int8" else []))
-    exported = tmp_path / ("best_int8.tflite" if flag == "--int8" else "best.tflite")
+    exported = tmp_path / f"best_{flag.removeprefix('--')}.tflite"
     assert exported.stat().st_size < (0.6 if flag == "--int8" else 0.7) * len(exact)
     out = ["--device", "cpu", "--project", tmp_path / "runs"]
     call(val.main, "--weights", exported, "--trust", *out, "--workers", "0", "--noplots")

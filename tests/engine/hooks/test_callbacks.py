@@ -27,7 +27,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 ROOT = Path(__file__).parents[3]
 HOOKS = '''

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.progress import Progress
+from engine.evaluation.result import EvalResult
 from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
 from engine.hooks.writers import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
-from utils.structures import EvalResult
 
 NAMES = ("Katze", "größer", "снег", "猫")
 

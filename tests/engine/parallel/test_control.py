@@ -12,9 +12,9 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, PeerFailure, Stopped
-from utils.interrupts import INTERRUPTED
-from utils.machine.stop_signals import StopSignals
+from utils.errors import PeerFailure, Stopped
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
+from utils.process.stop_signals import StopSignals
 
 LAST = Path("last.pt")
 

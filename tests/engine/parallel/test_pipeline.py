@@ -18,9 +18,9 @@ from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
+from utils.batches import Batch
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.structures import Batch
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()

@@ -14,8 +14,8 @@ PRELUDE = """
 import os, signal, subprocess, sys, time, types
 from pathlib import Path
 import engine.parallel.watchdog as watchdog
-from utils.machine.stop_signals import StopSignals
-from utils.machine.processes import this_process
+from utils.process.stop_signals import StopSignals
+from utils.process.identity import this_process
 from utils.errors import Stopped
 
 watchdog.CHECK_EVERY_S, watchdog.PEER_DEAD_S, watchdog.STOP_TIMEOUT_S = 0.02, 0.2, 0.2

@@ -26,8 +26,8 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.structures import DetectionTable
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 6_000_000
@@ -92,6 +92,16 @@ def index(tmp_path: Path) -> DatasetIndex:
     return make_index(tmp_path, images=30, names=(HOSTILE, "b&b", "c"), boxes_per_image=4)
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetIndex, ScoredValidation, HtmlPage]:
+    """A page with all of its sections, of an index of which images 3, 13 and 23 cannot be read, and what it shows."""
+    folder = tmp_path_factory.mktemp("page")
+    index = make_index(folder, images=30, names=(HOSTILE, "b&b", "c"), boxes_per_image=4)
+    (folder / "3.jpg").unlink()
+    validation = scored(index, make_detections(index, false_per_image=3))
+    return index, validation, write_page(folder, subject_of(index, epochs=4), HISTORY, validation)
+
+
 HISTORY = {
     "epoch": [1.0, 2.0], "time": [30.0, 61.0], "train/box": [3.0, 2.5], "val/box": [np.nan, 2.75],
     "metrics/AP": [np.nan, 0.5], "speed/data_wait": [0.25, 0.5],
@@ -99,9 +109,8 @@ HISTORY = {
 HISTORY = {name: np.array(values) for name, values in HISTORY.items()}
 
 
-def test_numbers_are_those_of_the_metrics(index, tmp_path):
-    detections = make_detections(index, false_per_image=3)
-    page = write_page(tmp_path, subject_of(index, epochs=4), HISTORY, validation := scored(index, detections))
+def test_numbers_are_those_of_the_metrics(complete):
+    index, validation, page = complete
     result = validation.result
     (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
     assert scores[0][:2] == ["class", "objects"]
@@ -119,16 +128,16 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     between = result.confusion[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     assert sum(int(row[2]) for row in pairs[0][1][1:]) == between.sum()
-    errors = split_errors(match_detections(index.ground_truth(), detections, 3))
+    errors = split_errors(match_detections(index.ground_truth(), validation.detections, 3))
     (counts,) = (rows for name, rows in page.tables.items() if name.startswith("Errors of each class"))
     assert [row[1:] for row in counts[1:]] == [[str(n) for n in row] for row in errors.counts.tolist()]
     files = ["PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors"]
     shown = [a["alt"] for tag, a in page.tags if tag == "img" and a["class"] == "figure"]
     assert set(files) < set(shown)
     names = {f"{name}.png" for name in (*files, "results", "labels")}
-    assert names == {path.name for path in tmp_path.glob("*.png")}
-    assert all(cv2.imread(str(tmp_path / name)).std() > 5 for name in names)
-    assert "after epoch 2" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    assert names == {path.name for path in index.root.glob("*.png")}
+    assert all(cv2.imread(str(index.root / name)).std() > 5 for name in names)
+    assert "after epoch 2" in (index.root / FILE_NAME).read_text(encoding="utf-8")
 
 
 def test_settings_that_differ_come_first(index, tmp_path):
@@ -159,14 +168,13 @@ def test_a_split_without_objects(tmp_path):
     assert "nan" not in " ".join(page.sections.values())
 
 
-def test_galleries_show_photos_unreadable_images_say_so_and_hostile_names_are_text(index, tmp_path):
-    (tmp_path / "3.jpg").unlink()
-    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_detections(index, false_per_image=3)))
+def test_galleries_show_photos_unreadable_images_say_so_and_hostile_names_are_text(complete):
+    index, _, page = complete
     assert page.sections["Worst images"].count("This image cannot be read") >= 2  # images 3 and 13
     photos = photos_of(page)
     assert len(photos) > 20
     assert all(photos)
-    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    text = (index.root / FILE_NAME).read_text(encoding="utf-8")
     assert not re.search(r"https?://", text)
     assert all(HOSTILE in page.sections[name] for name in ("Data", "Precision, recall and F1"))
     assert text.count(HOSTILE) == 0
@@ -181,7 +189,7 @@ def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, clas
     large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
     validation = scored(large, make_detections(large, false_per_image=20), epoch=1000)
     epochs = np.arange(1.0, 1001)
-    history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(12)}
+    history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(4)}
     page = write_page(tmp_path, subject_of(large), history, validation)
     assert (tmp_path / FILE_NAME).stat().st_size < MOST_BYTES
     assert "the page would become too large" in page.sections["Worst images"]  # noise compresses badly

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from engine.report.sheets import draw_batch
-from utils.structures import Batch, Detections, Targets
+from utils.batches import Batch, Targets
+from utils.detections import Detections
 
 
 def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:

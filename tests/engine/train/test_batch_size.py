@@ -39,8 +39,8 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.entrypoint import run_main
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")

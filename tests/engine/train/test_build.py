@@ -35,7 +35,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
 
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(*flags: str) -> Iterator[Trainer]:
     new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
-    command = parse_command(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv)
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
         yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)

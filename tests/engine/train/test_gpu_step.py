@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,10 +23,10 @@ from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.nondeterministic import DeterministicOnly
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.batches import Batch, map_tensors
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.structures import Batch, map_tensors
 
 CUDA = torch.device("cuda", 0)
 ALONE = DistributedContext(0, -1, 1, 1, 0, CUDA, "", (CUDA,))
@@ -103,9 +103,19 @@ def build_step(
 
 
 def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
+    update = step.optimizer.step
+    has_equal_strides: list[bool] = []
+
+    def checked_update(nonfinite: Tensor) -> None:
+        has_equal_strides.extend(p.grad.stride() == p.stride() for p in step.optimizer.parameters)
+        update(nonfinite)
+
     step([batch], [images], 1)  # states and scales are made here
-    with NoSync(), DeterministicOnly():
+    with NoSync(), DeterministicOnly(), mock.patch.object(step.optimizer, "step", checked_update):
         step([batch, batch], [images, images], 2)
+    # Fused optimizers do not check it, and operations on lists take a kernel for each tensor without it.
+    assert has_equal_strides
+    assert all(has_equal_strides)
     tensors = [*step._unwrapped.state_dict().values(), *step.ema.module.state_dict().values()]
     tensors += [
         value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
@@ -151,25 +161,35 @@ def test_built_in_models_stay_on_the_device(batch, name):
         take_steps(build_step(name), batch)
 
 
+def with_upsampling(*modes: str) -> dict:
+    """TINY_MODEL whose last level is upsampled once by each of one or two modes; these replace the levels before it."""
+    layers = [[4 + i, 1, "nn.Upsample", [None, 2, mode]] for i, mode in enumerate(modes)]
+    levels = [2, 5, 4] if len(modes) == 1 else [6, 5, 4]
+    return {**TINY_MODEL, "head": [*layers, [levels, 1, "Detect", ["nc"]]]}
+
+
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize(
-    "mode", ["nearest", pytest.param("nearest-exact", marks=pytest.mark.slow), "bilinear", "bicubic"]
-)
-def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(batch, mode):
+@pytest.mark.parametrize("modes", [("nearest", "bilinear"), pytest.param(("nearest-exact",), marks=pytest.mark.slow)])
+def test_upsampling_with_a_deterministic_gradient_is_taken(batch, modes):
     """Bilinear upsampling has a form with a fixed order."""
-    spec = {**TINY_MODEL, "head": [[4, 1, "nn.Upsample", [None, 2, mode]], [[2, 5, 4], 1, "Detect", ["nc"]]]}
-    expected = nullcontext()
-    if mode == "bicubic":
-        expected = pytest.raises(AssertionError, match="upsample_bicubic2d_backward has no deterministic kernel")
-    with fake_gpu(), expected:
+    spec = with_upsampling(*modes)
+    with fake_gpu():
         take_steps(build_step(spec), batch)
-    if mode == "bicubic":
-        expected = pytest.raises(UserError, match=r"--deterministic: layer model\.5 \(Upsample, bicubic\)")
+    check_kernels(TrainConfig(deterministic=True), build_detector(spec, 2), CUDA)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(batch):
+    spec = with_upsampling("bicubic")
+    message = "upsample_bicubic2d_backward has no deterministic kernel"
+    with fake_gpu(), pytest.raises(AssertionError, match=message):
+        take_steps(build_step(spec), batch)
     config = TrainConfig(deterministic=True)
-    with expected:
-        check_kernels(config, build_detector(spec, 2), CUDA)
-    check_kernels(config, build_detector(spec, 2), torch.device("cpu"))
-    check_kernels(replace(config, deterministic=False), build_detector(spec, 2), CUDA)
+    detector = build_detector(spec, 2)
+    with pytest.raises(UserError, match=r"--deterministic: layer model\.5 \(Upsample, bicubic\)"):
+        check_kernels(config, detector, CUDA)
+    check_kernels(config, detector, torch.device("cpu"))
+    check_kernels(replace(config, deterministic=False), detector, CUDA)
 
 
 @pytest.mark.parametrize(
@@ -191,27 +211,6 @@ def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_l
     assert count.kernels.total() <= kernels
     assert count.operations.total() <= operations
     assert count.slow_lists == slow_lists
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "virtual_ranks"),
-    [("AdamW", 2), ("Muon", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SGD", 0), ("Muon", 2)))],
-)
-def test_gradients_have_the_strides_of_their_parameters(batch, monkeypatch, optimizer, virtual_ranks):
-    """Fused optimizers do not check it, and operations on lists take a kernel for each tensor without it."""
-    with fake_gpu():
-        step = build_step(MODELS["yolov8"], optimizer=optimizer, virtual_ranks=virtual_ranks)
-        update = step.optimizer.step
-        checked = []
-
-        def checked_update(nonfinite: torch.Tensor) -> None:
-            checked.extend(p.grad.stride() == p.stride() for p in step.optimizer.parameters)
-            update(nonfinite)
-
-        monkeypatch.setattr(step.optimizer, "step", checked_update)
-        step([batch, batch], [4, 4], 1)
-    assert checked
-    assert all(checked)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

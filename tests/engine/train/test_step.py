@@ -5,6 +5,7 @@ sync.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from dataclasses import replace
 
@@ -25,9 +26,9 @@ from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.batches import Batch, Targets
 from utils.config.settings import ALL_RANKS, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import Batch, Targets
 
 MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
 
@@ -87,6 +88,23 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
     assert a.losses == pytest.approx(b.losses, rel=1e-5)
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_step_leaves_no_reference_cycles(kind):
+    """So its memory is free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
+    step, _ = make_step(DistributedContext.single(), kind)
+    step([global_batch()], [6], 1)
+    step.reader.pop(leave=0)
+    gc.collect()
+    gc.disable()
+    try:
+        for update in (2, 3):
+            step([global_batch()], [6], update)
+            step.reader.pop(leave=0)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_gradient_is_that_of_samples_times_the_mean_loss():

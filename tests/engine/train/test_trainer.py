@@ -25,9 +25,10 @@ from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import REQUEUE, Stopped
+from utils.errors import Stopped
 from utils.logger import configure_logging
-from utils.machine.stop_signals import StopSignals
+from utils.process.exit_codes import REQUEUE
+from utils.process.stop_signals import StopSignals
 
 BATCHES = 3
 POINTS = [name for name in vars(Hook) if not name.startswith("_") and name != "decides_next_epoch"]

@@ -39,7 +39,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.stop_signals import StopSignals
+from utils.process.stop_signals import StopSignals
 
 EPOCHS = 5
 ODD = "rated;ready;slow:0.05"
@@ -207,7 +207,7 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
     ctx = DistributedContext.single("cpu")
     argv = flags(world, tmp_path, "--model", str(model))
-    command = parse_command(TrainConfig, argv, "")
+    command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
         trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)

@@ -8,12 +8,12 @@ import torch
 
 from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
 from models.box_coding import cell_centers
+from models.losses.base import pad_targets
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.tiny import as_targets
 from tests.models.assigners.test_simota import sigmoid
 from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
 from utils.boxes import cxcywh_to_xyxy
-from utils.structures import pad_targets
 
 
 def bce(logit: float, target: float) -> float:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.postprocess import box_voting
+from models.postprocess.detections import PostprocessSettings, select_with_and_without_voting
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.selection import select
 from tests.models.postprocess.test_detections import brute_force
@@ -181,6 +182,19 @@ def test_the_confidence_threshold_changes_no_detection(conf_thres):
     assert (shown < lower.counts).all()
     for b, count in enumerate(shown.tolist()):
         assert all(torch.equal(x[b, :count], y[b, :count]) for x, y in zip(found[:3], lower[:3]))
+
+
+@pytest.mark.parametrize("conf_thres", [0.001, 0.3])
+@pytest.mark.parametrize("classes", [None, [2, 0]])
+@pytest.mark.parametrize("agnostic", [True, False])
+def test_one_nms_serves_detections_with_and_without_voting(conf_thres, classes, agnostic):
+    boxes, scores = crowd(3, 400, 3, seed=9)
+    settings = {"conf_thres": conf_thres, "iou_thres": 0.5, "classes": classes, "agnostic": agnostic, "max_det": 30}
+    together = select_with_and_without_voting(boxes, scores, PostprocessSettings(**settings))
+    for found, box_voting_is_on in zip(together, (True, False)):
+        expected = select(boxes, scores, **settings, box_voting=box_voting_is_on)
+        assert all(torch.equal(*tensors) for tensors in zip(found, expected))
+    assert not torch.equal(together[0].boxes_xyxy, together[1].boxes_xyxy)
 
 
 @pytest.mark.parametrize("agnostic", [True, False])

@@ -15,7 +15,8 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.selection import stitch
 from utils.boxes import tile_windows
-from utils.structures import GRAY, Detections, DetectionTable
+from utils.detections import Detections, DetectionTable
+from utils.pixels import GRAY
 
 CLASSES = 4
 SEEN = PostprocessSettings(conf_thres=0.0, iou_thres=0.7, max_det=5)

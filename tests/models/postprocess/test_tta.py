@@ -8,9 +8,9 @@ from torch.nn.functional import interpolate
 from models.detector import build_detector
 from models.postprocess.tta import VIEWS, TestTimeAugmentation
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
-from utils import structures
+from utils import pixels
 
-GRAY = structures.GRAY / 255
+GRAY = pixels.GRAY / 255
 
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])

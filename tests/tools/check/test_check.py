@@ -33,8 +33,8 @@ from tools.check.issue_kinds import (
     WITHIN,
 )
 from tools.check.out_folder import make_out, new_folder
-from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.process.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
 
@@ -224,8 +224,13 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
     assert "the classes of the model and of the data set differ (3 classes against 2)" in line
     assert not (tmp_path / "runs").exists()
-    for score in ("1.5", "nan"):
-        assert f"--min-score {score}: must be from 0 to 1" in error_of(capsys, main, data.yaml, "--min-score", score)
+    for flags, message in (
+        ("--min-score 1.5", "--min-score: must be at most 1, got 1.5"),
+        ("--min-score nan", "--min-score: must be at least 0, got nan"),
+        ("--imgsz -1", "--imgsz: must be at least 0, got -1"),
+        ("--workers -7", "--workers: must be at least -1, got -7"),
+    ):
+        assert message in error_of(capsys, main, data.yaml, *flags.split())
     shutil.rmtree(data.root / "images" / "val")
     assert "images/val: not found" in error_of(capsys, main, data.yaml)
 

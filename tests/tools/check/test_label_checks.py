@@ -22,8 +22,8 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, scan_dataset, scan_issues
-from tools.convert.__main__ import convert
-from tools.shard import write_set
+from tools.convert.to_coco import convert
+from tools.shard.write_shards import write_set
 from utils.logger import get_logger
 
 NAMES = ["cat", "dog", "DontCare"]

@@ -25,7 +25,8 @@ from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_is
 from tools.check.page import FILE_NAME, write_page
 from tools.check.result import CheckResult, ModelFindings
 from utils.boxes import scale_boxes
-from utils.structures import GRAY, DetectionTable
+from utils.detections import DetectionTable
+from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 MOST_BYTES = 5_000_000
@@ -238,3 +239,16 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
     )
     assert len(issues) > 2 * images
     assert (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize(("error", "is_explained"), [(OSError("no space"), True), (ZeroDivisionError("a bug"), False)])
+def test_a_page_that_cannot_be_written_is_a_warning_and_a_bug_is_not(monkeypatch, caplog, error, is_explained):
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tools.check.page._content", fail)
+    if is_explained:
+        assert write_page(None, None) is None
+    else:
+        with pytest.raises(ZeroDivisionError):
+            write_page(None, None)

@@ -20,7 +20,10 @@ from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
-from tools.convert.__main__ import convert, main
+from tools.convert.__main__ import main
+from tools.convert.formats import FORMATS
+from tools.convert.to_coco import convert
+from utils.config.tool_settings import ANNOTATION_FORMATS
 from utils.errors import UserError
 
 SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
@@ -764,7 +767,7 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
     write_csv(images)
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr("tools.convert.__main__._write", lambda *_: os._exit(9))
+        monkeypatch.setattr("tools.convert.to_coco._write", lambda *_: os._exit(9))
         convert(images, tmp_path / "out.json")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len(list(tmp_path.glob(".out*"))) == 1
@@ -1002,3 +1005,7 @@ def test_an_archive_is_to_be_unpacked(tmp_path):
     archive.write_bytes(b"PK")
     with pytest.raises(UserError, match=r"export.zip: an archive; unpack it and name the folder"):
         convert(archive, tmp_path / "out.json")
+
+
+def test_the_flag_names_all_formats():
+    assert set(FORMATS) == set(ANNOTATION_FORMATS)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.metrics import score_detections
+from engine.evaluation.metrics import METRICS, score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -18,11 +20,13 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
-from tools.kfold.scores import ScoredFold, pool, read_fold, score_fold
-from tools.shard import write_set
+from tools.kfold.scores import ScoredFold, _format_metrics, pool, read_fold, validation_of
+from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
+from utils.machine.ports import free_port
+from utils.process.launch import torchrun_variables
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 
@@ -47,21 +51,21 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
 
 
 @pytest.mark.parametrize(("global_batch", "batch"), [(512, 32), (8, 8), (-1, 16)])
-def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(
-    tmp_path, monkeypatch, global_batch, batch
-):
+def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(tmp_path, global_batch, batch):
     """In one process, whatever `--spawn` is: a global batch of eight GPUs would not fit on one."""
-    seen = []
+    config = KfoldConfig(batch_size=global_batch, spawn=8, device="0,1", workers=3, single_cls=True, amp="bf16")
+    validation = validation_of(config, tmp_path / "best.pt", tmp_path / "fold1.yaml")
+    assert (validation.batch_size, validation.device, validation.spawn) == (batch, "0", 0)
+    assert (validation.workers, validation.single_cls, validation.amp) == (3, True, "off")
 
-    def open_nothing(validation, ctx):
-        seen.append((validation.batch_size, validation.device))
-        raise UserError("seen")
 
-    monkeypatch.setattr("tools.kfold.scores.open_model_and_data", open_nothing)
-    config = KfoldConfig(batch_size=global_batch, spawn=8, device="cpu")
-    with pytest.raises(UserError, match="seen"):
-        score_fold(config, tmp_path / "best.pt", tmp_path / "fold1.yaml", tmp_path / "detections.npz")
-    assert seen == [(batch, "cpu")]
+def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
+    metrics = dict.fromkeys((metric.name for metric in METRICS), 0.5)
+    folds = [SimpleNamespace(num_images=4, metrics=metrics | {"AP": ap}) for ap in (0.2, 0.4, math.nan)]
+    lines = _format_metrics(folds, folds[0])
+    ap = {line.split()[0]: line.split()[-1] for line in lines[:-1]}
+    assert (ap["mean"], ap["std"]) == ("0.3000", "0.1414")
+    assert lines[-1] == "mean and std are of fewer than 3 folds: AP 2"
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +84,12 @@ def table(folder):
 
 @pytest.mark.slow
 def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatch):
+    """Also as the only process of a launcher, whose variables the trainings and scorings do not share."""
     root, flags = world
-    main([*flags, "--name", "whole"])
+    with monkeypatch.context() as launcher:
+        for name, value in torchrun_variables(0, 1, free_port()).items():
+            launcher.setenv(name, value)
+        main([*flags, "--name", "whole"])
     whole = root / "whole"
     printed = capsys.readouterr().out
     assert [row["fold"] for row in table(whole)] == ["1", "2", "pooled"]

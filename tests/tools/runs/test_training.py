@@ -14,12 +14,12 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.child import Kind, RunFailed, RunResult, start
-from tools.runs.training import fitness_by_epoch, previous_training, train
+from tools.runs.training import ERRORS, fitness_by_epoch, previous_training, train
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.machine.stop_signals import StopSignals
+from utils.process.child import Kind, RunFailed, RunResult, start
+from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("preloaded")
     ],
 )
 def test_flags_give_the_same_settings(argv):
-    config = parse_config(TrainConfig, argv, "")
-    assert parse_config(TrainConfig, flags_of(config), "") == config
+    config = parse_config(TrainConfig, argv)
+    assert parse_config(TrainConfig, flags_of(config)) == config
 
 
 def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
@@ -50,7 +50,7 @@ def config_of(tmp_path: Path, *more: str) -> TrainConfig:
     data = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--cache-dir", str(tmp_path), *more]
-    return parse_config(TrainConfig, flags, "")
+    return parse_config(TrainConfig, flags)
 
 
 def test_a_finished_training_is_not_repeated(tmp_path):
@@ -117,3 +117,11 @@ def test_a_damaged_checkpoint_is_a_failure_of_its_training_alone(tmp_path):
         result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
     assert result.kind == Kind.FAILED
     assert "last.pt" in result.reason
+
+
+def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp_path):
+    (tmp_path / ERRORS).write_text("Traceback ...\n")
+    with StopSignals() as signals:
+        result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, "metrics/AP", signals)
+    assert result.kind == Kind.REFUSED
+    assert (tmp_path / ERRORS).read_text().startswith("Traceback ...\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -20,7 +22,6 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.runs import training
-from tools.runs.child import Child
 from tools.search.__main__ import main
 from train import main as train
 from utils.config.recipes import hyperparameters_from
@@ -29,7 +30,9 @@ from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
-from utils.files.program_folders import CONFIGS
+from utils.process.child import Child
+from utils.process.identity import this_process
+from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
@@ -406,6 +409,31 @@ def states_of(folder: Path) -> list[str]:
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
     study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
     return [trial.state.name for trial in study.get_trials()]
+
+
+def test_without_locks_a_single_process_searches(tmp_path, monkeypatch):
+    """On such a file system a second one would cut the line of the journal that the first is writing."""
+    from tools.search.study import alone_without_locks
+
+    mark = tmp_path / ".only-process"
+    with alone_without_locks(tmp_path), alone_without_locks(tmp_path):
+        assert not mark.exists()  # the locks of the trials and of the journal are enough
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    second = alone_without_locks(tmp_path)
+    with alone_without_locks(tmp_path), refused(f"only one process can search here; ...remove {mark}"), second:
+        pass
+    assert not mark.exists()
+    mark.write_text(f"{2**22 + 1} {this_process().split()[1]}")  # was killed: no process of Linux has this id
+    with alone_without_locks(tmp_path):
+        assert mark.read_text() == this_process()
+    mark.write_text("1 on-another-node")
+    with refused("..."), alone_without_locks(tmp_path):
+        pass
+    assert mark.exists()
 
 
 def opened(folder):

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from utils.config.coco_classes import coco_category_ids
-from utils.files.program_folders import CONFIGS
+from utils.program_folders import CONFIGS
 
 NAMES = list(yaml.safe_load((CONFIGS / "data" / "coco.yaml").read_text())["names"].values())
 # From instances_val2017.json: around each id that is not used, and at both ends.

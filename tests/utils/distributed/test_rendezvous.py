@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from utils.distributed import rendezvous
-from utils.distributed.launch import Launch
 from utils.errors import UserError
 from utils.machine.ports import free_port
+from utils.process.launch import Launch
 
 
 def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1", **more: object) -> Launch:

@@ -17,18 +17,10 @@ from utils.drawing.figures import (
     chart_picture,
     heat_picture,
     histogram_picture,
-    history_charts,
     tile_images,
 )
 
 NAMES = ("Katze", "größer", "снег", "猫")
-
-
-def columns(text: str) -> dict[str, np.ndarray]:
-    names, *rows = (line.split(",") for line in text.splitlines())
-    return dict(
-        zip(names, np.array([[float(cell or "nan") for cell in row] for row in rows]).reshape(-1, len(names)).T)
-    )
 
 
 X = np.arange(5.0)
@@ -50,17 +42,6 @@ def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float
     assert np.array_equal(picture.pixels, drawn(X[known], y[known]).pixels)
     read = cv2.imdecode(np.frombuffer(picture.png, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
     assert np.array_equal(read, picture.pixels)
-
-
-def test_columns_share_a_chart_by_what_they_measure():
-    charts = history_charts(
-        columns("epoch,train/box,val/box,metrics/AP50,lr/0,lr/1\n1,3,,,0.1,0.2\n2,2,2.5,nan,0.1,0.1")
-    )
-    assert [(chart.title, [line.name for line in chart.lines]) for chart in charts] == [
-        ("box loss", ["train/box", "val/box"]),
-        ("Learning rates", ["lr/0", "lr/1"]),
-    ]
-    assert history_charts(columns("epoch,train/box")) == []
 
 
 def test_names_are_drawn_as_text(recwarn):
@@ -96,8 +77,8 @@ PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), 
 )
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.entrypoint import run_main; "
-    code += f"from utils.drawing.figures import heat_picture; {work}"
+    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.process.entrypoint import run_main"
+    code += f"; from utils.drawing.figures import heat_picture; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

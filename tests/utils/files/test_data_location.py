@@ -13,9 +13,9 @@ import train
 import val
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.entrypoint import run_main
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.data_location import describe_location, find_location
+from utils.process.entrypoint import run_main
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,12 @@ def test_a_full_disk_and_file_systems_without_locks_are_tolerated(tmp_path, monk
         patch.setattr(os, "pwrite", fails(errno.ENOSPC, "No space left on device"))
         with FileLock(tmp_path / "lock") as lock:
             assert lock.acquire() == ""
+            assert lock.excludes_others
             assert FileLock(tmp_path / "lock").acquire() == "another process"
     monkeypatch.setattr(fcntl, "flock", fails(errno.ENOLCK, "No locks available"))
-    assert FileLock(tmp_path / "lock").acquire() == ""
+    with FileLock(tmp_path / "lock") as lock:
+        assert lock.acquire() == ""
+        assert not lock.excludes_others
 
 
 def test_a_lock_outlives_other_descriptors_and_children_and_excludes_its_own_process(tmp_path):

@@ -40,6 +40,9 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
         first, second = csv.reader(file)
     assert first == [f"'{text}" for text in formulas]
     assert second == ["" if cell is None else str(cell) for cell in plain]
+    rows = [["a", "two\nlines"], [1, 2.5]]
+    write_csv(tmp_path / "a.csv", rows)
+    assert (tmp_path / "a.csv").read_bytes() == b'a,"two\nlines"\n1,2.5\n'
 
 
 def test_tables_have_one_writer():

@@ -14,6 +14,7 @@ import torch
 from models.detector import build_detector
 from models.weights.safe_torch_file import ForeignFile
 from tests.helpers.hostile_files import greedy_programs, write_greedy_files
+from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
@@ -32,7 +33,7 @@ from models.weights.load import check_shapes, load_detector
 from models.weights.read import shapes_of, read_weights
 from models.weights.load import model_of
 from utils.errors import UserError
-from utils.machine.limits import explanation
+from utils.process.limits import explanation
 
 def resume(path):
     checkpoint = Checkpoint.read(path)
@@ -75,7 +76,7 @@ def content() -> dict:
 def test_what_a_file_asks_for_is_bounded_by_its_size(tmp_path, readers):
     write_checkpoint(content(), tmp_path / "sound.pt")
     paths = write_greedy_files(tmp_path, content())
-    command = [sys.executable, "-c", READER, tmp_path / "sound.pt", readers, *paths.values()]
+    command = [python(), "-c", READER, tmp_path / "sound.pt", readers, *paths.values()]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     kinds = {str(path): kind for kind, path in paths.items()}

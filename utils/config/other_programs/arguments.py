@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from utils.config.flags import flag_name, int_or_text
 from utils.config.other_programs.table import (
@@ -23,120 +21,57 @@ from utils.errors import UserError
 
 
 def flags_of_argument(command: str, name: str, value: str) -> list[str]:
-    """Returns the flags with the effect of ``name=value``; empty if none is needed. Raises UserError that says why if
-    there are none ("" if the reason is unknown)."""
-    flag, *fixed_words = same_flag(command, flag_name(name))
-    argument = _Argument(
-        command=command,
-        name=name,
-        value=value,
-        hyperparameter=hyperparameter_of(command, name),
-        flag=flag,
-        fixed_words=fixed_words,
-        action=None if name in table().other_meaning else actions_of(command).get(flag),
-    )
-    for rule in _RULES:
-        flags = rule(argument)
-        if flags is not None:
-            return flags
-    return _flag_with_value(argument)
+    """Returns the flags with the effect of ``name=value``; empty if none is needed. For train:
 
+    | argument | flags | because |
+    | --- | --- | --- |
+    | ``plots=False`` | ``--noplots`` | the table lists this value |
+    | ``amp=True`` | none | it is so by default |
+    | ``device=None`` | none | None leaves a setting at its default |
+    | ``lr0=0.1`` | ``--set lr0=0.1`` | it is a hyper-parameter |
+    | ``half=False`` | none | it has no flag here, and asks for nothing |
+    | ``cos_lr=True`` | ``--cos-lr`` | the flag is a switch |
+    | ``freeze=[0, 1]`` | ``--freeze 0 1`` | the flag takes values |
 
-@dataclass(frozen=True, kw_only=True)
-class _Argument:
-    """An argument, and what it sets here."""
-
-    command: str
-    name: str
-    value: str
-    hyperparameter: str  # our name; "" if it is none
-    flag: str
-    fixed_words: list[str]  # that follow the flag: its value here, if the argument is a switch elsewhere
-    action: argparse.Action | None  # of the flag; None if we have no flag of this meaning
-
-    @property
-    def text(self) -> str:
-        """The value as the table compares it."""
-        return normalized(self.value)
-
-
-def _known_value(argument: _Argument) -> list[str] | None:
-    return flags_of_known_value(argument.command, argument.name, argument.value)
-
-
-def _value_none(argument: _Argument) -> list[str] | None:
-    is_known = argument.hyperparameter or argument.action
-    return [] if is_known and argument.text == "none" else None
-
-
-def _true_by_default(argument: _Argument) -> list[str] | None:
-    return [] if argument.text == "true" and argument.name in table().defaults_if_true else None
-
-
-def _odd_text(argument: _Argument) -> None:
-    """Raises UserError for a value that no command line can hold."""
-    if len(argument.value.splitlines()) != 1:
-        raise UserError("its value is empty or has several lines")
-
-
-def _hyperparameter(argument: _Argument) -> list[str] | None:
-    return ["--set", f"{argument.hyperparameter}={argument.value}"] if argument.hyperparameter else None
-
-
-def _without_flag(argument: _Argument) -> list[str] | None:
-    """Raises UserError for an argument that we have no flag for, unless it changes nothing."""
-    if argument.action is not None:
-        return None
-    is_off = argument.text in ("false", "none") and argument.name in table().defaults_if_false
-    is_on_anyway = argument.text == "true" and argument.flag in table_of(argument.command).without_effect
-    if is_off or is_on_anyway:
+    Raises UserError that says why there are no such flags ("" if the reason is unknown).
+    """
+    listed_flags = flags_of_known_value(command, name, value)
+    if listed_flags is not None:
+        return listed_flags
+    text = normalized(value)
+    if text == "true" and name in table().defaults_if_true:
         return []
-    other_meaning = table().other_meaning.get(argument.name)
-    raise UserError(other_meaning or reason_for_refusal(argument.command, argument.flag))
-
-
-def _switch(argument: _Argument) -> list[str] | None:
-    """Returns the words that turn a flag on or off; none if it is off by default."""
-    action = argument.action
-    if action is None or argument.text not in ("true", "false"):
-        return None
-    if not (argument.fixed_words or _is_switch(action) or action.nargs == "?"):
-        return None
-    if argument.text == "true":
-        return [argument.flag, *argument.fixed_words]
-    is_off_by_default = not _is_switch(action) or action.default is False
-    return [] if is_off_by_default else [f"--no-{argument.flag.removeprefix('--')}"]
-
-
-def _refused_value(argument: _Argument) -> None:
-    """Raises UserError for a value that our flag does not have."""
-    refusal = table_of(argument.command).refused_values.get(argument.flag, {}).get(argument.text)
+    hyperparameter = hyperparameter_of(command, name)
+    flag, *fixed_words = same_flag(command, flag_name(name))
+    action = None if name in table().other_meaning else actions_of(command).get(flag)
+    if text == "none" and (hyperparameter or action):
+        return []
+    if len(value.splitlines()) != 1:
+        raise UserError("its value is empty or has several lines")
+    if hyperparameter:
+        return ["--set", f"{hyperparameter}={value}"]
+    if action is None:
+        _check_without_effect(command, name, flag, text)
+        return []
+    is_switch = bool(fixed_words) or isinstance(action, argparse.BooleanOptionalAction) or action.nargs == "?"
+    if is_switch and text == "true":
+        return [flag, *fixed_words]
+    if is_switch and text == "false":
+        is_off_by_default = action.default is False or not isinstance(action, argparse.BooleanOptionalAction)
+        return [] if is_off_by_default else [f"--no-{flag.removeprefix('--')}"]
+    refusal = table_of(command).refused_values.get(flag, {}).get(text)
     if refusal:
         raise UserError(refusal)
+    first, *more = _words(value, action)
+    return [f"{flag}={first}", *more] if first.startswith("-") else [flag, first, *more]
 
 
-# Tried in this order. Each returns our flags, raises UserError because there are none, or leaves the argument to the
-# next by returning None.
-_RULES: tuple[Callable[[_Argument], list[str] | None], ...] = (
-    _known_value,
-    _value_none,
-    _true_by_default,
-    _odd_text,
-    _hyperparameter,
-    _without_flag,
-    _switch,
-    _refused_value,
-)
-
-
-def _flag_with_value(argument: _Argument) -> list[str]:
-    assert argument.action is not None, "`_without_flag` has ended the others"
-    first, *more = _words(argument.value, argument.action)
-    return [f"{argument.flag}={first}", *more] if first.startswith("-") else [argument.flag, first, *more]
-
-
-def _is_switch(action: argparse.Action) -> bool:
-    return isinstance(action, argparse.BooleanOptionalAction)
+def _check_without_effect(command: str, name: str, flag: str, text: str) -> None:
+    """Raises UserError for an argument that has no flag here, unless its value, as ``text``, changes nothing."""
+    asks_for_nothing = text in ("false", "none") and name in table().defaults_if_false
+    is_on_anyway = text == "true" and flag in table_of(command).without_effect
+    if not asks_for_nothing and not is_on_anyway:
+        raise UserError(table().other_meaning.get(name) or reason_for_refusal(command, flag))
 
 
 def _words(value: str, action: argparse.Action) -> list[str]:

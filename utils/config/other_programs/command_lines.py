@@ -43,25 +43,41 @@ class _Option:
 
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """Returns the command line in our flags, and a line for the log about each flag that was left out as it changes
-    nothing. Flags and values that the command does not have are noted, with what to write instead, and left out."""
+    nothing. For train:
+
+    | option | becomes | because |
+    | --- | --- | --- |
+    | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
+    | ``--quiet`` | nothing, and a line of the log | it is without effect |
+    | ``--lr0 0.1`` | nothing, and a mistake that says ``--set lr0=0.1`` | `_refusal` |
+    | ``--epochs 3`` | the same words | it is ours, or unknown to the table |
+
+    With detect, ``--tracker botsort.yaml`` becomes ``--track botsort``: the flag is refused, but not this value.
+    """
     words: list[str] = []
     log_lines: list[str] = []
     before_flags, *options = _split_options(command, arguments)
     words += before_flags.values
     for option in options:
         reason = table_of(command).without_effect.get(option.flag)
+        flags = _flags_of_option(command, option)
+        refusal = _refusal(command, option)
         if reason:
             log_lines.append(f"{option.flag}: {reason}")
-            has_value = option.is_joined or option.flag in table().flags_with_value
-            words += option.values[1:] if has_value else option.values
-            continue
-        flags = _flags_of_option(command, option)
-        refusal = "" if flags else _refusal(command, option)
-        if refusal:
+            words += _values_of_others(option)
+        elif flags:
+            words += flags
+        elif refusal:
             mistakes.add(refusal)
         else:
-            words += flags or option.words
+            words += option.words
     return words, log_lines
+
+
+def _values_of_others(option: _Option) -> list[str]:
+    """Returns the words after a flag without effect that are not its value: the parser refuses them."""
+    has_value = option.is_joined or option.flag in table().flags_with_value
+    return option.values[1:] if has_value else option.values
 
 
 def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:

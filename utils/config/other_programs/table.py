@@ -17,20 +17,12 @@ from dataclasses import dataclass, field, fields
 
 import yaml
 
+from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions
-from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.files.program_folders import CONFIGS
+from utils.config.settings import Hyperparameters
+from utils.program_folders import CONFIGS
 from utils.schema import build
 
-_CONFIGS: dict[str, type] = {
-    "train": TrainConfig,
-    "val": ValConfig,
-    "detect": DetectConfig,
-    "export": ExportConfig,
-    "kfold": KfoldConfig,
-    "search": SearchConfig,
-}
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
@@ -108,12 +100,13 @@ def table() -> Table:
 
 
 def table_of(command: str) -> CommandTable:
-    return table().commands[command]
+    """Returns the translations for a command; empty for those that no other program has."""
+    return table().commands.get(command) or CommandTable()
 
 
 def actions_of(command: str) -> dict[str, argparse.Action]:
     """Returns the argparse action of each of our flags, by every name of the flag."""
-    return flag_actions(_CONFIGS[command])
+    return flag_actions(COMMANDS[command].settings)
 
 
 def same_flag(command: str, flag: str) -> list[str]:

@@ -261,6 +261,21 @@ def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monke
         stage(data, tmp_path / "stage")
 
 
+def test_a_copy_of_a_list_with_missing_and_repeated_rows_has_its_fingerprint(tmp_path):
+    """The list is rewritten in the copy, without the missing rows, so the others have other lines there."""
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    rows = [f"./images/train/00{i}.png" for i in (0, 9, 1, 1, 2)]
+    (source.parent / "train.txt").write_text("\n".join(rows))
+    values = yaml.safe_load(source.read_text()) | {"train": "train.txt"}
+    source.write_text(yaml.safe_dump(values))
+    settings = IndexSettings(max_bad=0.5)
+    spec = stage(source, tmp_path / "stage")
+    copied, original = (load_index(each, "train", settings) for each in (spec, load_dataset_spec(source)))
+    assert copied.report.lines == original.report.lines
+    assert copied.fingerprint == original.fingerprint
+    assert {line.split(": ")[0] for line in copied.report.lines[:2]} == {"train.txt:2", "train.txt:4"}
+
+
 @pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
 def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
     source = write_dataset(tmp_path / "set", train=4, val=2)

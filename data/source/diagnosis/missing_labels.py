@@ -1,0 +1,130 @@
+"""Says what a data set has instead of the label files of a split, none of which exists."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
+from data.labels.formats import LABEL_FORMATS
+from data.labels.yolo import label_folders
+from data.source.dataset_spec import DatasetSpec
+from data.source.diagnosis.missing_data import what_exists
+from data.source.files import Listing
+from data.source.walk import walk
+from utils.errors import UserError
+from utils.files.paths import path_of, relative_name
+from utils.strings import counted
+
+_MAX_FOLDERS = 1000  # folders that are searched for label files if there are none where they are expected
+
+
+class _Advice(NamedTuple):
+    """Says what to do with files of a kind in a place where no labels are read."""
+
+    suffix: str
+    is_per_image: bool  # whether such a file has the stem of its image
+    remedy: str  # see `LabelFiles.advice`
+
+
+_FORMAT_ADVICE = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
+# Files with the names of images come first: a JSON for each image is no COCO JSON.
+_ADVICE = (
+    *(advice for advice in _FORMAT_ADVICE if advice.is_per_image),
+    _Advice(".json", True, "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON"),
+    *(advice for advice in _FORMAT_ADVICE if not advice.is_per_image),
+    _Advice(".csv", False, "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC"),
+)
+
+
+def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError if no image of a split has a label file, with what the data set has instead."""
+    if all(file.stamp is None for file in listing.labels):
+        raise UserError(_what_is_instead(listing, spec, split))
+
+
+def _what_is_instead(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """Returns the message about a split in which no image has a label file."""
+    images = counted(len(listing.images), "image")
+    doubtful = _findings_of(listing, BAD_LABEL)
+    if doubtful:
+        files = counted(len(doubtful), "image")
+        message = f"'{split}' has {images} without a label file, and {files} whose labels can't be used"
+        return f"{spec.source}: {message}, first {doubtful[0].where}: {doubtful[0].text}"
+    expected = path_of(listing.labels[0].name, spec.root)
+    message = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at {expected}"
+    orphans = _findings_of(listing, ORPHAN)
+    if orphans:
+        count = counted(len(orphans), "label file")
+        return f"{message}; {count} without an image, first {orphans[0].where}: {orphans[0].text}"
+    hint = ""
+    if spec.splits[split].annotations is None:
+        hint = _hint_at_other_files(listing, spec, split)
+    if hint:
+        return f"{message}; {hint}"
+    unread = _findings_of(listing, UNREAD_LABELS)
+    if unread:
+        return f"{message}; {unread[0].where} {unread[0].text}"
+    return message + what_exists(Path(expected))
+
+
+def _findings_of(listing: Listing, kind: str) -> list[Finding]:
+    return [finding for finding in listing.findings if finding.kind == kind]
+
+
+def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """Returns a hint about files in other places that may be the label files of a split; "" if there are none."""
+    image = Path(path_of(listing.images[0].name, spec.root))
+    label = Path(path_of(listing.labels[0].name, spec.root))
+    stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
+    for folder in _searched_folders(image, label, spec.root):
+        files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
+        for advice in _ADVICE:
+            matches = _matches(files, advice, stems)
+            if not matches:
+                continue
+            source = str(matches[0])
+            entry = matches[0]
+            if advice.is_per_image:
+                source = f"{folder} has {counted(len(matches), f'{advice.suffix} file')}"
+                entry = folder
+            remedy = advice.remedy.format(
+                move=_how_to_move(matches[0], image, spec.root), entry=f"{{{split}: {relative_name(entry, spec.root)}}}"
+            )
+            return f"{source}: {remedy}"
+    return ""
+
+
+def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
+    """Yields the folders in which label files may be: near the first image and its expected label file first."""
+    yield image.parent
+    yield label.parent
+    if root not in image.parents:
+        return
+    above = list(dict.fromkeys((image.parent.parent, root)))
+    yield from above
+    for folder in above:
+        yield from sorted(folder.glob("[!.]*/"))
+    for visit in itertools.islice(walk(root), _MAX_FOLDERS):
+        yield Path(visit.path)
+
+
+def _matches(files: list[Path], advice: _Advice, stems: Collection[str]) -> list[Path]:
+    """Returns the files that ``advice`` is about. ``stems``: those of the images."""
+    matches = [path for path in files if path.suffix.lower() == advice.suffix]
+    if advice.is_per_image:
+        matches = [path for path in matches if path.stem in stems]
+    return matches
+
+
+def _how_to_move(text_file: Path, image: Path, root: Path) -> str:
+    """Returns what to do with .txt files that have the names of images, such as ``text_file`` with that of
+    ``image``."""
+    folders = [Path(folder) for folder in label_folders(str(image.parent))]
+    if text_file.parent in folders:
+        return f"they have no row of YOLO txt (first: {text_file.name})"
+    target = next((folder for folder in folders if folder.is_relative_to(root)), folders[0])
+    return f"move them to {target}"

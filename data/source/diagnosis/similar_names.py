@@ -1,0 +1,101 @@
+"""Finds images by names that resemble that of a label file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from data.image_io.file_kinds import is_image_name
+from data.labels.image_names import loose
+from data.source.listing.label_files import ListedImage
+from data.source.walk import Folders
+
+
+def loose_stem(name: str) -> str:
+    """Returns the `loose` name of a file without its suffix."""
+    return loose(os.path.splitext(name)[0])
+
+
+class UnlabeledImages:
+    """Finds the images without a label file by names that resemble theirs. Nothing is computed before it is asked."""
+
+    def __init__(self, images: Iterable[ListedImage]) -> None:
+        self._images = images
+
+    @cached_property
+    def _by_stem(self) -> dict[str, list[ListedImage]]:
+        images: dict[str, list[ListedImage]] = {}
+        for image in self._images:
+            if image.is_unlabeled:
+                images.setdefault(loose_stem(image.file.base_name), []).append(image)
+        return images
+
+    @cached_property
+    def _by_stem_without_punctuation(self) -> dict[str, list[ListedImage]]:
+        images: dict[str, list[ListedImage]] = {}
+        for stem, of_stem in self._by_stem.items():
+            images.setdefault(_without_punctuation(stem), []).extend(of_stem)
+        return images
+
+    @cached_property
+    def _by_part(self) -> dict[str, list[ListedImage]]:
+        images: dict[str, list[ListedImage]] = {}
+        for stem, of_stem in self._by_stem.items():
+            for part in _beginnings_and_ends(stem):
+                images.setdefault(part, []).extend(of_stem)
+        return images
+
+    def __contains__(self, stem: str) -> bool:
+        return stem in self._by_stem
+
+    def resembling(self, stem: str) -> list[ListedImage]:
+        """Returns the images whose loose stem is ``stem``; else the only one that has another sign or other leading
+        zeros, or that begins or ends with it, or the other way around."""
+        if stem in self._by_stem:
+            return self._by_stem[stem]
+        similar = {*self._by_part.get(stem, ()), *self._by_stem_without_punctuation.get(_without_punctuation(stem), ())}
+        for part in _beginnings_and_ends(stem):
+            similar.update(self._by_stem.get(part, ()))
+        return list(similar) if len(similar) == 1 else []
+
+
+class ImagesOnDisk:
+    """Finds images in folders by their loose names, also those that no split names or that are not read."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+        self._names: dict[str, dict[str, str]] = {}  # by folder, and by loose stem or loose name
+
+    def names_in(self, folder: str) -> dict[str, str]:
+        """Returns the names of all images in a folder (absolute), by loose stem and by loose name."""
+        if folder not in self._names:
+            names = [name for name in self._folders.entries(folder) if is_image_name(name)]
+            by_name = {loose(name): name for name in names}
+            by_stem = {loose_stem(name): name for name in names}
+            self._names[folder] = by_name | by_stem
+        return self._names[folder]
+
+    def find(self, stems: Sequence[str], folders: Iterable[str]) -> str:
+        """Returns the name, relative to the data set's folder, of the first image in ``folders`` that has one of the
+        ``stems``; "" if there is none."""
+        for folder in folders:
+            images = self.names_in(folder)
+            for stem in stems:
+                if stem in images:
+                    return self._folders.name_in(folder) + images[stem]
+        return ""
+
+
+def _beginnings_and_ends(stem: str) -> set[str]:
+    """Returns the beginnings and ends of a name, cut at punctuation: ``0000`` and ``7436`` for ``0000_7436``."""
+    signs = [i for i, character in enumerate(stem) if not character.isalnum()]
+    beginnings = {stem[:i] for i in signs}
+    ends = {stem[i + 1 :] for i in signs}
+    return beginnings | (ends - {""})
+
+
+def _without_punctuation(stem: str) -> str:
+    """Normalizes punctuation and leading zeros, so that ``img-007`` and ``img 7`` are equal."""
+    return re.sub(r"0+(?=\d)", "", re.sub(r"[\W_]+", "_", stem))

@@ -1,0 +1,91 @@
+"""Finds the images of a data set besides those of one split, which its one label file may name, too."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from data.image_io.file_kinds import image_suffixes
+from data.source.dataset_spec import DatasetSpec
+from data.source.listing.image_list import is_image
+from data.source.listing.images import SplitImages, find_valid_images
+from data.source.walk import Folders, Visit, none_if_missing, walk
+from data.split_files import ImageFile, OtherImages
+from utils.files.paths import path_of
+
+_MAX_FOLDERS = 1000  # folders next to those of a split that are searched for images with the same labels
+
+
+def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
+    """Returns the other images that the label file of a split, one for all images, may name."""
+    folders = Folders(spec.root)
+    missing_elsewhere: list[str] = []
+    images_before: dict[str, ImageFile] = {}
+    images_after: dict[str, ImageFile] = {}
+    names_before = splits_before(spec, split)
+    for other in _splits_with_same_file(spec, split):
+        found = find_valid_images(spec, other, folders)
+        missing_elsewhere += found.missing
+        images = images_before if other in names_before else images_after
+        images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+
+    own = split_images.images
+    known = {*own, *images_before, *images_after}
+    return OtherImages(
+        before=[images_before[name] for name in sorted(images_before.keys() - own.keys())],
+        after=[images_after[name] for name in sorted(images_after.keys() - own.keys() - images_before.keys())],
+        of_no_split=images_of_no_split(spec, split, folders, known=known),
+        missing=split_images.missing,
+        missing_elsewhere=missing_elsewhere,
+    )
+
+
+def splits_before(spec: DatasetSpec, split: str) -> list[str]:
+    """Returns the splits that the data set names before ``split``."""
+    return list(itertools.takewhile(lambda name: name != split, spec.splits))
+
+
+def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
+    """Returns the splits that have the label file of ``split``, and other images."""
+    own = spec.split(split)
+    own_paths = _real_paths(own.images)
+    return [
+        name
+        for name, source in spec.splits.items()
+        if source.annotations == own.annotations and _real_paths(source.images) != own_paths
+    ]
+
+
+def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
+    """Returns the names, sorted, of images that no split names, next to the folders of this split or to the images of
+    its lists. ``known``: names of images to leave out, and of those whose folders are searched for a list."""
+    suffixes = image_suffixes(spec.pixels)
+    entries = spec.split(split).images
+    searched = {entry.parent for entry in entries if entry.is_dir()}
+    if not all(entry.is_dir() for entry in entries):
+        image_folders = {name.rpartition("/")[0] for name in known}
+        searched |= {Path(path_of(folder, spec.root)) for folder in image_folders}
+    names: set[str] = set()
+    for folder in sorted(searched):
+        if not folder.is_relative_to(spec.root):
+            continue
+        for visit in itertools.islice(_walk_besides_splits(folder, spec, folders), _MAX_FOLDERS):
+            prefix = folders.name_in(visit.path)
+            names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}
+    return sorted(names.difference(known))
+
+
+def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:
+    """Yields a folder and those below it, without the folders of splits in it."""
+    split_entries = {entry for source in spec.splits.values() for entry in source.images}
+    entries = list(folders.entries(str(folder)).values())
+    yield Visit(str(folder), "", entries, [])
+    for entry in entries:
+        if none_if_missing(entry.is_dir) and Path(entry.path) not in split_entries:
+            yield from walk(Path(entry.path))
+
+
+def _real_paths(entries: Iterable[Path]) -> list[str]:
+    return sorted(map(os.path.realpath, entries))

@@ -1,0 +1,113 @@
+"""Finds the label files of images that have none where their format expects it.
+
+Other readings are tried: the format's other folders, names in another case or composition of accents, the image's whole
+name before the suffix (``0003.jpg.txt``), and the image that the file itself names. The only one that fits is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from data.labels.findings import BAD_LABEL, Finding
+from data.labels.image_names import ImageNames, loose
+from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
+from data.source.listing.label_files import FoundLabels, ImageGroup, ListedImage, link_to_nothing
+from data.split_files import ImageFile, LabelFile
+
+
+def find_unusual_labels(found: FoundLabels) -> FoundLabels:
+    """Returns ``found`` with the label files that only other readings find. An image for which several files fit is
+    left out."""
+    found = _with_choices(found, _similarly_named(found))
+    return _with_choices(found, _naming_their_image(found))
+
+
+def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
+    """Makes the only one of the files that an image may have its label file. ``choices``: files by names of images."""
+    candidates = found.candidates
+    labels: dict[str, LabelFile | None] = {}  # by names of images; see `ListedImage`
+    unusual: dict[str, str] = {}
+    findings: list[Finding] = []
+    used: dict[str, list[str]] = {}
+    for image, files in choices.items():
+        for file in files:
+            used.setdefault(file.folder, []).append(file.name)
+        if len(files) > 1:
+            labels[image] = None
+            findings.append(_several_files(image, files, candidates))
+        elif files:
+            name = candidates.full_name(files[0])
+            stamp = candidates.stamp(files[0])
+            unusual[image] = name
+            labels[image] = LabelFile(name, stamp) if stamp else None
+            if stamp is None:
+                findings.append(link_to_nothing(name, image))
+    if not labels:
+        return found
+    return replace(
+        found,
+        images=[ListedImage(image.file, labels.get(image.name, image.label)) for image in found.images],
+        candidates=candidates.without(used),
+        findings=found.findings + findings,
+        unusual=found.unusual | unusual,
+    )
+
+
+def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+    """Returns the files in the format's other folders, or with names that only resemble that of an image, by names of
+    images without a label file. Two images may have the same file."""
+    return {
+        image.name: _files_named_like(image, group, found.candidates)
+        for group in found.groups
+        for image in group.images
+        if image.name in found.without_usual_label
+    }
+
+
+def _files_named_like(image: ImageFile, group: ImageGroup, candidates: CandidateFiles) -> Sequence[Candidate]:
+    """Returns the files that, by their names, may be the label file of an image."""
+    usual_name = image.stem + candidates.label_format.suffix
+    name_with_image_suffix = image.base_name + candidates.label_format.suffix
+    matches: list[Candidate] = []
+    for folder in group.label_folders:
+        by_name = candidates.by_loose_name(folder)
+        similar = by_name.get(loose(usual_name)) or by_name.get(loose(name_with_image_suffix)) or []
+        exact = [file for file in similar if file.name == usual_name]
+        for file in exact or similar:
+            # Outside of the usual folder, a file must have labels; an empty one has if others there do.
+            is_usual = folder == group.usual_label_folder
+            if is_usual or candidates.contains_labels(folder) or candidates.is_label_file(file):
+                matches.append(file)
+    return without_copies(matches)
+
+
+def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+    """Returns the files that name an image themselves, if the format has such names, by names of images without a label
+    file."""
+    named_image = found.candidates.label_format.named_image
+    if named_image is None:
+        return {}
+    unlabeled = {image.name for image in found.images if image.is_unlabeled}
+    images = [name for group in found.groups for name in group.names if name in unlabeled]
+    names = ImageNames(images)
+    choices: dict[str, list[Candidate]] = {}
+    for folder in dict.fromkeys(folder for group in found.groups for folder in group.label_folders):
+        for file in found.candidates.files(folder):
+            name = named_image(file.first_bytes())
+            matches = names.find(name) if name else []
+            if len(matches) == 1:
+                choices.setdefault(images[matches[0]], []).append(file)
+    return {image: without_copies(files) for image, files in choices.items()}
+
+
+def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:
+    names = [candidates.full_name(file) for file in files]
+    return Finding(
+        where=image,
+        kind=BAD_LABEL,
+        text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
+        consequence="left out",
+        lost_images=1,
+        lost_objects=max(candidates.num_objects(file) for file in files),
+    )

@@ -1,0 +1,48 @@
+"""Defines the files of a split: its images and their label files, as `data.source.files.list_split` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class FileStamp(NamedTuple):
+    """Size and time of a file, which change when it is edited."""
+
+    size: int  # bytes
+    mtime_ns: int
+
+
+class ImageFile(NamedTuple):
+    """An image that a split lists."""
+
+    name: str  # relative to the data set's folder, with /
+    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
+    stamp: FileStamp | None  # None: not of this split (`OtherImages`)
+
+    @property
+    def base_name(self) -> str:
+        """The name without folders."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def stem(self) -> str:
+        """The name without folders and suffix."""
+        return self.name.rpartition("/")[2].rpartition(".")[0]
+
+
+class OtherImages(NamedTuple):
+    """Names what the one label file of a split may name besides the images of the split."""
+
+    before: Sequence[ImageFile] = ()  # of splits with this label file that the data set names before this one, and
+    after: Sequence[ImageFile] = ()  # of those that it names after this one; both without stamps
+    of_no_split: Sequence[str] = ()  # names of images in the same folders
+    missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
+    missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
+
+
+class LabelFile(NamedTuple):
+    """A label file, which may be missing."""
+
+    name: str  # relative to the data set's folder, with /
+    stamp: FileStamp | None  # None: there is no such file

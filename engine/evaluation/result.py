@@ -1,0 +1,70 @@
+"""The scores of a validation.
+
+Legend: C classes, S confidences of a curve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Scores of one validation.
+
+    AP is COCO's (101 recall points, at most 100 detections per image). Classes without ground truth have nan and do not
+    count in means.
+    """
+
+    metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
+    class_metrics: dict[str, np.ndarray]  # float64 (C,), by the same names
+    best_confidence: float  # the confidence with the highest mean F1
+    ap_small: float  # IoU 0.50:0.95
+    ap_medium: float
+    ap_large: float
+    class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
+    confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
+    confusion_confidence: float  # its confidence threshold: `threshold`, or a default if that is None
+    curve_confidence: np.ndarray  # float64 (S,)
+    curve_precision: np.ndarray  # float64 (C, S) against confidence
+    curve_recall: np.ndarray  # float64 (C, S)
+    pr_recall: np.ndarray  # float64 (101,)
+    pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
+    num_images: int
+    # `threshold` of the scored detections, and of those shown without box voting; None: unknown.
+    scored_confidence: float | None = None
+    plain_confidence: float | None = None
+    extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
+
+    @property
+    def ap(self) -> float:
+        """AP at IoU 0.50:0.95; nan without ground truth."""
+        return self.metrics["AP"]
+
+    @property
+    def class_ap(self) -> np.ndarray:
+        """AP of each class at IoU 0.50:0.95: float64 (C,)."""
+        return self.class_metrics["AP"]
+
+    @property
+    def curve_f1(self) -> np.ndarray:
+        """F1 of each class against confidence: float64 (C, S)."""
+        return f1_score(self.curve_precision, self.curve_recall)
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence with the best mean F1; None if no confidence gives a true positive."""
+        return self.best_confidence if self.metrics["f1"] > 0 else None
+
+    @property
+    def missed_at_best_confidence(self) -> np.ndarray:
+        """Classes that have true positives at a low confidence, but none at `threshold`: int64 (n,)."""
+        return np.flatnonzero((self.class_metrics["recall"] == 0) & (self.curve_recall[:, 0] > 0))
+
+
+def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
+    """Returns the harmonic mean of precision and recall, of any shape; 0 where both are 0."""
+    total = precision + recall
+    return 2 * precision * recall / np.where(total > 0, total, 1.0)

@@ -1,0 +1,256 @@
+"""How scripts end."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import Processes
+from utils.errors import FailedCheck, PeerFailure, Stopped, UserError
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
+from utils.program import RESULT_VARIABLE, read_result, write_result
+
+ROOT = Path(__file__).parents[3]
+
+
+def wrapped_interrupt() -> RuntimeError:
+    """Returns what Python before 3.12 raises for a Ctrl-C that comes while it makes a class."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance 'weights' in 'DetectConfig'")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+def failing(error: BaseException) -> Callable:
+    """Returns a main function that raises ``error``."""
+
+    def main(argv):
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
+        (FailedCheck("a.onnx: differs"), 1, "error: a.onnx: differs\n"),
+        (PeerFailure("rank 0 failed"), 2, ""),
+        (PeerFailure("rank 0 failed", 70), 70, ""),
+        (Stopped(75), 75, ""),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (wrapped_interrupt(), 130, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk or /dev/shm is full;"),
+        (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", "a/b"),
+            2,
+            "error: a/b: not a directory; fix that or choose another",
+        ),
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
+    ],
+)
+def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):
+    monkeypatch.setattr("utils.process.entrypoint.PEER_GRACE_S", 0)
+    with pytest.raises(SystemExit) as stop:
+        run_main(failing(error))
+    assert stop.value.code == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == bool(line)
+
+
+def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, capsys):
+    """1 is the code of findings, 2 that of refusals: a CI job can tell them from a bug."""
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "result.jsonl"))
+    with pytest.raises(SystemExit) as stop:
+        run_main(failing(LookupError("no such\nkey")))
+    assert stop.value.code == 70
+    error_output = capsys.readouterr().err
+    assert error_output.startswith("Traceback (most recent call last):")
+    assert error_output.endswith("in main\n    raise error\nLookupError: no such\nkey\n")
+    assert read_result(tmp_path / "result.jsonl") == {"error": "LookupError: no such"}
+
+
+def fill_disk():
+    raise OSError(errno.EDQUOT, "Disk quota exceeded", "last.pt")
+
+
+def explain_full_disk():
+    try:
+        fill_disk()
+    except OSError:
+        raise UserError("last.pt: could not be written") from None
+
+
+def find_mistake():
+    raise UserError("lr0: wrong")
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "fail", "is_refused"),
+    [
+        (True, fill_disk, True),
+        (True, explain_full_disk, True),
+        (True, find_mistake, False),
+        (False, find_mistake, True),
+    ],
+)
+def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, is_refused):
+    result_file = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+
+    def main(argv):
+        if has_begun:
+            write_result(folder="exp")
+        fail()
+
+    with pytest.raises(SystemExit):
+        run_main(main)
+    assert read_result(result_file)["refused"] is is_refused
+
+
+def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "gone/result.jsonl"))
+    with pytest.raises(SystemExit):
+        run_main(lambda argv: find_mistake())
+    assert "error: " in capsys.readouterr().err
+
+
+def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp_path, monkeypatch):
+    result_file = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+    write_result(folder="exp")
+    with open(result_file, "a") as file:
+        file.write('\n{"error": "the disk')
+    write_result(error="lr0: wrong", refused=False)
+    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "refused": False}
+
+
+def test_a_closed_output_pipe_causes_no_traceback():
+    program = (
+        "from utils.process.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    os.close(write)
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+def test_a_ctrl_c_in_a_callback_of_an_import_is_not_lost(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    class Callback:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def main(_: object) -> None:
+        Callback()
+        time.sleep(20)
+        pytest.fail("Ctrl-C has not ended the call that waits")
+
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_main(main)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+SPAWNING = """
+import sys
+from utils.process.entrypoint import run_main
+from utils.process.spawn import spawn
+
+def work(argv):
+    import torch, time
+    time.sleep(60)
+
+def main(argv):
+    print("begun", flush=True)
+    spawn(work, 2, (argv,))
+
+if __name__ == "__main__":
+    run_main(main)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.7, 1.4])
+def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_path, seconds):
+    """They are starting, or importing torch, or have done so. Each gets the signal twice: also from the parent."""
+    (tmp_path / "starts.py").write_text(SPAWNING)
+    with Processes(tmp_path / "log", real=True) as launch:
+        launch.start([launch.python, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
+        launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
+        time.sleep(seconds)
+        for pid in launch.alive():  # as a terminal does
+            with contextlib.suppress(ProcessLookupError):  # its parent was faster
+                os.kill(pid, signal.SIGINT)
+        assert launch.codes() == [130]
+        launch.wait_gone()
+        assert launch.output() == "begun\n"
+
+
+MISSPELLED = """
+import multiprocessing, sys
+from multiprocessing import resource_tracker
+from importlib import import_module
+from utils.process.entrypoint import run_main
+weights, none = sys.argv[1:]
+resource_tracker.ensure_running()
+multiprocessing.set_executable("/bin/false")  # the processes that --spawn starts
+for name, *flags in (
+    ("train", "--data", f"{none}.yaml"), ("train", "--model", f"{none}.yaml"), ("train", "--weights", f"{none}.pt"),
+    ("train", "--resume", f"{none}.pt"), ("train", "--hyp", none), ("val", "--weights", f"{none}.pt"),
+    ("val", "--weights", weights, "--data", f"{none}.yaml"), ("detect", "--weights", f"{none}.pt", "--source", "0"),
+    ("detect", "--weights", weights, "--source", f"{none}.jpg"), ("export", "--weights", f"{none}.pt"),
+    ("export", "--weights", weights, "--data", f"{none}.yaml"), ("export", "--weights", weights, "--half", "--int8"),
+    ("tools.kfold.__main__", "--data", f"{none}.yaml"),
+    ("tools.check.__main__", "demo", "--weights", f"{none}.pt"), ("train", "--spawn", "2", "--device", "cpu"),
+    ("val", "--weights", weights, "--spawn", "2", "--device", "cpu"),
+):
+    try:
+        run_main(import_module(name).main, flags)
+    except SystemExit as ended:
+        refused = 1 if "--spawn" in flags else 2  # 1: that of /bin/false
+        assert ended.code == refused, (name, flags)
+    assert "torch" not in sys.modules, (name, flags)
+"""
+
+
+def test_misspelled_paths_are_refused_and_processes_spawned_before_torch_is_imported(tmp_path):
+    """To import it takes seconds, which a parent would add to those of its processes."""
+    weights = tmp_path / "best.pt"
+    weights.touch()
+    command = [sys.executable, "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 14  # those that /bin/false ends print nothing
+    assert all(line.startswith("error: ") for line in lines)
+
+
+def print_start_method() -> None:
+    print(multiprocessing.get_start_method(), flush=True)
+
+
+def test_spawned_processes_fork_their_loader_workers(capfd):
+    """Spawning would import torch again in each worker, which takes seconds."""
+    usual = multiprocessing.get_context().get_start_method()
+    spawn(print_start_method, 2)
+    assert capfd.readouterr().out.split() == [usual, usual]

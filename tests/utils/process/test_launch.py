@@ -1,0 +1,169 @@
+"""Launches: the variables of launchers, and real processes with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+from tests.helpers.messages import refused
+from tests.helpers.processes import LAUNCHED, ROOT
+from utils.config.commands import COMMANDS
+from utils.distributed import rendezvous
+from utils.process.entrypoint import run_main
+from utils.process.launch import Launch, read_launch, torchrun_variables
+
+LAUNCH = torchrun_variables(1, 2, 29500)
+STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[003-004]"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (LAUNCH, Launch(1, 2, 1, 2, 0, "127.0.0.1", 29500)),
+        (LAUNCH | STEP, Launch(1, 2, 1, 2, 0, "127.0.0.1", 29500)),  # torchrun's processes under srun
+        ({}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}, None),  # sbatch
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        (STEP | {"SLURM_PTY_PORT": "4000", "SLURM_PROCID": "0"}, None),  # srun --pty bash
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+    ],
+)
+def test_positions_are_read_from_the_launcher_s_variables(environ, expected):
+    assert read_launch(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "two"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "two"), ("RANK", "-1")]
+)
+def test_variables_that_are_not_numbers_are_one_line(name, value):
+    with refused(f"{name} is '{value}'; it must be a whole number, 0 or more"):
+        read_launch(LAUNCH | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("MASTER_PORT", "99999"), ("LOCAL_RANK", "3")])
+def test_impossible_values_are_one_line(name, value):
+    with refused(f"the environment: impossible values (ranks start at 0): ...{name}={value}..."):
+        read_launch(LAUNCH | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["RANK"], "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["RANK", "WORLD_SIZE"], "LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["LOCAL_RANK"], "RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["MASTER_ADDR", "MASTER_PORT"], "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK"),
+    ],
+)
+def test_incomplete_variables_are_one_line(names, missing):
+    remedy = f"start with torchrun, or unset {', '.join(names)}"
+    with refused(f"the distributed environment is incomplete: {missing} missing; {remedy}"):
+        read_launch(dict.fromkeys(names, "1"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (STEP, "srun has started 4 separate processes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 separate processes"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started 2 separate processes"),
+    ],
+)
+def test_copies_of_one_process_are_one_line(environ, message):
+    with refused(f"{message}; use torchrun or --spawn"):
+        read_launch(environ)
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])
+def test_a_program_for_one_process_says_so_once_under_a_launcher(capsys, monkeypatch, name):
+    """Its settings are known to be valid then, but no file has been opened."""
+    main = import_module(COMMANDS[name].module).main
+    argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
+    fields = dataclasses.fields(COMMANDS[name].settings)
+    argv = [*argv, *(field.name for field in fields if field.metadata["positional"])]
+    for rank in range(2):
+        for name, value in torchrun_variables(rank, 2, 29500).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            run_main(main, argv)
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out, err.count("\n")) == (2, "", 1 - rank)
+        assert ("runs in one process" in err) == (rank == 0)
+
+
+class _Store:
+    """A store that already contains the values of the other processes."""
+
+    def __init__(self, notes: list[list]) -> None:
+        self.values = {f"node/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.values[key] for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([["a"], ["b"]], 0),  # one GPU for each task, which is its number 0
+        ([["a", "b"], ["a", "b"]], 1),
+        ([["a", "b"], ["c", "d"]], 1),
+        ([["a"], ["a"]], None),
+    ],
+)
+def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
+    """This is the second of two processes of one node."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
+    monkeypatch.setattr(rendezvous, "identities", lambda devices: seen[1])
+    store = _Store([[0, gpus] for gpus in seen])
+    launch = Launch(1, 2, 1, 2, 0, "h", 1)
+    if expected is None:
+        with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
+            rendezvous._locate_on_node(store, launch, "")
+    else:
+        assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "expected"),
+    [
+        (["a", "b", "c"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cuda:2")]),
+        (["a", "b"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cpu")]),
+        (["a"], 3, [None, None, (0, 1, "cpu")]),
+    ],
+)
+def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, processes, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(rendezvous, "identities", lambda devices: gpus)
+    notes = [[0, gpus]] * processes
+    for rank, position in enumerate(expected):
+        launch = Launch(rank, processes, rank, processes, 0, "h", 1)
+        if position is None:
+            with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
+                rendezvous._locate_on_node(_Store(notes), launch, "", 1)
+        else:
+            local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
+            assert (local_rank, local_world_size, str(device)) == position
+
+
+def test_too_many_processes_are_refused_before_torch_is_imported():
+    code = "import sys; from train import main; from utils.process.entrypoint import run_main\n"
+    code += "try: run_main(main, ['--device', 'cpu', '--spawn', '999'])\nfinally: print('torch' in sys.modules)"
+    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=plain, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "999 processes on " in done.stderr

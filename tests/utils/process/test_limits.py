@@ -1,0 +1,220 @@
+"""Machine errors end a command with one line and exit code 2, and leave no run folder; with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+import val
+from tests.helpers.preloaded import python
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
+from utils.process.entrypoint import run_main
+from utils.process.limits import explanation, memory_advice
+
+ROOT = Path(__file__).parents[3]
+LIMITED = """
+import resource, sys
+import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
+from utils.process.entrypoint import run_main
+
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for limit, amount, *flags in (
+    (resource.RLIMIT_NOFILE, 16, "--workers", "2"),
+    (resource.RLIMIT_AS, held + (400 << 20), "--imgsz", "640", "--batch-size", "256"),
+):
+    usual = resource.getrlimit(limit)
+    resource.setrlimit(limit, (amount, usual[1]))
+    try:
+        run_main(train.main, [*sys.argv[1:], *flags])
+    except SystemExit as ended:
+        assert ended.code == 2
+    resource.setrlimit(limit, usual)
+"""
+KILLING = """
+import multiprocessing, os, signal, sys
+import train
+from engine.train.step import TrainStep
+from utils.process.entrypoint import run_main
+
+take = TrainStep.__call__
+
+def step(self, batches, images, updates, **options):
+    if updates == 2:
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    take(self, batches, images, updates, **options)
+
+TrainStep.__call__ = step
+run_main(train.main)
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=40)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path) -> list[str]:
+    data = str(world / "set" / "data.yaml")
+    model = str(world / "tiny.yaml")
+    return ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", str(project / "runs")]
+
+
+def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [python() if "PYTHONPATH" not in environment else sys.executable, "-c", program, *argv]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def line_of(ended: subprocess.CompletedProcess) -> str:
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    return ended.stderr
+
+
+def test_too_few_file_descriptors_and_too_little_memory_are_one_line(world, tmp_path):
+    ended = run(LIMITED, *flags(world, tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    files, memory = ended.stderr.splitlines()
+    assert "too many open files; raise the limit with ulimit -n" in files
+    assert "not enough memory on this machine" in memory
+    assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a" in memory
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
+    """A scan that reaches the limit must not leave out the images that it could not open."""
+    from data.image_io import decode as images
+
+    def refused(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(OSError, match="Too many"):
+            images.read_image(world / "set" / "images" / "train" / "000.png")
+
+
+def test_a_killed_loader_worker_is_one_line(world, tmp_path):
+    line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
+    assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
+
+
+def test_a_missing_libgl_is_one_line(tmp_path):
+    (tmp_path / "cv2.py").write_text(
+        'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
+    )
+    program = "import detect; from utils.process.entrypoint import run_main; run_main(detect.main)"
+    for name in ("x.pt", "y.jpg"):
+        (tmp_path / name).touch()
+    given = ["--weights", str(tmp_path / "x.pt"), "--source", str(tmp_path / "y.jpg"), "--device", "cpu"]
+    line = line_of(run(program, *given, PYTHONPATH=str(tmp_path)))
+    assert "libGL.so.1 is missing: apt install libgl1" in line
+    assert "pip install opencv-python-headless" in line
+
+
+@pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
+def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys, monkeypatch, package, wanting):
+    """Before the images are read; a run that does not need them works without them."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] == package]
+    for name in {package, *loaded}:
+        monkeypatch.setitem(sys.modules, name, None)
+    given = [f for f in flags(world, tmp_path) if f != "--noplots"]
+    line = error_of(capsys, train.main, *given, "--data", write_dataset(tmp_path / "set", train=0, val=0), *wanting)
+    assert f"the package {package} is not installed; pip install {package}, or use --" in line
+    run_main(train.main, [*given, "--noplots"])
+    last = tmp_path / "runs" / "exp" / "last.pt"
+    assert last.exists()
+    if package == "matplotlib":
+        assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", last, "--device", "cpu")
+
+
+@pytest.mark.slow
+def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
+    """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
+    program = (
+        "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
+        "import train; from utils.process.entrypoint import run_main; run_main(train.main)"
+    )
+    ours, theirs = os.openpty()
+    command = [python(), "-c", program, *flags(world, tmp_path)]
+    started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO: the process has ended
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    assert started.wait(60) == 0, said.decode()
+    assert b"Traceback" not in said
+    assert b"error" not in said.lower()
+    assert said.count(b"TensorBoard is off") == 1
+    assert b"epoch 1/1  10/10" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."),
+            "not enough memory on the GPU (2.50 GiB more was requested); ADVICE",
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "on the GPU"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
+                         "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"),
+            "not enough memory on this machine (4.00 GiB more was requested); ADVICE",
+        ),
+        (MemoryError(), "not enough memory on this machine; ADVICE"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory on this machine; ADVICE"),
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that"), "/dev/shm"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was killed: most"),
+        (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
+        (RuntimeError("received 0 items of ancdata"), "too many open files"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "no more processes can be started; raise the limit"),
+        (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
+        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
+    ],
+)  # fmt: skip
+def test_machine_errors_are_explained_in_one_line(error, line):
+    assert line in explanation(error, "ADVICE")
+
+
+def test_causes_name_the_signal_and_advice_names_smaller_settings():
+    error = RuntimeError("DataLoader worker (pid(s) 71) exited unexpectedly")
+    error.__cause__ = RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. ")
+    assert "by the signal 'Killed': most likely" in explanation(error)
+    line = memory_advice(16, 640, min_batch=1, device="cpu")
+    assert "try --batch-size 8, --imgsz 448 or a smaller" in line
+    assert "finds" not in line
+    line = memory_advice(2, 64, min_batch=2, device="cuda")
+    assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
+    line = memory_advice(-1, 640, min_batch=1, device="cuda")
+    assert line.startswith("--imgsz 640 is too much here: try --imgsz 448 or")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("not enough values to unpack"),
+        ModuleNotFoundError("No module named 'engine.stepp'", name="engine.stepp"),
+        ImportError("cannot import name 'x' from 'utils'"),
+        OSError(2, "No such file or directory"),
+        UserError("--cache ram: Cannot allocate memory"),
+    ],
+)
+def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
+    assert explanation(error) is None

@@ -1,0 +1,117 @@
+"""Processes that `spawn` starts: how their ends are reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.preloaded import python
+from tests.helpers.processes import ROOT
+
+PROGRAM = """
+import os, signal, sys, time
+from utils.process.spawn import spawn
+from utils.process.entrypoint import run_main
+from utils.errors import FailedCheck, PeerFailure, UserError
+
+def work(end):
+    if os.environ["RANK"] == "0" and end != "'nothing'":
+        time.sleep(60)
+    exec(end)
+
+def main(argv):
+    spawn(work, 2, argv)
+    print("all done")
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "line"),
+    [
+        ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
+        ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
+        ("raise UserError('wrong flag')", 2, "error: wrong flag"),
+        ("raise FailedCheck('a wrong file')", 1, "error: a wrong file"),
+        ("raise ValueError('a bug')", 70, "ValueError: a bug"),
+        ("'nothing'", 0, ""),
+    ],
+)
+def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
+    impatient = "import utils.process.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
+    (tmp_path / "program.py").write_text(impatient + PROGRAM)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [python(), str(tmp_path / "program.py"), end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    last = done.stderr.splitlines()[-1:]
+    assert [text[: len(line)] for text in last] == ([line] if line else [])
+    assert done.stderr.count("rror: ") == bool(line), done.stderr
+    assert done.stdout == ("" if code else "all done\n")
+    assert time.monotonic() - begun < 50
+
+
+@pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])
+def test_a_signal_before_processes_handle_it(tmp_path, given, code):
+    program = PROGRAM.replace("argv)\n    print", f"argv, {given})\n    print")
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [python(), str(tmp_path / "program.py"), "print('begun', flush=True); time.sleep(60)"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == code
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
+    start = f"def start(self):\n    os.kill(os.getpid(), signal.{name})\n    begin(self)\n"
+    patch = f"from multiprocessing.process import BaseProcess as Base\nbegin = Base.start\n{start}Base.start = start\n"
+    program = PROGRAM.replace("if __name__ == ", f"{patch}\nif __name__ == ")
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), "time.sleep(60)"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        # All processes refuse after the signal; one has refused before the signal.
+        "signal.signal(signal.SIGTERM, refuse); print('begun', flush=True); time.sleep(60)",
+        "print('begun', flush=True); refuse()",
+    ],
+)
+def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
+    refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')\n"
+    program = PROGRAM.replace("def work", f"{refuse}\ndef work").replace(
+        "argv)\n    print", "argv, stop_code=75)\n    print"
+    )
+    if "SIGTERM" in end:
+        program = program.replace('["RANK"] == "0"', '["RANK"] == "none"')  # both processes run ``end``
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [python(), str(tmp_path / "program.py"), end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for _ in range(2 if "SIGTERM" in end else 1):
+        assert process.stdout.readline() == "begun\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=50)
+    assert process.returncode == 2
+    assert errors == "error: wrong flag\n"

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import train
+from engine.commands import input_files
+from utils.errors import Stopped
+from utils.process import stop_signals
+from utils.process.stop_signals import StopSignals
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_they_were():
+    before = {number: signal.getsignal(number) for number in stop_signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_training_raises_at_once(number, code):
+    with pytest.raises(Stopped) as caught, StopSignals():
+        send(number)
+    assert caught.value.code == code
+
+
+def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
+    """While torch is not even imported."""
+    monkeypatch.setattr(input_files, "check_training_files", lambda _: send(signal.SIGTERM))
+    with pytest.raises(Stopped) as caught:
+        train.main(["--data", "a.yaml"])
+    assert caught.value.code == 75
+
+
+def test_handlers_are_restored_unless_others_were_set_meanwhile():
+    """By a process that only waits for others, as that of `spawn` does."""
+
+    def handle(*_: object) -> None: ...
+
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        assert not signals.drain()
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1
+    with StopSignals():
+        signal.signal(signal.SIGTERM, handle)
+    assert signal.getsignal(signal.SIGTERM) == handle
+
+
+def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
+    with StopSignals() as signals:
+        with signals.deferred():
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+            assert (signals.requeue, signals.interrupt, signals.code) == (True, False, 75)
+            assert signals.drain()
+            assert not signals.drain()
+            send(signal.SIGINT)
+            assert signals.code == 130
+        send(signal.SIGTERM)
+    send(signal.SIGTERM)  # the process is ending
+    with StopSignals() as signals:
+        with pytest.raises(ZeroDivisionError), signals.deferred():
+            1 / 0  # noqa: B018
+        send(signal.SIGTERM)  # a launcher's, while a failing run ends
+        assert signals.requeue
+
+
+def test_a_second_ctrl_c_stops_at_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("utils.process.stop_signals.time.monotonic", lambda: now[0])
+    with StopSignals() as signals, signals.deferred():
+        send(signal.SIGINT)
+        now[0] = 0.5
+        send(signal.SIGINT)  # sent again by a launcher
+        now[0] = 5.0
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)

@@ -1,0 +1,39 @@
+"""Writes a data set as shards: tar files of images, with one index for each split.
+
+python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT
+python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
+
+Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from utils.process.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
+import shlex
+from collections.abc import Sequence
+
+from utils.config.commands import COMMANDS
+from utils.config.tool_settings import ShardConfig
+from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_command("shard", _shard, argv)
+
+
+def _shard(config: ShardConfig) -> None:
+    from tools.shard.write_shards import shard_data  # imports torch, once the flags are known to be valid
+
+    configure_logging(True)
+    shard_data(config)
+    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(config.out))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,194 @@
+"""Writes a data set as tar files of images, with one index for each split."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from data.image_io.decode import read_bytes
+from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
+from data.index.cache_file import index_content
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.index.read_shards import VERSION
+from data.source.dataset_spec import DatasetSpec, DataSource
+from data.source.open import open_data
+from utils.config.tool_settings import ShardConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.array_file import write_arrays
+from utils.files.safe_io import write_whole
+from utils.files.temporary_folder import temporary_folder
+from utils.logger import get_logger, progress
+from utils.machine.resources import USABLE_DISK_FRACTION
+from utils.machine.threads import map_ahead
+from utils.strings import FlatStrings, counted, format_bytes
+
+_HEADER = 512  # bytes before the content of a file in a tar file
+_DIGITS = 9  # digits of an image's number, which is its name in a tar file
+
+
+def shard_data(config: ShardConfig) -> None:
+    """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and as `write_set`."""
+    spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
+    write_set(
+        spec,
+        Path(config.out),
+        config.megabytes * 10**6,
+        workers=config.workers,
+        cache_dir=config.cache_dir,
+        max_bad=config.max_bad,
+    )
+
+
+def write_set(
+    spec: DatasetSpec, out: Path, max_bytes: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
+) -> None:
+    """Writes all splits, with all classes of the labels, to the new folder ``out``.
+
+    ``max_bytes``: size of a tar file, unless an image is larger. Raises UserError as `load_index`, and if ``out``
+    exists or the disk is too small.
+    """
+    if out.exists():
+        raise UserError(f"{out}: exists; remove it, or choose another name")
+    labeled = spec.as_labeled()
+    settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
+    indexes = {split: load_index(labeled, split, settings) for split in spec.splits}
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(out.absolute()) as temporary:
+            folder = temporary / out.name
+            folder.mkdir()
+            content: dict[str, Any] = {"path": "."}
+            for split, index in indexes.items():
+                _write_split(folder, split, index, max_bytes, workers)
+                content[split] = f"{split}{SUFFIX}"
+            yaml_text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
+            write_whole(folder / "data.yaml", yaml_text)
+            os.rename(folder, out)
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:
+    """Writes the tar files and the index of a split."""
+    paths = ["/".join(part for part in path.split("/") if part != "..") for path in index.paths]
+    _check_unique(paths, index)
+    members = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
+    contents = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
+    with contextlib.closing(_TarFiles(folder, split, max_bytes)) as tars:
+        for i, content in enumerate(progress(contents, desc=f"writing {split}", total=len(index), enabled=True)):
+            label = json.dumps(_label(index, i, paths[i])).encode()
+            members["position"][i] = tars.add(i, _suffix(paths[i]), content, label)
+            members["size"][i] = len(content)
+            members["crc"][i] = zlib.crc32(content)
+    members["by_path"][:] = sorted(range(len(paths)), key=lambda i: os.fsencode(paths[i]))
+    shards: list[list[Any]] = [[name, (folder / name).stat().st_size] for name in tars.names]
+    _write_index(folder / f"{split}{SUFFIX}", index, paths, members, shards)
+    total = sum(size for _, size in shards)
+    num_images = counted(len(index), "image")
+    get_logger().info("%s: %s in %s, %s", split, num_images, counted(len(shards), "tar file"), format_bytes(total))
+
+
+class _TarFiles:
+    """The tar files of a split: a new one begins when the next image would make one larger than ``max_bytes``."""
+
+    def __init__(self, folder: Path, split: str, max_bytes: int) -> None:
+        self.names: list[str] = []
+        self._folder = folder
+        self._split = split
+        self._max_bytes = max_bytes
+        self._tar: tarfile.TarFile | None = None  # the last one
+
+    def add(self, number: int, suffix: str, image: bytes, label: bytes) -> int:
+        """Appends the files NUMBER.SUFFIX and NUMBER.json. Returns the position of the image, by `SPAN`. Raises
+        UserError if the disk is full."""
+        tar = self._tar
+        if tar is None or tar.offset + len(image) > self._max_bytes:
+            tar = self._open_next(len(image))
+        position = (len(self.names) - 1) * SPAN + tar.offset + _HEADER
+        for name, content in ((suffix, image), (".json", label)):
+            entry = tarfile.TarInfo(f"{number:0{_DIGITS}d}{name}")  # its time is always 1970
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        return position
+
+    def _open_next(self, needed_bytes: int) -> tarfile.TarFile:
+        self.close()
+        if needed_bytes > USABLE_DISK_FRACTION * shutil.disk_usage(self._folder).free:
+            raise UserError(f"{self._folder.parent}: the disk is full")
+        name = f"{self._split}-{len(self.names):05d}.tar"
+        self._tar = tarfile.open(self._folder / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+        self.names.append(name)
+        return self._tar
+
+    def close(self) -> None:
+        """Completes the last file."""
+        if self._tar is not None:
+            self._tar.close()
+            self._tar = None
+
+
+def _write_index(
+    file: Path, index: DatasetIndex, paths: Sequence[str], members: dict[str, np.ndarray], shards: list[list[Any]]
+) -> None:
+    """Writes the index of a split in shards.
+
+    Args:
+        paths: of the images, as training names them.
+        members: the `MEMBER_ARRAYS`: where each image is.
+        shards: name and size of each tar file.
+    """
+    flat = FlatStrings.of(paths)
+    meta, labels = index_content(index)
+    arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | members
+    fingerprint = fingerprint_of(arrays)  # unlike that of the index, it does not depend on the times of files
+    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
+    write_arrays(file, meta, arrays)
+
+
+def _suffix(path: str) -> str:
+    """Returns the suffix of an image in lower case, as a tar file may name it."""
+    return re.sub(r"[^a-z0-9.]", "", os.path.splitext(path)[1].lower())
+
+
+def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:
+    """Raises UserError if two images of ``index`` would have the same of ``paths`` in the shards."""
+    first: dict[str, int] = {}
+    for i, path in enumerate(paths):
+        other = first.setdefault(path, i)
+        if other == i:
+            continue
+        if index.paths[other] == index.paths[i]:  # training warns of it, too
+            raise UserError(
+                f"{index.path(i)}: is in several of the joined data sets, with labels of its own in each; shards have "
+                "an image once: leave it out of all but one"
+            )
+        raise UserError(
+            f"{index.root}: {index.paths[other]} and {index.paths[i]} would both be {path} in the shards; rename one"
+        )
+
+
+def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
+    """Returns the labels that are written next to an image, for other programs; this one reads the index."""
+    rows = slice(index.offsets[i], index.offsets[i + 1])
+    return {
+        "path": path,
+        "size_hw": index.image_hw[i].tolist(),
+        "boxes_xywh_px": index.boxes_xywh_px[rows].tolist(),
+        "classes": index.classes[rows].tolist(),
+        "crowd": index.crowd[rows].tolist(),
+    }

@@ -1,0 +1,33 @@
+"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program.
+
+python -m tools.weights yolov8n.pt yolov8n.safetensors
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    from utils.process.interrupts import exit_on_interrupt
+
+    exit_on_interrupt()  # while the following imports run
+
+from collections.abc import Sequence
+
+from utils.config.tool_settings import WeightsConfig
+from utils.logger import configure_logging, get_logger
+from utils.process.entrypoint import run_main
+from utils.run_command import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_command("weights", _convert, argv)
+
+
+def _convert(config: WeightsConfig) -> None:
+    from tools.weights.convert_weights import convert_named  # imports torch, once the flags are known to be valid
+
+    configure_logging(True)
+    get_logger().info("%s", convert_named(config))
+
+
+if __name__ == "__main__":
+    run_main(main)

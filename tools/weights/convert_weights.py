@@ -1,0 +1,72 @@
+"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.detector import Detector
+from models.weights.download import fetch_weights
+from models.weights.load import detector_of
+from models.weights.read import COUNTERS, METADATA_KEY, read_weights
+from utils import program
+from utils.config.tool_settings import WeightsConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
+from utils.strings import counted
+
+# Keys of our checkpoints that are not copied: those written anew, and those of a run.
+NOT_COPIED = frozenset(
+    ("config", "ema", "format", "model", "optimizer", "program", "progress", "rank_buffers", "run", "scaler", "version")
+)
+
+
+def convert_named(config: WeightsConfig) -> str:
+    """Implements ``python -m tools.weights``: `convert`, also for public weights, which are downloaded."""
+    path = fetch_weights(config.source, ctx=DistributedContext.single(), offline=config.offline)
+    return convert(path, config.target)
+
+
+def convert(source: str | Path, target: str | Path) -> str:
+    """Converts the weights in ``source`` to ``target``, and returns a line about the result.
+
+    The file contains float32 weights and the description of the detector, but not the state of a run. Weights of an
+    unknown model are written to safetensors under their own names. Raises UserError, also if ``target`` exists.
+    """
+    source = Path(source)
+    target = Path(target)
+    if target.suffix not in (".safetensors", ".pt"):
+        raise UserError(f"{target}: must end in .safetensors or .pt")
+    stored = read_weights(source)
+    if target.exists() and target.samefile(source):
+        raise UserError(f"{target}: source and target are the same file")
+    if target.exists():
+        raise UserError(f"{target}: exists already; choose another name, or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        detector = detector_of(stored)
+    except UserError as error:
+        if stored.is_ours or target.suffix == ".pt":
+            raise
+        write_safetensors(target, stored.tensors, {"format": "pt"})
+        return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their names"
+    copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
+    description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
+    if target.suffix == ".pt":
+        write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
+    else:
+        _write_safetensors(detector, description, target)
+    count = sum(parameter.numel() for parameter in detector.parameters())
+    classes = counted(detector.num_classes, "class")
+    strides = ", ".join(map(str, detector.strides))
+    return f"{source}: {detector.spec['name']}, {count:,} parameters, {classes}, strides {strides} -> {target}"
+
+
+def _write_safetensors(detector: Detector, description: Mapping[str, Any], target: Path) -> None:
+    """Writes the weights, with the ``description`` of the detector as metadata."""
+    metadata = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
+    weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
+    write_safetensors(target, weights, {"format": "pt", METADATA_KEY: metadata})

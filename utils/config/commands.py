@@ -1,0 +1,173 @@
+"""The commands of this program. docs/architecture.md ("How a command is made") says what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from utils.config.search_settings import KfoldConfig, SearchConfig
+from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig, ConvertConfig, DemoConfig, ShardConfig, WeightsConfig
+from utils.program import IS_INSTALLED
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of this program.
+
+    Args:
+        name: as in ``lockstep NAME``.
+        settings: the dataclass of its settings; each field is a flag, or an argument without one.
+        path: the module with its ``main``, which takes the words after the command.
+        summary: for ``lockstep --help``.
+        description: for its own ``--help``.
+        is_one_process: whether a launcher (torchrun, mpirun, srun) may not start several processes of it.
+        instead: what to do instead of starting several, for the message that refuses them.
+    """
+
+    name: str
+    settings: type[DataclassInstance]
+    path: str
+    summary: str
+    description: str
+    is_one_process: bool = True
+    instead: str = "start it once"
+
+    @property
+    def is_tool(self) -> bool:
+        """Whether it is in tools/, and no script."""
+        return "/" in self.path
+
+    @property
+    def module(self) -> str:
+        """The name of its module. In the installed package, scripts are in a package of their own."""
+        package = ""
+        if IS_INSTALLED:
+            package = "lockstep." if self.is_tool else "lockstep.scripts."
+        return package + self.path.replace("/", ".")
+
+    @property
+    def title(self) -> str:
+        """The command in a sentence: ``tools.check``, ``export.py``."""
+        return f"tools.{self.name}" if self.is_tool else f"{self.name}.py"
+
+    @property
+    def typed(self) -> str:
+        """The command as users type it."""
+        if IS_INSTALLED:
+            return f"lockstep {self.name}"
+        return "python " + (f"-m {self.title}" if self.is_tool else self.title)
+
+
+_COMMANDS = (
+    Command(
+        name="train",
+        settings=TrainConfig,
+        path="train",
+        summary="train a detector",
+        description="Trains a detector.",
+        is_one_process=False,
+    ),
+    Command(
+        name="val",
+        settings=ValConfig,
+        path="val",
+        summary="score checkpoints and exported files on a data set",
+        description=(
+            "Scores checkpoints and exported files on a data set: COCO's AP, precision, recall and F1, per class and "
+            "by size."
+        ),
+        is_one_process=False,
+    ),
+    Command(
+        name="detect",
+        settings=DetectConfig,
+        path="detect",
+        summary="find objects in images, videos and streams",
+        description=(
+            "Finds objects in images, folders, videos, webcams and streams, and writes annotated media, labels, JSON "
+            "and crops."
+        ),
+    ),
+    Command(
+        name="export",
+        settings=ExportConfig,
+        path="export",
+        summary="export a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export",
+        description=(
+            "Exports a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export, and compares the files "
+            "with the checkpoint."
+        ),
+    ),
+    Command(
+        name="check",
+        settings=CheckConfig,
+        path="tools/check/__main__",
+        summary="check a data set, and with a trained model, its labels",
+        description=(
+            "Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 if there "
+            "is nothing to report, 1 if there is, and 2 if the check could not run."
+        ),
+    ),
+    Command(
+        name="kfold",
+        settings=KfoldConfig,
+        path="tools/kfold/__main__",
+        summary="train and score by cross-validation",
+        description=(
+            "Cross-validates: for each fold, trains on the others and scores on it; then scores all images together."
+        ),
+        instead="start it once; --spawn N trains on N processes",
+    ),
+    Command(
+        name="search",
+        settings=SearchConfig,
+        path="tools/search/__main__",
+        summary="search hyper-parameters",
+        description="Searches hyper-parameters: trains with different values and reports the best.",
+        instead="start it once; --spawn N trains each trial on N processes",
+    ),
+    Command(
+        name="convert",
+        settings=ConvertConfig,
+        path="tools/convert/__main__",
+        summary="convert the export of an annotation tool to COCO JSON",
+        description=(
+            "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and "
+            "Pascal VOC train as they are."
+        ),
+    ),
+    Command(
+        name="shard",
+        settings=ShardConfig,
+        path="tools/shard/__main__",
+        summary="write a data set as shards: tar files with an index",
+        description="Writes a data set as tar files of images, with one index for each split.",
+    ),
+    Command(
+        name="weights",
+        settings=WeightsConfig,
+        path="tools/weights/__main__",
+        summary="convert a checkpoint to safetensors, or to one of this program",
+        description=(
+            "Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this "
+            "program."
+        ),
+    ),
+    Command(
+        name="demo",
+        settings=DemoConfig,
+        path="tools/demo",
+        summary="write the demo data set to a folder",
+        description="Writes the demo data set to a folder.",
+    ),
+)
+COMMANDS = {command.name: command for command in _COMMANDS}
+
+
+def command_of(settings: type) -> Command:
+    """Returns the command that a class of settings belongs to."""
+    return next(command for command in _COMMANDS if command.settings is settings)

@@ -1,0 +1,82 @@
+"""Settings of ``tools.check``, ``convert``, ``shard``, ``weights`` and ``demo``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.config.settings import IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
+
+ANNOTATION_FORMATS = (  # that tools.convert reads (tools/convert/formats.py)
+    "cvat",
+    "labelbox",
+    "labelme",
+    "vott",
+    "createml",
+    "csv",
+    "kitti",
+    "huggingface",
+    "imagefolder",
+)
+MAX_SHARD_MEGABYTES = 549_755  # half of `data.image_io.shards.SPAN`
+_DATA_HELP = "data set YAML, the name of one in configs/data, or demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """The flags of ``python -m tools.check``."""
+
+    data: str = setting(positional="DATA", help=_DATA_HELP)
+    split: list[str] = setting(factory=list, help="splits to check; default: all")
+    imgsz: int = setting(
+        0,
+        low=0,
+        aliases=IMGSZ_ALIASES,
+        help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
+    )
+    weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds", is_path=True)
+    trust: bool = setting(False, help=TRUST_HELP)
+    min_score: float = setting(0.3, low=0, high=1, help="minimum probability of the label errors that are reported")
+    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
+    workers: int = setting(-1, low=-1, high=1024, help="threads that read images; -1: one per core", scope="machine")
+    json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
+    out: str = setting("", help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run", is_path=True)
+    noplots: bool = setting(False, help="write no report.html", scope="run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """The flags of ``python -m tools.convert``."""
+
+    source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
+    out: str = setting(positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run")
+    from_: str = setting("auto", choices=("auto", *ANNOTATION_FORMATS), help="format; auto: by what the files contain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """The flags of ``python -m tools.shard``."""
+
+    data: str = setting(positional="DATA", help=_DATA_HELP)
+    out: str = setting(positional="OUT", help="new folder", scope="run")
+    megabytes: int = setting(256, low=1, high=MAX_SHARD_MEGABYTES, help="approximate size of a tar file")
+    workers: int = setting(8, low=1, high=1024, help="threads that read images", scope="machine")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    max_bad: float = setting(
+        0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """The flags of ``python -m tools.weights``."""
+
+    source: str = setting(positional="SOURCE", help="checkpoint, or a name from configs/weights.yaml")
+    target: str = setting(positional="TARGET", help="file to write: .safetensors, or .pt for our own format")
+    offline: bool = setting(False, help="never download weights", scope="machine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """The flags of ``python -m tools.demo``."""
+
+    out: str = setting(positional="OUT", help="an empty or new folder", scope="run")

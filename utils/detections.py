@@ -1,0 +1,51 @@
+"""Detections: of a batch, padded, on the canvas; of many images, as flat arrays, in the pixels of the images.
+
+Legend: B images in a batch, K slots of an image, D detections. ``_px``: pixels of the original image, upright, after
+EXIF. ``xyxy``: corners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+
+class Detections(NamedTuple):
+    """Detections of a batch after NMS, padded to K per image; an image's slots from its count on are zero."""
+
+    boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
+    scores: Tensor  # float32 (B, K), descending
+    classes: Tensor  # int64 (B, K)
+    counts: Tensor  # int64 (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionTable:
+    """Detections of many images as flat arrays, original pixels."""
+
+    image_index: np.ndarray  # int64 (D,)
+    boxes_xyxy_px: np.ndarray  # float64 (D, 4), clipped to the image
+    scores: np.ndarray  # float64 (D,)
+    classes: np.ndarray  # int64 (D,)
+
+    @classmethod
+    def concatenate(cls, tables: Iterable[DetectionTable]) -> DetectionTable:
+        """Joins tables one after another; none give an empty table."""
+        empty = cls(np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
+        joined = [empty, *tables]
+        return cls(*(np.concatenate([getattr(table, column.name) for table in joined]) for column in fields(cls)))
+
+    def take(self, rows: np.ndarray | slice) -> DetectionTable:
+        """Selects ``rows``: a mask, indices or a slice."""
+        return DetectionTable(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def top_per_image(self, count: int) -> DetectionTable:
+        """Selects the ``count`` detections with the highest scores of each image, image by image."""
+        order = np.lexsort((-self.scores, self.image_index))
+        image = self.image_index[order]
+        rank = np.arange(len(image)) - np.searchsorted(image, image)
+        return self.take(order[rank < count])

@@ -1,0 +1,133 @@
+"""Runs a command of this program in a process of its own, and says how it has ended.
+
+A crash of the child does not end this process, and its memory is free afterwards. The child ends with this process,
+even if that is killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from utils.errors import Stopped, UserError
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
+from utils.process.launch import environment_of_child
+from utils.program import RESULT_VARIABLE, read_result
+
+_STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
+
+
+class Kind(StrEnum):
+    """How a command has ended."""
+
+    DONE = "done"
+    PRUNED = "pruned"  # ended early by the process that has started it
+    STOPPED = "stopped"  # by a signal; a training that had begun can be resumed
+    REFUSED = "refused"  # before its work, or by a full disk: nothing is lost, and another try would end like this one
+    FAILED = "failed"  # in its work
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a command has ended, and what it has written with `utils.program.write_result`."""
+
+    kind: Kind
+    reason: str = ""  # the line that a command would print that was refused or has failed
+    code: int = 0  # exit status; negative: the signal that has killed it
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
+        """Returns the result of a process that has ended with exit status ``code``."""
+        if code == 0:
+            return cls(Kind.DONE, values=values)
+        if code in _STOPPED_CODES:
+            return cls(Kind.STOPPED, code=code, values=values)
+        if code < 0:
+            return cls(Kind.FAILED, killed_by(-code), code, values)
+        kind = Kind.REFUSED if values.get("refused") else Kind.FAILED
+        return cls(kind, values.get("error") or f"exit status {code}", code, values)
+
+    @property
+    def is_of_peer(self) -> bool:
+        """Whether the process has failed only because another one of its run has, which says why."""
+        return self.code == USER_ERROR and "error" not in self.values
+
+    def check(self) -> None:
+        """Raises `Stopped` if a signal has ended the command, and `RunFailed` if it was refused or has failed."""
+        if self.kind == Kind.STOPPED:
+            raise Stopped(self.code)
+        if self.kind in (Kind.REFUSED, Kind.FAILED):
+            raise RunFailed(self)
+
+
+class RunFailed(UserError):
+    """Raised when a command that this process has started was refused or has failed."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result.reason)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Child:
+    """A running or finished command."""
+
+    process: subprocess.Popen
+    result_file: Path
+
+    def poll(self) -> RunResult | None:
+        """Returns how the command has ended; None while it runs."""
+        return None if self.process.poll() is None else self.wait()
+
+    def wait(self) -> RunResult:
+        """Waits for the end of the command, and returns how it has ended."""
+        code = self.process.wait()
+        return RunResult.of(code, read_result(self.result_file))
+
+
+@contextmanager
+def start(
+    words: Sequence[str],
+    *,
+    stop: signal.Signals = signal.SIGTERM,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    start_new_session: bool = False,
+) -> Iterator[Child]:
+    """Runs a command line of `utils.program.command_prefix` during the block.
+
+    Args:
+        stop: signal that ends the command at the end of the block, or when this process is killed.
+        environment: environment variables; None for those of this process (`environment_of_child`).
+        cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
+    """
+    inherited = environment_of_child() if environment is None else environment
+    with TemporaryDirectory() as folder:
+        result_file = Path(folder, "result.jsonl")
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            env={**inherited, RESULT_VARIABLE: str(result_file)},
+            preexec_fn=end_with_parent(stop),
+            cwd=cwd,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=start_new_session,
+        )
+        try:
+            yield Child(process, result_file)
+        finally:
+            if process.poll() is None:
+                process.send_signal(stop)
+                process.wait()

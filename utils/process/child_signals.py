@@ -1,0 +1,36 @@
+"""Signals between a process and its children: ends a child with its parent, and names the signal that ended one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def killed_by(number: int) -> str:
+    """Describes how a signal has ended a process."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        name = f"signal {number}"
+    advice = "; is there enough memory?" if number == signal.SIGKILL else ""
+    return f"killed by {name}{advice}"
+
+
+def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:
+    """Returns a function that makes the kernel send a signal to the calling process when its parent is killed. It does
+    nothing where there is no prctl(2), which is Linux's.
+
+    The function of libc is looked up here and not there: between fork and exec, in a program with threads, that may
+    wait forever for a lock of the loader.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
+
+    def end() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(number))
+
+    return end

@@ -1,0 +1,137 @@
+"""Captures what image decoders print on standard error, so that a warning can be attributed to a file.
+
+libjpeg decodes a damaged image to the end, prints one line without a file name and reports success. While an image is
+decoded, file descriptor 2 is redirected to memory; lines of decoders are captured, everything else is forwarded. This
+takes a few system calls per image, microseconds compared to milliseconds of decoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+
+# Lines of libjpeg (jerror.h) and libpng, and errors that OpenCV logs (for example of libtiff), that mean lost or wrong
+# pixels. Other lines are harmless.
+_DAMAGE = re.compile(
+    rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*"
+    rb"|libpng error: [^\n]*|\[ERROR:\d+@[^\]]*\] global \w+\.\w+:\d+ (?P<logged>[^\n]*)"
+)
+_FROM_DECODERS = re.compile(
+    rb"(?:Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression sequence |Invalid SOS parameters "
+    rb"|Unknown Adobe color |Warning: unknown JFIF |Application transferred |libpng (?:warning|error): "
+    rb"|\[ ?(?:WARN|ERROR):\d+@)[^\n]*\n*"
+)
+
+
+def watched(decode: Callable[[], T]) -> tuple[T, str]:
+    """Returns the result of ``decode`` and the decoder's warning about the image, "" if there was none. An image with a
+    warning, which may be of another thread's image, is decoded again, alone."""
+    process = os.getpid()  # a forked child needs its own
+    watch = _watches.get(process) or _watches.setdefault(process, _Watch())  # one, even if threads race
+    result, output = watch.run(decode)
+    if _DAMAGE.search(output):
+        result, output = watch.run_alone(decode)
+    damage = _DAMAGE.search(output)
+    if damage is None:
+        return result, ""
+    return result, (damage["logged"] or damage[0]).decode("latin-1")
+
+
+def pass_on() -> None:
+    """Forwards what has been captured and restores standard error, before this process ends."""
+    watch = _watches.get(os.getpid())
+    if watch is not None:
+        with contextlib.suppress(OSError):
+            watch.restore()
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """Ends the process without any cleanup, but not without what it has printed on standard error."""
+    pass_on()
+    os._exit(code)
+
+
+_watches: dict[int, _Watch] = {}  # by process id
+
+
+class _Watch:
+    """Redirects descriptor 2 while at least one thread decodes."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):  # in memory: the disk may be full
+            self._file = os.fdopen(os.memfd_create("stderr"), "r+b", 0)
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        # A write that another thread began before the file was truncated must not land behind a gap.
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+        self._entrance = threading.Lock()  # held by a thread that decodes alone
+        self._changed = threading.Condition()
+        self._inside = 0  # threads that decode now
+        self._forwarded = 0  # bytes of the file
+        self._terminal = -1  # a copy of the original descriptor 2
+
+    def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
+        """Runs ``decode``. Returns its result, and what decoders of all threads have printed meanwhile."""
+        with self._entrance:
+            start = self._enter()
+        return self._decode(decode, start)
+
+    def run_alone(self, decode: Callable[[], T]) -> tuple[T, bytes]:
+        with self._entrance:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._inside)
+            return self._decode(decode, self._enter())
+
+    def restore(self) -> None:
+        with self._changed:
+            if self._inside:
+                os.dup2(self._terminal, 2)
+                self._forward()
+
+    def _enter(self) -> int:
+        with self._changed:
+            if not self._inside:
+                self._terminal = os.dup(2)
+                os.dup2(self._file.fileno(), 2)
+            self._inside += 1
+            return self._size()
+
+    def _decode(self, decode: Callable[[], T], start: int) -> tuple[T, bytes]:
+        try:
+            result = decode()
+        finally:
+            with self._changed:
+                try:
+                    output = os.pread(self._file.fileno(), self._size() - start, start)
+                    self._forward()
+                finally:
+                    self._leave()
+        return result, output
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        if not self._inside:
+            os.dup2(self._terminal, 2)
+            os.close(self._terminal)
+            self._file.truncate(0)
+            self._forwarded = 0
+            self._changed.notify_all()
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def _forward(self) -> None:
+        """Writes the new lines that are not of decoders to the terminal."""
+        new = os.pread(self._file.fileno(), self._size() - self._forwarded, self._forwarded)
+        self._forwarded += len(new)
+        other_output = _FROM_DECODERS.sub(b"", new)
+        if other_output:
+            os.write(self._terminal, other_output)

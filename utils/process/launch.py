@@ -1,0 +1,142 @@
+"""The rank of this process according to its environment. Only this module reads the variables that launchers set.
+
+torchrun, ``--spawn`` and launch/ray_train.py all set those of torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from utils.errors import PeerFailure, UserError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Launchers that start copies of a program, by the variable with the number of copies.
+_COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The rank of a process, and its position on its node."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    address: str  # of the run's store
+    port: int
+    is_hosted: bool = False  # torchrun hosts the store; otherwise rank 0 does
+    run_id: str = ""  # of torchrun; "" without it
+    restarts: int = 0  # by torchrun
+
+    @property
+    def launcher(self) -> str:
+        """How messages name this launcher."""
+        return "torchrun" if self.run_id else "the environment"
+
+
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """Reads the rank of this process from the environment. Returns None if it is not one of several. ``environ``: None
+    for that of this process.
+
+    Raises UserError for variables that are incomplete, not numbers, or contradictory, and for copies of the program
+    that do not know of each other and would overwrite each other's files.
+    """
+    environ = os.environ if environ is None else environ
+    present = [name for name in _VARIABLES if environ.get(name)]
+    if not present:
+        _check_no_copies(environ)
+        return None
+    if len(present) < len(_VARIABLES):
+        missing = ", ".join(name for name in _VARIABLES if name not in present)
+        raise UserError(
+            f"the distributed environment is incomplete: {missing} missing; start with torchrun, or unset "
+            f"{', '.join(present)}"
+        )
+    launch = Launch(
+        rank=_number(environ, "RANK"),
+        world_size=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
+        node_rank=_number(environ, "GROUP_RANK"),
+        address=environ["MASTER_ADDR"],
+        port=_number(environ, "MASTER_PORT"),
+        is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+    )
+    is_local = launch.local_rank < launch.local_world_size <= launch.world_size
+    if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
+        values = " ".join(f"{name}={environ[name]}" for name in _VARIABLES)
+        raise UserError(f"{launch.launcher}: impossible values (ranks start at 0): {values}")
+    return launch
+
+
+def _check_no_copies(environ: Mapping[str, str]) -> None:
+    """Raises UserError if a launcher has started copies of the program that do not know of each other."""
+    for name, launcher in _COPIES.items():
+        # The shell of ``srun --pty`` is a single process, whatever the size of its step.
+        if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
+            count = _number(environ, name)
+            raise UserError(f"{launcher} has started {count} separate processes; use torchrun or --spawn")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """Returns the whole number that a variable holds. Raises UserError for another value."""
+    if not environ[name].strip().isdecimal():
+        raise UserError(f"{name} is {environ[name]!r}; it must be a whole number, 0 or more")
+    return int(environ[name])
+
+
+def evaluates(eval_ranks: int) -> bool:
+    """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
+
+    Raises UserError if no process is left to train.
+    """
+    launch = read_launch() if eval_ranks else None
+    world_size = launch.world_size if launch else 1
+    rank = launch.rank if launch else 0
+    if eval_ranks >= world_size:
+        error_type = UserError if rank == 0 else PeerFailure
+        raise error_type(
+            f"--eval-ranks {eval_ranks}: {world_size} started, and at least one must train; start more, e.g. "
+            f"--spawn {eval_ranks + 1}"
+        )
+    return rank >= world_size - eval_ranks
+
+
+def require_one_process(script: str, instead: str = "start it once") -> None:
+    """Ends this process with one line, on rank 0, if a launcher has started several: all would do the same work."""
+    launch = read_launch()
+    if launch is None or launch.world_size == 1:
+        return
+    if launch.rank:
+        raise SystemExit(2)
+    raise UserError(f"{script} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+
+
+def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Returns the variables that torchrun would set for a process of a run on this machine."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def environment_of_child() -> dict[str, str]:
+    """Returns the environment for a command that this process starts. If a launcher has started this process alone,
+    its variables are left out: each command would come to the launcher's store as the same rank."""
+    if os.environ.get("WORLD_SIZE") != "1":
+        return dict(os.environ)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _VARIABLES and not name.startswith("TORCHELASTIC_")
+    }

@@ -1,0 +1,187 @@
+"""Starts several processes on this machine (``--spawn N``). The parent does not import torch, which takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.ports import free_port
+from utils.process.child_signals import end_with_parent, killed_by
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
+from utils.process.interrupts import exit_on_interrupt
+from utils.process.launch import torchrun_variables
+from utils.process.stop_signals import stop_signals
+
+STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
+FAILED_S = 4.0  # how long it waits for them after one has failed
+_RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
+_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, BUG, PIPE_CLOSED)  # exit codes of processes that have printed why
+
+
+def spawn(
+    function: Callable[..., object],
+    processes: int,
+    args: Sequence[Any] = (),
+    *,
+    optional: int = 0,
+    stop_code: int | None = None,
+) -> None:
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun, by
+    `run_main`, which reports its errors.
+
+    Stop signals are forwarded. If a process fails, the others are stopped.
+
+    Args:
+        optional: the others go on if one of the last ``optional`` processes is killed, or exits by itself.
+        stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
+
+    Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
+    killed or exited by itself.
+    """
+    with _Group(function, processes, args) as group:
+        group.start()
+        failed = group.wait(optional)
+        signals = list(group.signals)  # without those that come while the others are stopped
+    if failed is None:
+        return
+    codes = group.exit_codes()
+    if signals:
+        _report_stop(codes, signals, stop_code if signal.SIGINT not in signals else None)
+    _report_failure(failed, codes)
+
+
+class _Group:
+    """The processes that `spawn` starts. While entered, stop signals are forwarded to them; at the end of the block,
+    those that still run are stopped."""
+
+    def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
+        port = free_port()
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = [
+            context.Process(target=_run_process, args=(rank, processes, port, function, tuple(args)))
+            for rank in range(processes)
+        ]
+        self._previous_handlers: dict[int, Any] = {}
+        self.signals: list[int] = []  # that were forwarded, in order
+
+    def __enter__(self) -> _Group:
+        for number in stop_signals():
+            self._previous_handlers[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop(STOP_S if self.signals else FAILED_S)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # it would start with the first process, and unblocks signals then
+        with _blocked(stop_signals()):  # a signal waits until all processes exist, and reaches each of them
+            for process in self._processes:
+                process.start()
+
+    def wait(self, optional: int) -> int | None:
+        """Waits until all processes have succeeded, and returns None, or until one has failed, and returns its rank.
+        ``optional``: see `spawn`."""
+        running = dict(enumerate(self._processes))
+        while running:
+            connection.wait([process.sentinel for process in running.values()], timeout=1)
+            for rank, process in list(running.items()):
+                if process.is_alive():
+                    continue
+                is_optional = rank >= len(self._processes) - optional
+                is_excused = is_optional and (process.exitcode or 0) <= 0
+                if process.exitcode != _RETURNED and not is_excused:
+                    return rank
+                del running[rank]
+        return None
+
+    def exit_codes(self) -> list[int]:
+        """Returns the exit status of each process, by rank, once all have been stopped."""
+        return [process.exitcode or 0 for process in self._processes]
+
+    def _forward(self, number: int, _: object) -> None:
+        self.signals.append(number)
+        for process in self._processes:
+            if process.pid is not None and process.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def _stop(self, timeout_s: float) -> None:
+        """Stops the processes that run. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
+        started = [process for process in self._processes if process.pid is not None]
+        _join(started, timeout_s)
+        for process in started:
+            if process.is_alive():
+                process.terminate()
+        _join(started, timeout_s)
+        for process in started:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def _blocked(signals: Sequence[int]) -> Iterator[None]:
+    """Lets signals wait until the end of the block."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
+    """Waits until the processes have exited, together at most ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0))
+
+
+def _report_stop(codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> None:
+    """Raises Stopped if ``signals``, which came before the first process failed, have stopped any of the processes.
+    ``codes``: their exit statuses. If all that failed have printed why, no signal was the reason."""
+    for code in codes:
+        if code in (REQUEUE, INTERRUPTED):
+            raise Stopped(code)
+    if any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes):
+        raise Stopped(stop_code or 128 + signals[0])
+
+
+def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
+    """Raises what `spawn` says about the process ``rank``, which has failed."""
+    code = codes[rank]
+    if code in (REQUEUE, INTERRUPTED):
+        raise Stopped(code)
+    name = f"process {rank} of {len(codes)}"
+    if code < 0:  # it could not print anything itself
+        raise UserError(f"{name} was {killed_by(-code)}")
+    if code not in _WITH_MESSAGE:
+        raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+    raise PeerFailure(f"{name} failed", code)
+
+
+def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` as process ``index`` of the run. Ends with `_RETURNED`, or as `run_main` says."""
+    exit_on_interrupt()
+    end_with_parent()()
+    os.environ |= torchrun_variables(index, processes, port)
+    # A spawned process would spawn its loader workers too, each of which would then import torch again.
+    multiprocessing.set_start_method(None, force=True)
+
+    def work(_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
+        function(*args)
+
+    run_main(work)
+    sys.exit(_RETURNED)

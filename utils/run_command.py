@@ -1,0 +1,37 @@
+"""Runs a command of `utils.config.commands`: parses its command line, and passes on its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from utils.config.commands import COMMANDS
+from utils.config.parser import parse_config
+from utils.process.launch import require_one_process
+from utils.program import write_result
+
+
+class Outcome(NamedTuple):
+    """What a command says about its work to the process that has started it."""
+
+    values: Mapping[str, Any]  # for `utils.program.write_result`
+    exit_status: int = 0
+
+
+def run_command(name: str, work: Callable[[Any], Outcome | None], argv: Sequence[str] | None) -> None:
+    """Runs the command ``name``: calls ``work`` with the settings that ``argv`` gives (None: the command line of this
+    process), and passes on the outcome.
+
+    Raises UserError for mistakes in the command line and for a command of one process that a launcher has started
+    several times, and SystemExit for an exit status of the outcome.
+    """
+    command = COMMANDS[name]
+    settings = parse_config(command.settings, argv)
+    if command.is_one_process:
+        require_one_process(command.title, command.instead)
+    outcome = work(settings)
+    if outcome is None:
+        return
+    write_result(**outcome.values)
+    if outcome.exit_status:
+        raise SystemExit(outcome.exit_status)
