@@ -23,7 +23,7 @@ def has_earlier_checkpoint(folder: Path) -> bool:
     """Whether the last.pt in ``folder`` is that of an earlier run, as the newest one has not saved its own yet."""
     last = folder / "last.pt"
     note = folder / EARLIER_CHECKPOINT
-    return last.is_file() and note.is_file() and note.read_text("utf-8") == str(last.stat().st_mtime_ns)
+    return last.is_file() and note.is_file() and note.read_bytes() == str(last.stat().st_mtime_ns).encode()
 
 
 def checkpoint_of_newest_run(folder: Path) -> Path | None:

@@ -13,9 +13,9 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint, StoredState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import checkpoint_of_newest_run, note_earlier_checkpoint
+from engine.checkpoint.newest_run import EARLIER_CHECKPOINT, checkpoint_of_newest_run, note_earlier_checkpoint
 from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
-from engine.run.folder import find_run_of_launchers, note_launch
+from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.plan import plan_run
 from engine.run.resume import (
     EpochData,
@@ -351,6 +351,17 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     )
     assert find_run_of_launchers(here, ["job node0 7"]) is None
     assert find_run_of_launchers(here, [""]) is None
+
+
+def test_damaged_notes_in_a_folder_mean_nothing(tmp_path: Path):
+    """They are ours: no start of a run may fail because of them."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    (folder / "last.pt").touch()
+    for name in (EARLIER_CHECKPOINT, LAUNCHERS):
+        (folder / name).write_bytes(b"\xff\xfe\x00")
+    assert checkpoint_of_newest_run(folder) == folder / "last.pt"
+    assert find_run_of_launchers(TrainConfig(project=str(tmp_path)), ["job node0 1"]) is None
 
 
 def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
