@@ -120,7 +120,7 @@ class Folders:
     def exists(self, path: str) -> bool:
         return self.stamp(path) is not None
 
-    def alike(self, path: str) -> str | None:
+    def case_insensitive_match(self, path: str) -> str | None:
         """Returns the only file whose name differs from that of ``path`` just in case or composition of accents."""
         folder, name = os.path.split(path)
         if folder not in self._loose:

@@ -47,8 +47,7 @@ class SetupMessage:
     """What the evaluating processes need to know about the run. Tensors are on the CPU."""
 
     settings: RunSettings
-    source: DataSource
-    val_images: list[str]  # that --val-fraction holds out
+    source: DataSource  # with the images that --val-fraction holds out
     names: list[str]  # of the classes
     model_spec: dict[str, Any]
     ema: dict[str, Tensor]  # the averaged weights

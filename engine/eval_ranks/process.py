@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.index.index import DatasetIndex
-from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
 from engine.eval_ranks.messages import (
     ENDED,
@@ -117,7 +116,8 @@ class Scorer:
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
-        spec = _open_training_data(ctx, config, setup)
+        # The data set is the run's, from where this process finds it.
+        spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
         settings = RunSettings(config, setup.settings.hyp)
@@ -144,14 +144,6 @@ class Scorer:
             shown=evaluator.shown if self._has_plots else None,
             preview=preview,
         )
-
-
-def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: SetupMessage) -> DatasetSpec:
-    """Opens the data set of the run from where this process finds it."""
-    spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    if setup.val_images:
-        spec = spec.hold_out(setup.val_images)
-    return spec
 
 
 def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:

@@ -194,7 +194,11 @@ class Evaluator:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
             return None
-        arrays = _join_ranks(gathered)
+        return self._score(_join_ranks(gathered))
+
+    def _score(self, arrays: dict[str, np.ndarray]) -> EvalResult:
+        """Scores the detections of all ranks and keeps them. ``arrays``: of `_run_shard`, joined over ranks; the
+        detections are removed from it."""
         self._check_visits(arrays["visited"])
         unvoted = _take_table(arrays, DETECTED_UNVOTED)
         plain_confidence = best_threshold(self.ground_truth, unvoted, self.num_classes)

@@ -1,4 +1,4 @@
-"""Saves by the clock within an epoch, and before a validation."""
+"""Saves checkpoints at intervals of time within an epoch, and before a validation."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Predictor:
             source: an image, folder, glob, video, .txt list of files, webcam number or the URL of a stream, as for
                 detect.py; or an iterable of images, each as in a call, which are processed one by one.
             vid_stride: read every n-th frame of videos and streams.
-            color: as of a call, for the arrays of an iterable.
+            color: see `__call__`; for the arrays of an iterable.
             settings: of `DetectionSettings`.
 
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
@@ -168,11 +168,11 @@ class Predictor:
         ``boxes.id``.
 
         Args:
-            source: as of `stream`. The images of a folder come in the order of their numbers; those of an iterable are
+            source: see `stream`. The images of a folder come in the order of their numbers; those of an iterable are
                 one sequence.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
-            vid_stride, color: as of `stream`.
+            vid_stride, color: see `stream`.
             settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
                 tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
 

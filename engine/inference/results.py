@@ -183,7 +183,7 @@ class Results:
         return f"Results({self.path}: {self.verbose()})"
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
+        """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
         raise attribute_error("result", "a result", name)
 
     def verbose(self) -> str:
@@ -289,7 +289,7 @@ class ResultList(list):
     """Results of several images. In YOLOv5 they are one object, so an error names the replacement of its attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
+        """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
         if not name.startswith("_") and (hasattr(Results, name) or name in _OF_ONE_RESULT):
             raise AttributeError(f"a list of results has no attribute {name!r}; each result has: results[0].{name}")
         error = attribute_error("result", "a list of results", name)

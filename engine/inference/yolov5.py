@@ -80,7 +80,7 @@ class Yolov5Model(Predictor):
             size: longer side on the canvas, pixels, also called ``imgsz``; 0: the model's.
             augment, profile: must be False; there is no test-time augmentation here, and results have their times.
             color: the order of channels in arrays; None: that of ``load``, or RGB.
-            settings: as of `Predictor`'s calls.
+            settings: see `Predictor.__call__`.
 
         Raises UserError for an image that cannot be used, or a setting that does not fit.
         """
@@ -286,7 +286,7 @@ def load(
         autoshape, pretrained: must be True.
         _verbose: without effect; nothing is printed about the model.
         device: None: the best available one.
-        nms, trust, options: as of `engine.inference.predictor.load`.
+        nms, trust, options: see `engine.inference.predictor.load`.
 
     Raises UserError for a file, name, device or settings that cannot be used.
     """

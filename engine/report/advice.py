@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index.small_boxes import remedy_for_small_boxes
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness, nanmean
 from engine.evaluation.result import EvalResult
+from engine.evaluation.small_boxes import remedy_for_small_boxes
 from engine.evaluation.tables import missed_classes_text
 from engine.report.census import Census
 from engine.run.results_csv import CONFIDENCE_COLUMN

@@ -4,8 +4,8 @@ data that cannot be scored."""
 from __future__ import annotations
 
 from data.index.index import DatasetIndex
-from data.index.small_boxes import warn_of_small_boxes
 from data.loading.check_settings import check_loader_settings, check_shards, warn_of_shared_images
+from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
 from engine.run.process import check_kernels
 from engine.run.run import RunSettings

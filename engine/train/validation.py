@@ -186,8 +186,7 @@ def build_setup(
     class_weights = step.criterion.class_weights
     return SetupMessage(
         settings=settings,
-        source=data_source,
-        val_images=description.val_images,
+        source=replace(data_source, val_images=tuple(description.val_images)),
         names=description.names,
         model_spec=description.model_spec,
         ema=copy_to_cpu(step.ema.module.state_dict()),

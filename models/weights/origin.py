@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """Origin of weights; `UNKNOWN` if it was not recorded."""
+    """What weights were trained from, and their license; `UNKNOWN` where that was not recorded."""
 
     weights: str  # that training started from
     license: str  # of the trained weights

@@ -103,7 +103,7 @@ def _add_folder(
     """Adds what a folder has, without the folders in it. ``split_folder``: the one that the split names."""
     prefix = folders.name_in(visit.path)
     below_split = relative_name(visit.path, split_folder)
-    key_prefix = "" if below_split == "." else f"{below_split}/"
+    prefix_in_split = "" if below_split == "." else f"{below_split}/"
     findings = split_images.findings
     findings += _images_not_read(visit, prefix, suffixes)
     cached_stems = _cached_stems(visit.entries, suffixes)
@@ -115,7 +115,7 @@ def _add_folder(
         if none_if_missing(entry.is_dir) or (suffix == ARRAY_SUFFIX and stem in cached_stems):
             continue
         if suffix.lower() in suffixes:
-            image = _read_image(entry, prefix + name, key_prefix + name)
+            image = _read_image(entry, prefix + name, prefix_in_split + name)
             if isinstance(image, Finding):
                 findings.append(image)
             else:
@@ -149,14 +149,15 @@ def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> s
     return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
 
 
-def _read_image(entry: os.DirEntry, name: str, key: str) -> ImageFile | Finding:
-    """Returns an entry that is named like an image, unless it is no file. ``name``, ``key``: see `ImageFile`."""
+def _read_image(entry: os.DirEntry, name: str, name_in_split: str) -> ImageFile | Finding:
+    """Returns an entry that is named like an image, unless it is no file. The names are those of
+    `ImageFile`."""
     stamp = stamp_of(entry)
     if stamp is None:
         return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
     if not none_if_missing(entry.is_file):
         return Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
-    return ImageFile(name, key, stamp)
+    return ImageFile(name, name_in_split, stamp)
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:
