@@ -17,7 +17,7 @@ from utils.config.settings import TrainConfig
 from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import REQUEUE
-from utils.process.launch import evaluates, read_launch
+from utils.process.launch import is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
-    if config.spawn > 1 and read_launch() is None:
+    launch = read_launch()
+    if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
-    if evaluates(config.eval_ranks):
+    if is_eval_rank(launch, config.eval_ranks):
         from engine.eval_ranks.process import run_evaluation_process
 
         run_evaluation_process(config, command.explicit_flags)  # does not return
@@ -62,12 +63,12 @@ def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSig
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
-    from utils.distributed.context import DistributedContext
     from utils.distributed.failures import report_errors_once
+    from utils.distributed.rendezvous import join_run
 
     with ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(signals))
-        ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
+        ctx = join_run(config.device, eval_ranks=config.eval_ranks)
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
         from engine.train.build import build_training  # in here, so that only one process reports a failing import

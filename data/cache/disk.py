@@ -91,7 +91,7 @@ def open_disk_cache(
 ) -> DiskCache:
     """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it.
 
-    Call it under `torch_distributed_zero_first`.
+    Call it under `node_leader_first`.
 
     Args:
         ctx: None if this process is alone. Required with ``leaders``.

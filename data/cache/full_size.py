@@ -21,7 +21,7 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     """Fills the node's file in the folder ``cache_dir`` if necessary, and maps it.
 
     The file gets its name once it is complete, and stays for later runs until the data set changes. Call this under
-    `torch_distributed_zero_first`. Raises UserError: there is not enough disk space, or an image cannot be decoded.
+    `node_leader_first`. Raises UserError: there is not enough disk space, or an image cannot be decoded.
     """
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, node_leader_first
 from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError
 
@@ -38,12 +38,12 @@ def open_cache(
     if kind == "none" or not len(index):
         return None
     if kind == "ram":
-        with torch_distributed_zero_first(ctx):
+        with node_leader_first(ctx):
             return open_ram_cache(ctx, index, config.imgsz, decoding)
     leaders = None  # the first processes of several nodes, which fill their caches together
     if not config.stage and ctx.is_distributed and ctx.local_world_size < ctx.world_size:
         leaders = one_per_node_group(ctx)
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         return open_disk_cache(ctx, index, config.imgsz, decoding, cache_dir=config.cache_dir, leaders=leaders)
 
 
@@ -57,7 +57,7 @@ def open_tile_cache(
     """
     if kind == "device":
         raise UserError("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none")
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, 0, decoding)
         return open_full_size_cache(index, decoding, cache_dir=cache_dir)

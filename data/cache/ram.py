@@ -23,7 +23,7 @@ from utils.machine.resources import available_memory
 
 
 def open_ram_cache(ctx: DistributedContext | None, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:
-    """Decodes all images of ``index`` into the node's memory. Call it under `torch_distributed_zero_first`.
+    """Decodes all images of ``index`` into the node's memory. Call it under `node_leader_first`.
 
     Args:
         ctx: None if this process is alone.

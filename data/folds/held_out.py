@@ -14,7 +14,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, node_leader_first
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
@@ -55,7 +55,7 @@ def hold_out_validation(
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
         )
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main and not names:
             index = load_index(spec, "train", scan_settings(config))
             names = validation_images(index, config.val_fraction)

@@ -35,7 +35,7 @@ from data.source.dataset_spec import DatasetSpec
 from utils.boxes import TILE_OVERLAP
 from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, node_leader_first
 from utils.errors import UserError
 
 # Largest validation batch, which one process evaluates. In float32 an image takes up to two sevenths of the memory that
@@ -176,7 +176,7 @@ def open_index(ctx: DistributedContext, config: TrainConfig | ValConfig, spec: D
     )
     if isinstance(config, TrainConfig) and split == "train":
         settings = replace(settings, fraction=config.fraction, seed=config.seed, repeats=False)
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         index = load_index(spec, split, settings)
     check_same_data(ctx, split, index)  # before nodes exchange images
     return index

@@ -37,9 +37,9 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
             spec = stage_dataset(named, ctx, lambda: _open_files(source, note))
         elif source.data == DEMO:
             from data.source.demo import ensure_demo
-            from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
+            from utils.distributed.context import node_leader_first  # `check_data` needs no torch
 
-            with torch_distributed_zero_first(ctx):
+            with node_leader_first(ctx):
                 spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
         else:
             spec = _open_files(source, note)

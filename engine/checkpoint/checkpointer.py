@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint.background_writer import BackgroundWriter
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
@@ -16,7 +17,6 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
 

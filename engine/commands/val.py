@@ -35,7 +35,7 @@ from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
 from utils.detections import Detections, DetectionTable
 from utils.distributed.agreement import check_same_model, check_same_start
-from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, node_leader_first
 from utils.errors import UserError
 from utils.labels import GroundTruth
 from utils.logger import get_logger, progress
@@ -51,7 +51,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
     model, spec = open_model_and_data(config, ctx)
-    with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
+    with node_leader_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     scores = score(config, model, spec, ctx)

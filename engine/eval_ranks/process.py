@@ -43,6 +43,7 @@ from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
 from utils.detections import Detections
 from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
 
@@ -57,7 +58,7 @@ def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str])
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
+    ctx = join_run(config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:

@@ -20,7 +20,7 @@ from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector
 from utils.config.settings import ExportConfig, TrainConfig
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, node_leader_first
 from utils.errors import FailedCheck
 from utils.logger import get_logger
 
@@ -30,7 +30,7 @@ def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) ->
     training."""
     if not config.export:
         return
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main:
             try_formats(model, config.export, config.imgsz)
 

@@ -21,7 +21,7 @@ from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.run import RunPlan, RunSettings, StartedFrom, TrainingRun
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, node_leader_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
@@ -68,7 +68,7 @@ def claim_folder(
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
     """Makes the folder of a new run and locks it until ``stack`` is closed."""
     folder = Path(config.project) / config.name
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main:
             absent = [path for path in (folder, *folder.parents) if not path.exists()]
             planned = folder
@@ -85,7 +85,7 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
 
     Raises UserError when another process trains the run, or its folder is read-only.
     """
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main and folder.is_dir():
             try:
                 lock = _lock(folder)

@@ -16,7 +16,7 @@ from engine.run.run import Command, RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
-from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, node_leader_first
 
 
 def plan_run(
@@ -48,7 +48,7 @@ def plan_run(
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
     """Plans a new run."""
     config = command.config
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     return _plan_from_beginning(command)

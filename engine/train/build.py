@@ -29,7 +29,7 @@ from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.limits import explained
+from utils.process.limits import limits_as_user_errors
 
 
 def build_training(
@@ -50,7 +50,7 @@ def build_training(
     plan = plan_run(ctx, config, explicit_flags, stack)
     settings = plan.settings  # some may be chosen below
     # Evaluated when an error is raised, so that it sees the batch size chosen by then.
-    stack.enter_context(explained(lambda: advice_on_memory(ctx, settings.config)))
+    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
     hook_parts = open_hook_parts(ctx, settings.config)
     prepare_process(ctx, settings, plan.startup_messages)

@@ -41,10 +41,10 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
     ``weights`` in the cache folder), the others wait. Raises UserError if there is no such file or name, or if it
     cannot be downloaded.
     """
-    from utils.distributed.context import torch_distributed_zero_first  # imports torch
+    from utils.distributed.context import node_leader_first  # imports torch
 
     path = Path(os.path.expanduser(name_or_path))
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if path.is_file():
             _warn_of_namesake(path)
             return path

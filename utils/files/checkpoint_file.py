@@ -96,7 +96,7 @@ def _content_of(file: TorchFile) -> dict[Any, Any]:
 
 
 class _FinishedPart(NamedTuple):
-    """A part of a checkpoint's content, and how many parts it has itself."""
+    """A part of a checkpoint's content, and its number of parts, itself included."""
 
     part: Any
     size: int
@@ -105,8 +105,8 @@ class _FinishedPart(NamedTuple):
 class _ContentReader:
     """Puts tensors in place of the records of tensors in the content of a file, or in a part of it.
 
-    What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
-    the next one ten times are small in the file.
+    The number of parts is bounded, and shared parts count each time, since copying or printing writes them out: ten
+    nested lists that each contain the next one ten times are small in the file.
     """
 
     def __init__(self, file: TorchFile) -> None:

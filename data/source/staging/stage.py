@@ -18,7 +18,7 @@ import torch.distributed as dist
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.source.staging.copy import StageCopy, open_copy
 from data.source.staging.plan import StagePlan, plan_stage
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, node_leader_first
 from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
@@ -40,7 +40,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
     store_key = f"stage/{ctx.node_rank}/{source.splits}"  # of the path of the copy's YAML on this node
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         if ctx.is_node_leader:
             yaml = _copy_as_leader(source, ctx, leaders, open_original)
             if ctx.store is not None:

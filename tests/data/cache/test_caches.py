@@ -33,7 +33,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import open_cache, write_dataset
 from tests.helpers.three_formats import write_three_formats
-from utils.distributed.context import gather_arrays, torch_distributed_zero_first
+from utils.distributed.context import gather_arrays, node_leader_first
 from utils.distributed.groups import one_per_node_group
 from utils.files.locks import FileLock
 
@@ -114,7 +114,7 @@ def test_memory_is_freed_with_its_cache(index, cached):
 
 
 def _open_in_memory(ctx, index):
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         cache = open_ram_cache(ctx, index, 64, decoding.Decoding())
     return str(cache.path), same_as_the_files(cache, index)
 
@@ -305,7 +305,7 @@ def _fill_together(ctx, index, folder):
     place = f"{folder}/{ctx.node_rank}"
     for start in range(2):
         leaders = one_per_node_group(ctx)
-        with torch_distributed_zero_first(ctx):
+        with node_leader_first(ctx):
             cache = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders)
         gathered = gather_arrays(ctx, {"decoded": np.array(decoded, str)})
         if start == 0:

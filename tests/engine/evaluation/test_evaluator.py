@@ -123,7 +123,9 @@ def make_evaluator(gt, letterbox, ctx, criterion=None):
 
 
 def context(rank, world):
-    return DistributedContext(rank, rank, world, world, 0, CPU, "gloo", (CPU,))
+    return DistributedContext(
+        rank=rank, local_rank=rank, world_size=world, local_world_size=world, device=CPU, backend="gloo", devices=(CPU,)
+    )
 
 
 def run_ranks(monkeypatch, gt, letterbox, world):

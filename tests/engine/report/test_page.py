@@ -27,7 +27,7 @@ from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 6_000_000
@@ -71,7 +71,7 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
 
 
 def subject_of(index: DatasetIndex, **config) -> Subject:
-    ctx = DistributedContext.from_environment("cpu")
+    ctx = join_run("cpu")
     return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
 
 
@@ -207,7 +207,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
 
 
 def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
-    small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
+    small = Subject("run", TrainConfig(), None, join_run("cpu"), 64, 32, {"train": index})
     page = write_page(tmp_path, small, {})
     assert take_census(index, "train", 64).median_side_px < 16
     better = int(re.search(r"--imgsz (\d+) or more", page.sections["Data"])[1])

@@ -11,15 +11,16 @@ from torch import distributed as dist
 
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, node_leader_first
+from utils.distributed.rendezvous import join_run
 from utils.errors import UserError
 from utils.machine.devices import parse_devices
 
 
 def test_a_plain_process_has_rank_zero_of_one():
-    ctx = DistributedContext.from_environment("cpu")
+    ctx = join_run("cpu")
     assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         pass
     assert gather_arrays(ctx, {"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
     assert broadcast_object(ctx, "x") == "x"
@@ -64,14 +65,14 @@ def test_several_gpus_are_parsed(three_gpus):
 @pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
 def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, current):
     """Events, streams and pinned copies belong to the current device."""
-    ctx = DistributedContext.from_environment(flag)
+    ctx = join_run(flag)
     assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert three_gpus == [ctx.device] * 2
 
 
 def _order(ctx, folder):
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         existed = os.path.exists(f"{folder}/node{ctx.node_rank}")
         if ctx.is_node_leader:
             time.sleep(0.5)
@@ -91,7 +92,7 @@ def test_leaders_of_two_nodes_go_first(tmp_path):
 def _fail(ctx):
     started = time.monotonic()
     try:
-        with torch_distributed_zero_first(ctx):
+        with node_leader_first(ctx):
             if ctx.is_node_leader:
                 raise UserError("no such folder: x")
     except UserError as error:
@@ -114,11 +115,11 @@ def _outlive(ctx, folder):
     started = time.monotonic()
     done = Path(folder, "done")
     if ctx.rank == 2:
-        with torch_distributed_zero_first(ctx):
+        with node_leader_first(ctx):
             os.kill(os.getpid(), 9)
     elif ctx.rank == 3:
         try:
-            with torch_distributed_zero_first(ctx):
+            with node_leader_first(ctx):
                 pass
         except UserError as error:
             return str(error), time.monotonic() - started
@@ -139,7 +140,7 @@ def test_followers_end_when_their_leader_is_killed(tmp_path):
 
 def _scan_for_long(ctx, seconds):
     """The first process works for longer than a collective may take; then all take part in one."""
-    with torch_distributed_zero_first(ctx):
+    with node_leader_first(ctx):
         time.sleep(seconds if ctx.is_main else 0)
     return broadcast_object(ctx, ctx.rank)
 
