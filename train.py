@@ -21,19 +21,23 @@ from utils.process.launch import is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.run.run import TrainingRun
+    from engine.train.trainer import CompletedRun
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
-        run = _start(sys.argv[1:] if argv is None else list(argv), signals)
-    if run is not None and run.config.export:  # outside the block: here a signal ends the process, as in export.py
+        completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
+    if completed is None:
+        return
+    if completed.run.config.export:  # outside the block: here a signal ends the process, as in export.py
         from engine.commands.export import export_best
 
-        export_best(run.folder / "best.pt", run.config)
+        export_best(completed.run.folder / "best.pt", completed.run.config)
+    if completed.failure is not None:
+        raise completed.failure
 
 
-def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
+def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
     command = parse_command(TrainConfig, argv)
@@ -55,7 +59,7 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
     return _train(config, command.explicit_flags, signals)
 
 
-def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> TrainingRun | None:
+def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> CompletedRun | None:
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
@@ -72,8 +76,8 @@ def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSig
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         trainer = build_training(ctx, config, explicit_flags, watchdog, stack)
-        trainer.fit()
-    return trainer.run if ctx.is_main else None
+        completed = trainer.fit()
+    return completed if ctx.is_main else None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from engine.run.assembly import build_criterion, build_validation, choose_class_
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import advice_on_memory, prepare_process
-from engine.run.restore import keep_best_epoch, restore_run
+from engine.run.resume import keep_best_epoch, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
 from engine.train.build_step import build_step
@@ -89,8 +89,7 @@ def build_training(
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
-        data_now = epoch_data(train_loader, identity)
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, data_now)
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(train_loader, identity))
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)

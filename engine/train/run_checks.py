@@ -1,5 +1,5 @@
-"""What is refused before a run has a folder: settings that exclude each other, a model that cannot be trained with
-them, data that cannot be scored."""
+"""Refuses a run before it has a folder: settings that exclude each other, a model that cannot be trained with them,
+data that cannot be scored."""
 
 from __future__ import annotations
 
