@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 EXTRAS := export search convert tiff ncnn track
+DEPENDENCY_GROUPS := dev
 UV := .venv-uv/bin/uv
 # All extras but litert, whose packages cap the versions of others.
 LOCKED_EXTRAS := convert export ncnn ray search tiff track trackers
@@ -20,7 +21,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-wheel lint types format lock clean always
+.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -55,6 +56,11 @@ test-slow: $(STAMP)  ## runs the long proofs, for releases
 
 test-benchmarks: $(STAMP)  ## runs the tests of benchmarks/
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
+
+# The tests that are skipped without Ray, MLflow, Weights & Biases and the programs that read our results.
+test-extras:  ## runs the tests of the extras ray and trackers and of the group clients, in .venv-extras
+	$(MAKE) test VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients' \
+		TESTS='tests/launch tests/test_no_network.py tests/engine/hooks/test_trackers.py tests/engine/inference'
 
 test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that has nothing else, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)
@@ -98,7 +104,7 @@ $(RUNTIME): pyproject.toml $(or $(LOCK),always) | .venv-uv
 	touch $@
 
 $(STAMP): $(RUNTIME)
-	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) --group dev
+	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) $(DEPENDENCY_GROUPS:%=--group %)
 	touch $@
 
 clean:  ## removes environments and the demo

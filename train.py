@@ -17,23 +17,27 @@ from utils.config.settings import TrainConfig
 from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import REQUEUE
-from utils.process.launch import evaluates, read_launch
+from utils.process.launch import is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.run.run import TrainingRun
+    from engine.train.trainer import CompletedRun
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
-        run = _start(sys.argv[1:] if argv is None else list(argv), signals)
-    if run is not None and run.config.export:  # outside the block: here a signal ends the process, as in export.py
+        completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
+    if completed is None:
+        return
+    if completed.run.config.export:  # outside the block: here a signal ends the process, as in export.py
         from engine.commands.export import export_best
 
-        export_best(run.folder / "best.pt", run.config)
+        export_best(completed.run.folder / "best.pt", completed.run.config)
+    if completed.failure is not None:
+        raise completed.failure
 
 
-def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
+def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
     """Starts what the command line asks for in this process: training, validation for the processes that train
     (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
     command = parse_command(TrainConfig, argv)
@@ -42,28 +46,29 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingRun | None:
 
     check_processes(config.spawn, config.device, threads=config.threads)
     check_training_files(config)
-    if config.spawn > 1 and read_launch() is None:
+    launch = read_launch()
+    if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
-    if evaluates(config.eval_ranks):
+    if is_eval_rank(launch, config.eval_ranks):
         from engine.eval_ranks.process import run_evaluation_process
 
         run_evaluation_process(config, command.explicit_flags)  # does not return
     return _train(config, command.explicit_flags, signals)
 
 
-def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> TrainingRun | None:
+def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> CompletedRun | None:
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
-    from utils.distributed.context import DistributedContext
     from utils.distributed.failures import report_errors_once
+    from utils.distributed.rendezvous import join_run
 
     with ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(signals))
-        ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
+        ctx = join_run(config.device, eval_ranks=config.eval_ranks)
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
         from engine.train.build import build_training  # in here, so that only one process reports a failing import
@@ -71,8 +76,8 @@ def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSig
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         trainer = build_training(ctx, config, explicit_flags, watchdog, stack)
-        trainer.fit()
-    return trainer.run if ctx.is_main else None
+        completed = trainer.fit()
+    return completed if ctx.is_main else None
 
 
 if __name__ == "__main__":

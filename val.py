@@ -21,7 +21,7 @@ from utils.logger import configure_logging
 from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
 from utils.process.launch import read_launch
-from utils.process.limits import explained, memory_advice
+from utils.process.limits import limits_as_user_errors, memory_advice
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         spawn(main, config.spawn, (argv,))
         return
     # What imports torch is imported once the flags and files are known to be valid.
-    from utils.distributed.context import DistributedContext
     from utils.distributed.failures import report_errors_once
+    from utils.distributed.rendezvous import join_run
 
-    ctx = DistributedContext.from_environment(config.device)
+    ctx = join_run(config.device)
     configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
-    with ctx.closing(), report_errors_once(ctx), explained(lambda: advice):
+    with ctx.closing(), report_errors_once(ctx), limits_as_user_errors(lambda: advice):
         from engine.commands.val import validate  # in here, so that only one process reports a failing import
 
         validate(config, ctx)

@@ -17,7 +17,7 @@ class ImageFile(NamedTuple):
     """An image that a split lists."""
 
     name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
+    name_in_split: str  # relative to the split's folder, with /; the bare name for images of a .txt list
     stamp: FileStamp | None  # None: not of this split (`OtherImages`)
 
     @property

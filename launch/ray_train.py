@@ -38,10 +38,10 @@ from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.machine.ports import free_port  # noqa: E402
 from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.process.entrypoint import run_main  # noqa: E402
 from utils.process.exit_codes import INTERRUPTED  # noqa: E402
+from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
@@ -249,7 +249,7 @@ def gather(status: Status) -> list[Status]:
 def is_over(results: Sequence[RunResult | None]) -> bool:
     """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
     ended = [result for result in results if result is not None]
-    has_failed = any(result.kind != Kind.DONE and not result.is_of_peer for result in ended)
+    has_failed = any(result.kind != Kind.DONE and not result.failed_because_of_peer for result in ended)
     is_done = results[0] is not None and results[0].kind == Kind.DONE
     return has_failed or is_done or len(ended) == len(results)
 

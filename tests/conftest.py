@@ -44,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # a garbage collection would look through all modules, which takes a third of a second
+    # pytest adds its handlers to each logger that does not propagate, six times a test. Torch has 56 of these.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session")

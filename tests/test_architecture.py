@@ -17,6 +17,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
 from tests.helpers.requirements import requirements
 from utils.config.settings import TrainConfig
+from utils.distributed import agreement
 from utils.machine.packages import PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -218,6 +219,11 @@ def test_training_keeps_the_settings_that_it_was_asked_for_in_the_beginning(flag
 def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
     assert issubclass(InfiniteDataLoader, DataLoader)
     assert issubclass(KeyedDistributedSampler, DistributedSampler)
+
+
+def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
+    """Those that a training imports, and the scripts of the installed package."""
+    assert {*agreement._PACKAGES} == {*LAYERS} - {"tools"} | {"scripts"}
 
 
 def test_modules_are_named_for_a_concept():

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-MAX_CHARACTERS = 1200
+MAX_MESSAGE_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
 # Control characters, line and paragraph separators, and those that change the direction of text.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
@@ -42,8 +42,8 @@ class UserError(Exception):
     parts: tuple[str, ...] = ()  # the single messages, if this one joins several
 
     def __init__(self, message: str, *, whole: bool = False) -> None:
-        if len(message) > MAX_CHARACTERS and not whole:
-            message = f"{message[: MAX_CHARACTERS * 2 // 3]} ... {message[-MAX_CHARACTERS // 4 :]}"
+        if len(message) > MAX_MESSAGE_CHARACTERS and not whole:
+            message = f"{message[: MAX_MESSAGE_CHARACTERS * 2 // 3]} ... {message[-MAX_MESSAGE_CHARACTERS // 4 :]}"
         super().__init__(message)
 
 

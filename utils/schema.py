@@ -1,4 +1,4 @@
-"""Checks plain data, of YAML, command lines and the headers of files, against type hints.
+"""Checks plain data against type hints: values from YAML, command lines and the headers of files.
 
 Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`), or in that of a type:
 ``Annotated[int, Bounds(1)]``. Neither pydantic nor msgspec replaces this module: importing pydantic takes longer than
@@ -191,14 +191,16 @@ def _check_type(value: Any, plain_type: type, location: str, is_optional: bool) 
     if not isinstance(value, plain_type) or is_bool_as_number:
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
         raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
-    if plain_type is int and not fits_64_bits(value):
+    if isinstance(value, int) and not fits_64_bits(value):
         raise UserError(f"{location}: {TOO_LONG}")
 
 
 def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
     """Returns a list, tuple or dict with its elements checked; other values, and those of an unknown content, as they
     are."""
-    if typing.is_typeddict(kind):
+    if not isinstance(value, list | tuple | dict):
+        return value
+    if isinstance(value, dict) and typing.is_typeddict(kind):
         return _check_typed_dict(value, kind, location)
     element_hints = typing.get_args(kind)
     if not element_hints:
@@ -207,9 +209,8 @@ def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
         return _check_elements(value, element_hints[0], location)
     if isinstance(value, tuple):
         return _check_tuple(value, element_hints, location)
-    if isinstance(value, dict):
-        return _check_mapping(value, *element_hints, location)
-    return value
+    key_hint, value_hint = element_hints
+    return _check_mapping(value, key_hint, value_hint, location)
 
 
 def _check_elements(values: Iterable[Any], element_hint: Any, location: str) -> list:

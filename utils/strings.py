@@ -1,4 +1,4 @@
-"""Counts in words, tables, differences of class names, image ids, and many strings in two arrays."""
+"""Text for messages (counts, lists, tables, durations), image ids, and many strings in two arrays."""
 
 from __future__ import annotations
 

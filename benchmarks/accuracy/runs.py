@@ -85,9 +85,9 @@ def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> Non
         random.Random(SUBSET_SEED).shuffle(pairs)
         pairs = pairs[:subset]
     for image, label in pairs:
-        link(spec.root / image.name, folder / "images" / split / image.key)
+        link(spec.root / image.name, folder / "images" / split / image.name_in_split)
         if label.stamp is not None:
-            link(spec.root / label.name, folder / "labels" / split / Path(image.key).with_suffix(".txt"))
+            link(spec.root / label.name, folder / "labels" / split / Path(image.name_in_split).with_suffix(".txt"))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from utils.batches import Batch
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
+from utils.distributed.rendezvous import join_run
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.spawn import spawn
 
@@ -108,7 +109,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def take_share(*arguments, nccl: bool = False, **settings) -> None:
     """Runs in a process that `spawn` has started."""
-    ctx = DistributedContext.from_environment("cpu")
+    ctx = join_run("cpu")
     *_, device, _ = arguments
     on_device = context_of(device).device
     if nccl:

@@ -36,7 +36,7 @@ def copy_dataset(data: str, folder: Path, *, times: int = 1) -> Path:
         listing = list_split(spec, split)
         for image, label in zip(listing.images, listing.labels, strict=True):
             for repeat in range(repeats):
-                place = Path(f"{repeat:04}" if repeats > 1 else "", image.key)
+                place = Path(f"{repeat:04}" if repeats > 1 else "", image.name_in_split)
                 link(spec.root / image.name, folder / "images" / split / place)
                 if label.stamp is not None:
                     link(spec.root / label.name, folder / "labels" / split / place.with_suffix(".txt"))

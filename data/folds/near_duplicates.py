@@ -32,7 +32,7 @@ _CHUNK_PAIRS = 1 << 14  # pairs of thumbnails that are correlated at a time
 
 
 class Signatures(NamedTuple):
-    """Holds what N images are compared by."""
+    """Features by which N images are compared."""
 
     hashes: np.ndarray  # uint64 (N,)
     thumbnails: np.ndarray  # uint8 (N, 32, 32) gray

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from data.index.full_split import FullSplit, LoadedSplit
-from data.labels.ledger import refusal
+from data.labels.ledger import refusal_message
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.errors import UserError
 from utils.files.paths import path_of
@@ -31,7 +31,7 @@ def problems_as_warnings(is_check: bool) -> Iterator[None]:
 def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float) -> None:
     """Raises UserError if more than the fraction ``max_bad`` of the labels or images is lost, or no image is left."""
     report = full.index.report
-    reason = refusal(report.ledger, max_bad)
+    reason = refusal_message(report.ledger, max_bad)
     if reason:
         raise UserError(f"{spec.source}: '{split}': {'; '.join((reason, *report.advice))}{full.report_note()}")
 

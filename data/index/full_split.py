@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.index.index import DatasetIndex, Scan
-from data.labels.ledger import refusal
+from data.labels.ledger import refusal_message
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 
@@ -39,7 +39,7 @@ class FullSplit:
         """Returns whether more than the fraction ``max_bad`` of the labels or images is lost, of any part."""
         if self.parts:
             return any(part.full.has_lost_too_much(max_bad) for part in self.parts)
-        return bool(refusal(self.index.report.ledger, max_bad))
+        return bool(refusal_message(self.index.report.ledger, max_bad))
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,33 +212,40 @@ class DatasetIndex(LabelArrays):
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
-        """Returns the labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file
-        stem, as a number if all stems are numbers, or its path if two stems are equal. COCO's limit of detections is
-        multiplied by the largest number of tiles of an image, as training cuts them: AP must not depend on the tiles
-        of a detector (``--tile``, ``--overlap``)."""
-        ids: tuple[int | str, ...]
-        if self.image_ids is None:
-            ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
-            if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
-                ids = tuple(self.paths)
-        else:
-            ids = tuple(json.loads(i) for i in self.image_ids)
-        copies = np.where(self.classes == IGNORED, len(self.names), 1)  # evaluation knows regions of one class
+        """Returns the labels for evaluation, with crowd regions. There each region has a class: one in which all
+        classes are ignored becomes one of each class."""
+        copies = np.where(self.classes == IGNORED, len(self.names), 1)
         rows = np.repeat(np.arange(len(copies)), copies)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
-        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist() if self.tile else []
-        tiles = [len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes]
+        number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
+        classes = np.where(self.classes[rows] == IGNORED, number_of_copy, self.classes[rows])
         return GroundTruth(
             offsets=np.r_[0, np.cumsum(copies)][self.offsets],
             boxes_xywh_px=self.boxes_xywh_px[rows],
-            classes=np.where(self.classes[rows] == IGNORED, number, self.classes[rows]).astype(np.int64),
+            classes=classes.astype(np.int64),
             crowd=self.crowd[rows],
             area_px=self.area_px[rows],
             image_hw=self.image_hw,
-            image_ids=ids,
+            image_ids=self._image_ids_or_stems(),
             category_ids=self.category_ids or tuple(range(len(self.names))),
-            max_det=MAX_SCORED_DETECTIONS * max(tiles, default=1),
+            max_det=MAX_SCORED_DETECTIONS * self._max_tiles(),
         )
+
+    def _image_ids_or_stems(self) -> tuple[int | str, ...]:
+        """Returns COCO's image ids; without these the stems of the files, as numbers if all are numbers, or the paths
+        if two stems are equal."""
+        if self.image_ids is not None:
+            return tuple(json.loads(image_id) for image_id in self.image_ids)
+        stems = image_ids_of([os.path.splitext(os.path.basename(path))[0] for path in self.paths])
+        are_unique = len(set(stems)) == len(stems)  # not if one is in two folders, or has two suffixes
+        return stems if are_unique else tuple(self.paths)
+
+    def _max_tiles(self) -> int:
+        """Returns the largest number of tiles of an image, as training cuts them; 1 without tiles. It multiplies COCO's
+        limit of detections: AP must not depend on the tiles of a detector (``--tile``, ``--overlap``)."""
+        if not self.tile or not len(self):
+            return 1
+        sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist()
+        return max(len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes)
 
 
 def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:

@@ -12,7 +12,7 @@ from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
-from data.labels.ledger import warning
+from data.labels.ledger import loss_warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
@@ -80,7 +80,7 @@ def _log_labels(report: ScanReport, title: str) -> bool:
         get_logger().info("%s: %s", title, note)
     for advice in report.advice:
         get_logger().warning("%s: %s", title, advice)
-    lost = warning(report.ledger)
+    lost = loss_warning(report.ledger)
     if lost:
         get_logger().warning("%s: %s", title, lost)
     return bool(lost)

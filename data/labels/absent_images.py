@@ -63,6 +63,9 @@ class AbsentImages:
 def charged_range(count: int, *, before: int, ours: int, after: int) -> range:
     """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
 
+    All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of three
+    losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third none.
+
     Args:
         before: size of the splits before this one, in images or entries.
         ours: size of this split.
@@ -83,7 +86,7 @@ class _ImageFolders:
         self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
 
     def agreement(self, file_name: str) -> int:
-        """Returns how many last folders of ``file_name`` are those of a folder of images, at most."""
+        """Returns how many of its last folders ``file_name`` has in common with a folder of images, at most."""
         last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
         fits = [self._images_of[last] for last in last_folders if last in self._images_of]
         return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)

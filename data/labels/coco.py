@@ -129,7 +129,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
         raise UserError(f"{path}: not {_EXPECTED}")
     for key in ("images", "annotations", "categories"):
         if not isinstance(data.get(key), list):
-            raise UserError(f"{path}: has no list of '{key}'; is it a COCO JSON of detection?")
+            raise UserError(f"{path}: has no list '{key}'; is it a COCO JSON for detection?")
     annotations = data["annotations"]
     entry_of = _image_entries(data["images"], path)
     image_ids = Ids(entry_of, "the images'")
@@ -218,7 +218,7 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
-    categories = _categories(read_json(paths[0], _EXPECTED), paths[0])
+    categories = _sorted_categories(read_json(paths[0], _EXPECTED), paths[0])
     root = _root_category(categories, paths)
     if root is not None:
         message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
@@ -248,11 +248,11 @@ def _has_boxes(category: dict, path: Path) -> bool:
     """Returns whether an annotation of a file has this category, whose id may differ from file to file."""
     text = read_json(path, _EXPECTED)
     kind = (category["name"], category.get("supercategory"))
-    ids = [c["id"] for c in _categories(text, path) if (c["name"], c.get("supercategory")) == kind]
+    ids = [c["id"] for c in _sorted_categories(text, path) if (c["name"], c.get("supercategory")) == kind]
     return any(re.search(rf'"category_id"\s*:\s*"?{re.escape(str(i))}\b', text) for i in ids)
 
 
-def _categories(text: str, path: Path) -> list[dict]:
+def _sorted_categories(text: str, path: Path) -> list[dict]:
     """Returns the categories in the text of a COCO JSON, ordered by id. Raises UserError."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
@@ -270,19 +270,26 @@ def _categories(text: str, path: Path) -> list[dict]:
 def _category_ids(
     category_name: dict[int, str], names: tuple[str, ...] | None, used: Set[int], path: Path
 ) -> tuple[int, ...]:
-    """Returns the category id of each class. ``used``: the ids that annotations have. Raises UserError if two
-    categories of one name have annotations: pycocotools would score them as two classes."""
+    """Returns the category id of each class, as results in COCO's format name it.
+
+    If all objects are of one class (``names`` None), it has the smallest id of the file. Of several categories of one
+    name, the one that annotations have counts: Roboflow's root may be called like a class. A class that the file does
+    not have gets an id above all of its own.
+
+    ``used``: the ids that annotations have. Raises UserError if two categories of one name have annotations:
+    pycocotools would score them as two classes.
+    """
     if names is None:
         return (min(category_name, default=0),)
     id_of: dict[str, int] = {}
-    for i, name in sorted(category_name.items()):  # Roboflow's root, first, may be called like a class
+    for category_id, name in sorted(category_name.items()):
         previous = id_of.get(name)
-        if previous is not None and name in names and previous in used and i in used:
-            raise _same_name(name, previous, i, path)
-        if previous not in used:
-            id_of[name] = i
-    unused = max(category_name, default=-1) + 1
-    return tuple(id_of.get(name, unused + k) for k, name in enumerate(names))
+        if previous is None or previous not in used:
+            id_of[name] = category_id
+        elif category_id in used and name in names:
+            raise _same_name(name, previous, category_id, path)
+    first_free = max(category_name, default=-1) + 1
+    return tuple(id_of.get(name, first_free + number) for number, name in enumerate(names))
 
 
 def _same_name(name: str, first: int, second: int, path: Path) -> UserError:

@@ -45,53 +45,49 @@ class MatchedEntries(NamedTuple):
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first those whose file names are the images' keys, then all others by name."""
+    """Matches entries with images: first those whose file names are the images' names in the split, then all
+    others by name."""
     others = request.others
     images = [*request.images, *others.before, *others.after]
+    images_before = range(len(request.images), len(request.images) + len(others.before))
     names = ImageNames([image.name for image in images])
-    number_of = _match_keys(entries, images)  # positions of entries by those of images
-    with_key = set(number_of.values())
-    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in with_key}
+
+    number_of = _match_names_in_split(entries, images)  # positions of entries by those of images
+    exact = set(number_of.values())
+    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in exact}
     number_of |= _match_names(entries, fits_of, number_of, names)
+    entry_of = {image: entries[number] for image, number in number_of.items()}
 
-    entry_of: dict[int, ImageEntry] = {}
-    before: list[ImageEntry] = []
-    after: list[ImageEntry] = []
-    first_before = len(request.images)
-    first_after = first_before + len(others.before)
-    for image, number in number_of.items():
-        if image < first_before:
-            entry_of[image] = entries[number]
-        elif image < first_after:
-            before.append(entries[number])
-        else:
-            after.append(entries[number])
-
-    images_of_no_split = ImageNames(others.of_no_split)
     matched = set(number_of.values())
+    no_split = ImageNames(others.of_no_split)
+    of_no_split: list[ImageEntry] = []
     unmatched: list[UnmatchedEntry] = []
     for number, fits in fits_of.items():
         if number in matched:
             continue
-        entry = entries[number]
-        if _is_of_no_split(entry, images_of_no_split, has_name=bool(fits)):
-            after.append(entry)
+        if _is_of_no_split(entries[number], no_split, has_name=bool(fits)):
+            of_no_split.append(entries[number])
         else:
-            reason = _why_unmatched(entry, [images[i] for i in fits], names)
-            unmatched.append(UnmatchedEntry(entry, reason, has_name=bool(fits)))
-    return MatchedEntries(entry_of, before, after, unmatched)
+            unmatched.append(_unmatched(entries[number], [images[i] for i in fits], names))
+    return MatchedEntries(
+        entry_of={image: entry for image, entry in entry_of.items() if image < images_before.start},
+        before=[entry for image, entry in entry_of.items() if image in images_before],
+        after=[entry for image, entry in entry_of.items() if image >= images_before.stop] + of_no_split,
+        unmatched=unmatched,
+    )
 
 
-def _match_keys(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the entry whose file name is the key of an image, by the image's position.
+def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
+    """Returns the position of the entry whose file name is that of an image in the split, by the image's position.
 
     Of several entries of an image, prefers the first with annotations: without any, the image would be a background.
     """
-    key_counts = Counter(image.key for image in images)  # images of several folders, or of a list, may share one
-    image_of_key = {image.key: i for i, image in enumerate(images) if key_counts[image.key] == 1}
+    names = [image.name_in_split for image in images]
+    counts = Counter(names)  # images of several folders, or of a list, may share one
+    image_of_name = {name: i for i, name in enumerate(names) if counts[name] == 1}
     number_of: dict[int, int] = {}
     for number, entry in enumerate(entries):
-        image = image_of_key.get(os.path.normpath(entry.file_name))
+        image = image_of_name.get(os.path.normpath(entry.file_name))
         if image is None:
             continue
         if image not in number_of or (entry.num_labeled and not entries[number_of[image]].num_labeled):
@@ -137,11 +133,15 @@ def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_na
     return bool(fits)
 
 
-def _why_unmatched(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> str:
-    """Returns why an entry has no image, though it ``fits`` these by name."""
+def _unmatched(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> UnmatchedEntry:
+    """Says why an entry has no image, though it ``fits`` these by name."""
     if len(fits) > 1:
-        return f"fits {len(fits)} of the split's images, such as {fits[0].name} and {fits[1].name}"
-    if fits:
-        return f"would be {fits[0].name}, which another entry names"
-    other = names.same_stem(entry.file_name)
-    return "is not among the split's images" + (f", but {other} is" if other else "")
+        reason = f"fits {len(fits)} of the split's images, such as {fits[0].name} and {fits[1].name}"
+    elif fits:
+        reason = f"would be {fits[0].name}, which another entry names"
+    else:
+        reason = "is not among the split's images"
+        other = names.same_stem(entry.file_name)
+        if other:
+            reason += f", but {other} is"
+    return UnmatchedEntry(entry, reason, has_name=bool(fits))

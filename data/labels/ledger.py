@@ -1,10 +1,11 @@
 """Keeps the ledger of a split: what was labeled, how much of it is used, and what is lost for which reason.
 
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
-lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and `refusal` and
-`warning` hold the sums against ``--max-bad``. What a user chooses to leave out (``--classes``, ``ignore:``,
-``--fraction``) is not lost: `data.index.selection`, which makes such choices, does not touch the ledger. An image that
-it leaves out because of a lost row, with no object of the classes in use, is not counted either: the row is already.
+lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and
+`refusal_message` and `loss_warning` hold the sums against ``--max-bad``. What a user chooses to leave out
+(``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices, does not
+touch the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is not
+counted either: the row is already.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Ledger:
         losses = sorted(self.losses, key=lambda loss: -self._share(loss.images, loss.objects))
         return Ledger(self.used_images, self.used_objects, tuple(losses))
 
-    def lost(self) -> str:
+    def loss_summary(self) -> str:
         """Returns ``3 of 20 images and 45 of 100 labeled objects``; "" if nothing is lost."""
         parts = []
         if self.lost_images:
@@ -138,22 +139,22 @@ class Ledger:
         return "; ".join(reasons)
 
 
-NOTHING = Ledger()  # nothing labeled, nothing lost
+EMPTY_LEDGER = Ledger()  # nothing labeled, nothing lost
 
 
-def refusal(ledger: Ledger, max_bad: float) -> str:
+def refusal_message(ledger: Ledger, max_bad: float) -> str:
     """Returns why a split must not be used; "" if no more than the fraction ``max_bad`` of it is lost and an image is
     left."""
     if ledger.used_images and ledger.share <= max_bad:
         return ""
-    return f"{ledger.lost()} can't be used (--max-bad is {max_bad:g}): {ledger.reasons()}"
+    return f"{ledger.loss_summary()} can't be used (--max-bad is {max_bad:g}): {ledger.reasons()}"
 
 
-def warning(ledger: Ledger) -> str:
+def loss_warning(ledger: Ledger) -> str:
     """Returns what is lost of a split that is used; "" for less than `WARNED_SHARE`."""
     if ledger.share < WARNED_SHARE:
         return ""
-    return f"{ledger.lost()} can't be used and are left out: {ledger.reasons()}"
+    return f"{ledger.loss_summary()} can't be used and are left out: {ledger.reasons()}"
 
 
 def _group(finding: Finding) -> tuple[str, str]:

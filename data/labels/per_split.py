@@ -128,5 +128,5 @@ class LabelsPerSplit:
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
-            f"{len(images)} (first: {images[0].key}); check 'annotations' against the split's folder"
+            f"{len(images)} (first: {images[0].name_in_split}); check 'annotations' against the split's folder"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.labels.findings import MISREAD, NO_LABEL, Finding
-from data.labels.ledger import NOTHING, Ledger
+from data.labels.ledger import EMPTY_LEDGER, Ledger
 from utils.errors import one_line
 from utils.files.safe_io import write_whole
 from utils.strings import FlatStrings, counted
@@ -50,12 +50,12 @@ class ScanReport:
 
     totals: dict[str, int]
     findings: FindingTable
-    ledger: Ledger = NOTHING  # covers the whole split, whatever a run uses of it
+    ledger: Ledger = EMPTY_LEDGER  # covers the whole split, whatever a run uses of it
     advice: tuple[str, ...] = ()  # what is probably misread, and what to do
     notes: tuple[str, ...] = ()  # what else a user should know
 
     @classmethod
-    def of(cls, findings: Sequence[Finding], ledger: Ledger = NOTHING, notes: Sequence[str] = ()) -> ScanReport:
+    def of(cls, findings: Sequence[Finding], ledger: Ledger = EMPTY_LEDGER, notes: Sequence[str] = ()) -> ScanReport:
         """Returns the report of all ``findings``, without the numbers of images and boxes."""
         advice = tuple(f.text for f in findings if f.kind == MISREAD)
         totals = dict(Counter(f.kind for f in findings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from html import unescape
 from math import isfinite
@@ -77,23 +77,40 @@ def _parse(data: bytes) -> ElementTree.Element:
 def _parse_object(
     element: ElementTree.Element, line: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
-    fields: dict[str, str] = {}
+    """Returns the box of an <object>, or why it has none."""
     boxes = element.findall("bndbox")
     elements = element.findall("name")
     if boxes:
         elements += [field for field in boxes[0] if field.tag in _CORNERS]
-    ambiguous = "two <bndbox>" if len(boxes) > 1 else ""
-    for field in elements:
-        if len(field):
-            ambiguous = f"<{field[0].tag}> inside <{field.tag}>"
-        elif field.tag in fields:
-            ambiguous = f"two <{field.tag}>"
-        fields[field.tag] = (field.text or "").strip()
-    if ambiguous:
-        return RowProblem(line, BAD_ROW, f"object with {ambiguous}")
-    if missing := [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]:
+    ambiguities = _ambiguities(boxes, elements)
+    if ambiguities:
+        return RowProblem(line, BAD_ROW, f"object with {ambiguities[-1]}")
+    texts = {field.tag: (field.text or "").strip() for field in elements}
+    missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
+    if missing:
         return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
-    name, *corners = (fields[tag] for tag in ("name", *_CORNERS))
+    return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], line, class_ids)
+
+
+def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> list[str]:
+    """Returns what an object has twice, or where it should not be. ``fields``: its name and corners."""
+    ambiguities = []
+    if len(boxes) > 1:
+        ambiguities.append("two <bndbox>")
+    tags: set[str] = set()
+    for field in fields:
+        if len(field):
+            ambiguities.append(f"<{field[0].tag}> inside <{field.tag}>")
+        elif field.tag in tags:
+            ambiguities.append(f"two <{field.tag}>")
+        tags.add(field.tag)
+    return ambiguities
+
+
+def _parse_box(
+    name: str, corners: Sequence[str], line: int, class_ids: Mapping[str, int] | None
+) -> LabelRow | RowProblem:
+    """Returns the box of an object of the class ``name``, or why it has none. ``corners``: numbers, as text."""
     shown = repr(" ".join(corners)[:60])
     try:
         if not all(map(is_plain_number_text, corners)):
@@ -121,11 +138,11 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _label_folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _voc_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
     """Returns where XML files may be: they mirror the split's folder, are all in one folder, or are in folders named
     like those of the images."""
     assert annotations is not None, "a split in VOC format names the folder of its XML files"
-    named = (key, "", os.path.basename(images))
+    named = (below_split, "", os.path.basename(images))
     return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 
@@ -149,7 +166,7 @@ _FILES = FilesPerImage(
     suffix=".xml",
     is_labels=is_voc,
     advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    label_folders=_label_folders,
+    label_folders=_voc_folders,
     num_objects=_num_objects,
     in_annotations=True,
     named_image=named_image,

@@ -212,7 +212,8 @@ def _replaced(parts: list[str], positions: list[int], word: str) -> str:
     return os.sep.join(word if i in positions else part for i, part in enumerate(parts))
 
 
-def _label_folders(images: str, key: str, annotations: Path | None) -> list[str]:
+def _yolo_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
+    """Returns `label_folders`; neither the folder in the split nor 'annotations' matters."""
     return label_folders(images)
 
 
@@ -226,6 +227,6 @@ def _num_rows(data: bytes) -> int:
 
 
 _FILES = FilesPerImage(
-    suffix=".txt", is_labels=has_row, advice="{move}", label_folders=_label_folders, num_objects=_num_rows
+    suffix=".txt", is_labels=has_row, advice="{move}", label_folders=_yolo_folders, num_objects=_num_rows
 )
 YOLO = LabelFormat("yolo", CENTERS, _read, _FILES)

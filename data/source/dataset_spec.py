@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat
-from data.source.diagnosis.missing_data import labels_without_images, moved_with_yaml, what_exists
+from data.source.diagnosis.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
 from data.split_files import OtherImages
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
@@ -42,6 +42,7 @@ class DataSource:
     cache_dir: str = ""  # see `cache_folder`
     known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
     stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
+    val_images: tuple[str, ...] = ()  # training images that serve as the split "val", if the data set has none
 
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:
@@ -186,9 +187,9 @@ class DatasetSpec:
 
     def missing_error(self, path: Path) -> UserError:
         """Makes the error about a missing file or folder, with what exists instead."""
-        hint = labels_without_images(self.root) or moved_with_yaml(path, self.root, Path(self.source))
+        hint = labels_without_images(self.root) or moved_data_hint(path, self.root, Path(self.source))
         if not hint:
-            hint = f"{what_exists(path)}; {self.if_missing}"
+            hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
         return UserError(f"{path}: not found (named by {self.source}){hint}")
 
 

@@ -89,7 +89,7 @@ def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
 
 
 def _is_known_folder(path: Path, used: Collection[Path]) -> bool:
-    """Returns whether a folder is, contains or is in one that is used, is one of labels, or is hidden."""
+    """Returns whether a folder has labels, is hidden, or is, contains or lies in one of ``used``."""
     if path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
         return True
     return any(path == other or path in other.parents or other in path.parents for other in used)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
-from data.source.diagnosis.missing_data import what_exists
+from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import without_empty
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
@@ -46,6 +46,8 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     except UserError as error:
         error.args = (f"{error}{note}",)
         raise
+    if source.val_images and "train" in spec.splits and "val" not in spec.splits:
+        spec = spec.hold_out(source.val_images)
     return with_classes(spec, typed_classes(source.classes))
 
 
@@ -102,7 +104,7 @@ def find_data(data: str) -> str:
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     hint = _similar_data(path, known)
     if not hint and data:
-        hint = what_exists(path)
+        hint = nearby_paths_hint(path)
     shown = data or "''"
     raise UserError(f"--data {shown}: no such file{hint}; known by name: {', '.join(known)}")
 

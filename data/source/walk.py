@@ -87,8 +87,16 @@ def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str]) -> T 
 
 def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
     """Returns size and modification time of a file; None if it does not exist."""
-    status = none_if_missing(os.stat, file)  # `DirEntry.stat` would keep its result, half the memory of a listing
+    status = status_of(file)
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
+
+
+def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
+    """Returns the status of a file, as `none_if_missing` does, of which it is the fast form."""
+    try:
+        return os.stat(file)  # `DirEntry.stat` would keep its result, half the memory of a listing
+    except (OSError, ValueError):
+        return none_if_missing(os.stat, file)
 
 
 class Folders:
@@ -120,7 +128,7 @@ class Folders:
     def exists(self, path: str) -> bool:
         return self.stamp(path) is not None
 
-    def alike(self, path: str) -> str | None:
+    def case_insensitive_match(self, path: str) -> str | None:
         """Returns the only file whose name differs from that of ``path`` just in case or composition of accents."""
         folder, name = os.path.split(path)
         if folder not in self._loose:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.best_file import BestFile
+from engine.checkpoint.background_writer import BackgroundWriter
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
@@ -17,7 +17,6 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.machine.threads import BackgroundWriter
 from utils.program import resume_flag
 
 
@@ -34,10 +33,10 @@ class Checkpointer(BackgroundWriter):
         self.description = description
         self.period = period
         self.last = folder / "last.pt"
-        self.best = BestFile(folder, write=self.submit)
+        self.best = folder / "best.pt"
 
     def set_epochs(self, epochs: int) -> None:
-        """Stores another number of epochs."""
+        """Changes the number of epochs that checkpoints store."""
         config = replace(self.description.config, epochs=epochs)
         self.description = replace(self.description, config=config)
 
@@ -58,7 +57,7 @@ class Checkpointer(BackgroundWriter):
         files: dict[Path, dict[str, Any]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
-            files[self.best.path] = weights_part(content)
+            files[self.best] = weights_part(content)
         if self._is_kept(header.progress.epoch):
             files[self.periodic(header.progress.epoch)] = content
         files[self.last] = content
@@ -84,7 +83,7 @@ class Checkpointer(BackgroundWriter):
         scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
         if is_best:
             content = plain_content(self.description) | {"ema": pending.ema} | scores
-            self.submit({self.best.path: weights_part(content)})
+            self.submit({self.best: weights_part(content)})
         epoch = pending.progress.epoch
         if self._is_kept(epoch):
             self.finish()  # so that the file is there
@@ -96,6 +95,10 @@ class Checkpointer(BackgroundWriter):
             content = read_checkpoint(path)
             content.pop("pending", None)
             self.submit({path: content | scores})
+
+    def copy_to_best(self, periodic: Path) -> None:
+        """Writes best.pt from a periodic checkpoint. Raises UserError if that cannot be read."""
+        self.submit({self.best: weights_part(read_checkpoint(periodic))})
 
     def periodic(self, epoch: int) -> Path:
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""

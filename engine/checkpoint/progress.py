@@ -1,4 +1,4 @@
-"""How far a run has come, and with what: its counters, its processes and data, and an epoch that has no scores yet."""
+"""How far a run has come (`Progress`), and what else a checkpoint says of the moment at which it was saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.strings import counted
 @dataclass
 class Progress:
     """Counts epochs, steps and losses, and knows the best epoch. Everything random is keyed by these numbers, so no RNG
-    is saved."""
+    is saved. Only its own methods change it."""
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
@@ -58,6 +58,23 @@ class Progress:
             self.best_epoch = self.epoch
         return is_best
 
+    def record_thresholds(
+        self, *, confidence: float | None, plain_confidence: float | None, scored_confidence: float | None
+    ) -> None:
+        """Notes the thresholds of the newest validation."""
+        self.confidence = confidence
+        self.plain_confidence = plain_confidence
+        self.scored_confidence = scored_confidence
+
+    def forget_best(self) -> None:
+        """Makes the next validated epoch the best one."""
+        self.best_epoch = -1
+        self.best_fitness = -1.0
+
+    def weigh_classes(self, weights: list[float]) -> None:
+        """Notes by which weights of the classes the next epochs choose their images (``--image-weights``)."""
+        self.class_weights = weights
+
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
         """Whether ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one. Never with
         a ``patience`` of 0, and not before an epoch has a score."""
@@ -89,14 +106,18 @@ class Progress:
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
+    def note_averaged_buffers(self) -> None:
+        """Notes that all ranks have one model: the steps of the epoch are done."""
+        self.buffers_averaged = True
+
     def complete_epoch(self) -> None:
         """Counts the epoch whose steps are done."""
         self.epoch += 1
         self.begin_epoch()
 
-    def begin_epoch(self) -> None:
-        """Resets what belongs to a position inside an epoch."""
-        self.batch = 0
+    def begin_epoch(self, batch: int = 0) -> None:
+        """Begins to sum the losses of the next epoch, of which ``batch`` micro-batches are taken already."""
+        self.batch = batch
         self.loss_sums = []
         self.finite_steps = 0
         self.buffers_averaged = False

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
-from engine.export.exporter import CPU, Exporter, open_export_data
+from engine.export.export_data import open_export_data
+from engine.export.exporter import CPU, Exporter
 from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
-from engine.inference.model_data import open_for_model
+from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
@@ -62,7 +63,7 @@ def _open_exporter(config: ExportConfig) -> Exporter:
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
     instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_for_model(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+    return open_model_data(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
 
 
 def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:

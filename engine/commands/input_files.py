@@ -45,8 +45,8 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
 
 
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
-    """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``;
-    ``data`` "": that of the weights."""
+    """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``. If
+    ``data`` is empty, the weights name the data set, which is checked when they are read."""
     if read_launch() is not None:
         return
     with all_mistakes() as mistakes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.inference.detection_stream import Detected
+from engine.inference.detection_stream import FrameDetections
 from engine.inference.detection_writer import (
     UniqueStems,
     VideoFiles,
@@ -23,21 +23,24 @@ from engine.inference.detection_writer import (
     written_suffix,
 )
 from engine.inference.frames import Frame
-from engine.run.previous_run import WrittenFiles
+from engine.inference.source_files import source_files
+from engine.run.new_folder import increment_path
+from engine.run.previous_run import WrittenFiles, remove_written
 from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, write_whole
+from utils.logger import get_logger
 from utils.pixels import as_rgb8
-from utils.strings import image_ids_of
+from utils.strings import counted, image_ids_of, listed
 
 
 @dataclass(frozen=True)
 class DrawnFrame:
     """A frame with its detections, or the error that prevented them or the drawing."""
 
-    detected: Detected
+    detected: FrameDetections
     drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
     encoded: bytes = b""  # the drawing as an image file
 
@@ -175,3 +178,36 @@ class PredictionsFile:
         except OSError as error:
             error.filename = error.filename or str(self.path)
             raise
+
+
+def writes_files(config: DetectConfig) -> bool:
+    """Returns whether the flags ask for any file. A run without files needs no folder, and uses up no number."""
+    return not config.nosave or config.save_txt or config.save_json or config.save_crop
+
+
+def open_results_folder(config: DetectConfig) -> Path:
+    """Creates the folder for the results. With ``--exist-ok``, it removes the files that an earlier run has written
+    there, so that they do not lie beside the new ones. Raises UserError if a file of the source is in the folder."""
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    inside = folder.resolve()
+    for path in source_files(config.source) if config.exist_ok else ():
+        if path.resolve().is_relative_to(inside):
+            raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
+    removed = remove_written(folder)
+    if removed:
+        get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        message = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        get_logger().warning(message, folder, listed(others))
+    return folder
+
+
+def remove_if_empty(folder: Path) -> bool:
+    """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
+    free again. Returns whether it is removed."""
+    try:
+        folder.rmdir()
+    except OSError:  # there are files in it
+        return False
+    return True

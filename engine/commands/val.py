@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
-
-from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
-from data.loading.build import build_val_loader
-from data.loading.checks import check_same_data
-from data.loading.open_reader import check_has_images, open_tile_reader, open_val_index
-from data.loading.worker_count import log_loader_workers
-from data.render.letterbox import CanvasRule
-from data.samples.readers import ImageReader, SampleReader
-from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DatasetSpec, DataSource
+from engine.commands.scoring import SplitScores, canvases_of, check_size, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.evaluator import Evaluator, build_evaluator
 from engine.evaluation.matching import match_detections
-from engine.evaluation.result import EvalResult
-from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
-from engine.inference.model_data import class_columns, open_for_model
+from engine.inference.model import InferenceModel
+from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path
 from engine.run.previous_run import is_other_data, listing_written, previous_data, remove_written
-from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import ValidationSettings, select_for_validation
-from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector, ViewInput
-from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
-from utils.config.checks import check_image_size
 from utils.config.coco_classes import coco_category_ids
-from utils.config.settings import Hyperparameters, ValConfig
-from utils.detections import Detections, DetectionTable
+from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
-from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.labels import GroundTruth
-from utils.logger import get_logger, progress
+from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.program import write_result
 
@@ -79,7 +60,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         _write_report(folder, config, subject, scores)
         if config.save_json:
             truth = with_coco_ids(scores.evaluator.ground_truth, scores.index, spec)
-            tables.write_predictions(folder / "predictions.json", scores.detections, truth)
+            tables.write_predictions(folder / "predictions.json", scores.scored, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -107,128 +88,9 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
     check_size(config, model)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
-    spec = open_for_model(model, source, ctx, single_cls=config.single_cls)
+    spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
     return model, spec
-
-
-def check_size(config: ValConfig, model: InferenceModel) -> None:
-    """Raises UserError for an image size that ``model`` does not take."""
-    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
-        raise UserError(
-            f"{config.weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out"
-        )
-
-
-def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
-    """Returns the rule for the canvases of the validation images."""
-    imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
-    return model.canvases(imgsz, rect=config.rect)
-
-
-@dataclass(frozen=True)
-class SplitScores:
-    """The scores of a model on a split, and the detections that were scored."""
-
-    result: EvalResult
-    detections: DetectionTable  # whose AP is computed, see `Evaluator`
-    shown: DetectionTable  # as detect.py finds them, see `Evaluator`
-    evaluator: Evaluator  # which has run
-    index: DatasetIndex  # of the split
-
-
-def score(
-    config: ValConfig,
-    model: InferenceModel,
-    spec: DatasetSpec,
-    ctx: DistributedContext,
-    *,
-    index: DatasetIndex | None = None,
-) -> SplitScores | None:
-    """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
-
-    ``index``: of the split, if it is open already.
-    """
-    canvases = canvases_of(config, model)
-    settings = ValidationSettings(
-        conf_thres=config.conf_thres,
-        iou_thres=config.iou_thres,
-        max_det=config.max_det,
-        single_cls=config.single_cls,
-        classes=class_columns(model, spec),
-        box_voting=config.box_voting,
-    )
-    tiles = Tiles.from_config(config, model.tile or spec.tile)
-    if tiles is not None:
-        tiles.check(model.stride, model.input_hw)
-    check_image_size(canvases.imgsz, canvases.stride)
-    log_loader_workers(config.workers, ctx, config.task)
-    sized = replace(config, imgsz=canvases.imgsz)
-    if index is None:
-        index = open_val_index(ctx, config, spec, config.task)
-    else:
-        check_same_data(ctx, config.task, index)
-    reader = _open_reader(ctx, sized, spec, index, tiles)
-    loader = build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
-    scored: nn.Module = _with_tta(model) if config.tta else model
-    evaluator = replace(
-        build_evaluator(ctx, loader, model.nms_iou, settings),
-        amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
-        progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
-    )
-    if tiles is not None and not tiles.scaled:
-        scored = _with_tiles(ctx, sized, model, scored, tiles, settings)
-        evaluator = replace(evaluator, postprocess=_stitch)
-    result = evaluator.run(scored, loader)
-    if result is None or evaluator.detections is None or evaluator.shown is None:
-        return None
-    return SplitScores(result, evaluator.detections, evaluator.shown, evaluator, loader.index)
-
-
-def _open_reader(
-    ctx: DistributedContext, config: ValConfig, spec: DatasetSpec, index: DatasetIndex, tiles: Tiles | None
-) -> SampleReader:
-    """Opens what the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or images at
-    their full size, which the model itself cuts into tiles."""
-    if tiles is None:
-        return ImageReader(index, imgsz=config.imgsz, reduces=False)
-    if not tiles.scaled:
-        return ImageReader(index, imgsz=None, reduces=False)
-    check_has_images(index, spec, config.task, "cut into tiles")
-    tiled = TiledIndex(replace(index, tile=tiles.size), tiles.size, hyp=Hyperparameters(), overlap=tiles.overlap)
-    return open_tile_reader(ctx, config, tiled, imgsz=config.imgsz, kind="none")
-
-
-def _with_tiles(
-    ctx: DistributedContext,
-    config: ValConfig,
-    model: InferenceModel,
-    scored: nn.Module,
-    tiles: Tiles,
-    settings: ValidationSettings,
-) -> TiledDetector:
-    """Returns ``scored``, which is ``model`` or has several views of it, as a model that takes whole images and detects
-    in their tiles."""
-    batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
-    return TiledDetector(
-        scored,
-        partial(select_for_validation, settings=settings),
-        tiles=tiles,
-        view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
-        selections=settings.selections(model.nms_iou),
-    )
-
-
-def _stitch(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
-    """Joins the detections in the views of a `TiledDetector`."""
-    return cast(TiledDetector, model).stitch(raw)  # `Evaluator` takes any module
-
-
-def _with_tta(model: InferenceModel) -> TestTimeAugmentation:
-    """Returns the model of a checkpoint with test-time augmentation."""
-    if not isinstance(model, CheckpointModel):
-        raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
-    return TestTimeAugmentation(model.detector)
 
 
 def _open_folder(config: ValConfig) -> Path:
@@ -257,7 +119,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     truth = scores.evaluator.ground_truth
     names = subject.validated.names
     # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
-    matches = match_detections(truth, scores.detections, len(names))
+    matches = match_detections(truth, scores.scored, len(names))
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)

@@ -47,8 +47,7 @@ class SetupMessage:
     """What the evaluating processes need to know about the run. Tensors are on the CPU."""
 
     settings: RunSettings
-    source: DataSource
-    val_images: list[str]  # that --val-fraction holds out
+    source: DataSource  # with the images that --val-fraction holds out
     names: list[str]  # of the classes
     model_spec: dict[str, Any]
     ema: dict[str, Tensor]  # the averaged weights
@@ -71,7 +70,7 @@ class ScoresMessage:
     """The result of a validation, and what is drawn of it, unless ``--noplots`` is given."""
 
     result: EvalResult
-    detections: DetectionTable | None
+    scored: DetectionTable | None
     shown: DetectionTable | None
     preview: tuple[Batch, Detections] | None
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.index.index import DatasetIndex
-from data.source.dataset_spec import DatasetSpec
 from data.source.open import open_data
 from engine.eval_ranks.messages import (
     ENDED,
@@ -44,6 +43,7 @@ from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
 from utils.detections import Detections
 from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 from utils.errors import UserError, first_line
 from utils.logger import configure_logging, get_logger
 
@@ -58,7 +58,7 @@ def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str])
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    ctx = DistributedContext.from_environment(config.device, eval_ranks=config.eval_ranks)
+    ctx = join_run(config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:
@@ -117,7 +117,8 @@ class Scorer:
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
-        spec = _open_training_data(ctx, config, setup)
+        # The data set is the run's, from where this process finds it.
+        spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
         settings = RunSettings(config, setup.settings.hyp)
@@ -140,18 +141,10 @@ class Scorer:
             return None
         return ScoresMessage(
             result=result,
-            detections=evaluator.detections if self._has_plots else None,
+            scored=evaluator.scored if self._has_plots else None,
             shown=evaluator.shown if self._has_plots else None,
             preview=preview,
         )
-
-
-def _open_training_data(ctx: DistributedContext, config: TrainConfig, setup: SetupMessage) -> DatasetSpec:
-    """Opens the data set of the run from where this process finds it."""
-    spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    if setup.val_images:
-        spec = spec.hold_out(setup.val_images)
-    return spec
 
 
 def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:

@@ -109,7 +109,7 @@ class ValidationService:
             return None
         scores = self._receive()
         self._evaluator.preview = scores.preview
-        self._evaluator.detections = scores.detections
+        self._evaluator.scored = scores.scored
         self._evaluator.shown = scores.shown
         return scores.result
 

@@ -242,3 +242,9 @@ def _best_on_each(errors: Errors, kind: int, scores: np.ndarray) -> np.ndarray:
     row = row[~errors.detected[errors.target[row]]]
     row = row[np.lexsort((row, -scores[row], errors.target[row]))]
     return row[np.unique(errors.target[row], return_index=True)[1]]
+
+
+def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
+    """Lists pairs of classes that are confused, the most frequent first: count of objects, predicted, true class."""
+    pairs = [(int(confusion[p, t]), int(p), int(t)) for p, t in np.argwhere(confusion[:-1, :-1]) if p != t]
+    return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))

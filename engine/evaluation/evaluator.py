@@ -25,10 +25,10 @@ from models.detector import IMAGES_IN_CACHE, Detector
 from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
 from models.postprocess.detections import (
-    DETECTED,
-    DETECTED_UNVOTED,
     SCORED,
     SELECTIONS,
+    SHOWN,
+    SHOWN_UNVOTED,
     ValidationSettings,
     select_for_validation,
 )
@@ -146,9 +146,9 @@ class Evaluator:
     """Scores a model on a split.
 
     Attributes:
-        detections: detections of the last run whose AP is computed (`SCORED`), by image, on rank 0.
-        shown: detections of the last run as detect.py finds them (`DETECTED`), by image, on rank 0.
-        preview: the last run's first batch on this rank, and its `DETECTED`, in canvas pixels.
+        scored: detections `SCORED` of the last run, by image, on rank 0.
+        shown: detections `SHOWN` of the last run, by image, on rank 0.
+        preview: the last run's first batch on this rank, and its `SHOWN`, in canvas pixels.
     """
 
     ground_truth: GroundTruth  # of all images; the loaders of all ranks together yield each image once
@@ -163,7 +163,7 @@ class Evaluator:
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
-    detections: DetectionTable | None = field(default=None, init=False)
+    scored: DetectionTable | None = field(default=None, init=False)
     shown: DetectionTable | None = field(default=None, init=False)
     preview: tuple[Batch, Detections] | None = field(default=None, init=False)
 
@@ -172,8 +172,8 @@ class Evaluator:
     ) -> EvalResult | None:
         """Scores ``model`` on ``loader``. Modules keep their training modes.
 
-        The detections of each of `SELECTIONS` are matched with the objects: `SCORED` for AP, `DETECTED` for precision,
-        recall, F1 and their threshold, `DETECTED_UNVOTED` for its threshold alone.
+        The detections of each of `SELECTIONS` are matched with the objects: `SCORED` for AP, `SHOWN` for precision,
+        recall, F1 and their threshold, `SHOWN_UNVOTED` for its threshold alone.
 
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
@@ -184,7 +184,7 @@ class Evaluator:
 
         Returns the result on rank 0, None elsewhere.
         """
-        self.detections = None
+        self.scored = None
         self.shown = None
         self.preview = None
         model = unwrap(model)
@@ -194,15 +194,19 @@ class Evaluator:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
             return None
-        arrays = _join_ranks(gathered)
+        return self._score(_join_ranks(gathered))
+
+    def _score(self, arrays: dict[str, np.ndarray]) -> EvalResult:
+        """Scores the detections of all ranks and keeps them. ``arrays``: of `_run_shard`, joined over ranks; the
+        detections are removed from it."""
         self._check_visits(arrays["visited"])
-        unvoted = _take_table(arrays, DETECTED_UNVOTED)
+        unvoted = _take_table(arrays, SHOWN_UNVOTED)
         plain_confidence = best_threshold(self.ground_truth, unvoted, self.num_classes)
         del unvoted  # only its threshold is needed
-        self.detections = _take_table(arrays, SCORED)
-        self.shown = _take_table(arrays, DETECTED)
+        self.scored = _take_table(arrays, SCORED)
+        self.shown = _take_table(arrays, SHOWN)
         result = score_detections(
-            self.ground_truth, self.detections, self.num_classes, shown=self.shown, plain_confidence=plain_confidence
+            self.ground_truth, self.scored, self.num_classes, shown=self.shown, plain_confidence=plain_confidence
         )
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
@@ -258,7 +262,7 @@ class Evaluator:
             loss = self.criterion(raw, batch.targets, teacher_maps) if self.criterion else None
             shard.add(batch, selections, loss)
             if self.preview is None:
-                self.preview = (batch, selections[DETECTED])
+                self.preview = (batch, selections[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
         num_losses = len(self.criterion.names) if self.criterion else 0
         arrays = shard.arrays(num_losses=num_losses, stitch=self.stitch)

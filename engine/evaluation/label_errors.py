@@ -75,25 +75,64 @@ def find_label_errors(
     pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
     pairs = pairs.take(~is_repeated[pairs.target])
     matched = _match(truth, table, pairs)
-    scores, suggested = _label_scores(truth, table, pairs, matched)
-    trust = _trust(class_metrics["AP50"], GOOD_AP50)
-    scores *= trust[truth.classes]
-    scores[1] *= _trust(class_metrics["AP75"], GOOD_AP75)[truth.classes]
-    is_other = suggested[0] >= 0
-    scores[0, is_other] *= trust[table.classes[suggested[0, is_other]]]
-    kinds = (SWAPPED, MOVED, SPURIOUS)
-    best = scores.argmax(0)
-    min_score = max(min_score, np.finfo(float).tiny)
-    errors: list[_LabelError] = []
-    for row in np.flatnonzero(~truth.crowd & ~is_repeated & (scores.max(0) >= min_score)).tolist():
-        kind = int(best[row])
-        errors.append(_LabelError(float(scores[kind, row]), kinds[kind], int(suggested[kind, row]), row))
-    unlabeled, real = _unlabeled(table, pairs, matched)
-    for detection, score in zip(unlabeled.tolist(), (real * trust[table.classes[unlabeled]]).tolist()):
-        if score >= min_score:
-            errors.append(_LabelError(score, MISSED, detection, None))
+    trust = _ClassTrust(_trust(class_metrics["AP50"], GOOD_AP50), _trust(class_metrics["AP75"], GOOD_AP75))
+    is_examined = ~truth.crowd & ~is_repeated
+    min_score = max(min_score, np.finfo(float).tiny)  # a score of 0 is no error
+    errors = _wrong_labels(truth, table, pairs, matched, trust, is_examined, min_score)
+    errors += _missing_labels(table, pairs, matched, trust, min_score)
     errors.sort(key=lambda error: -error.score)
     return [_to_issue(split, table, error) for error in errors]
+
+
+class _ClassTrust(NamedTuple):
+    """Weights, 0 to 1, of the label errors of each class."""
+
+    class_and_presence: np.ndarray  # float64 (C,)
+    position: np.ndarray  # float64 (C,), a further factor for positions
+
+
+def _wrong_labels(
+    truth: GroundTruth,
+    table: DetectionTable,
+    pairs: Pairs,
+    matched: _Match,
+    trust: _ClassTrust,
+    is_examined: np.ndarray,
+    min_score: float,
+) -> list[_LabelError]:
+    """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
+    ``min_score``."""
+    swapped, other_detection = _swapped_scores(truth, table, pairs)
+    moved, moved_to = _moved_scores(truth, table, matched)
+    spurious = _spurious_scores(truth, table, pairs)
+    label_trust = trust.class_and_presence[truth.classes]
+    has_other = other_detection >= 0
+    swapped *= label_trust
+    swapped[has_other] *= trust.class_and_presence[table.classes[other_detection[has_other]]]
+    moved = moved * label_trust * trust.position[truth.classes]
+    spurious = spurious * label_trust
+    kinds = (SWAPPED, MOVED, SPURIOUS)
+    scores = np.stack([swapped, moved, spurious])
+    suggested = np.stack([other_detection, moved_to, np.full_like(moved_to, -1)])
+    best = scores.argmax(0)
+    errors = []
+    for label in np.flatnonzero(is_examined & (scores.max(0) >= min_score)).tolist():
+        kind = int(best[label])
+        errors.append(_LabelError(float(scores[kind, label]), kinds[kind], int(suggested[kind, label]), label))
+    return errors
+
+
+def _missing_labels(
+    table: DetectionTable, pairs: Pairs, matched: _Match, trust: _ClassTrust, min_score: float
+) -> list[_LabelError]:
+    """Returns an error for each detection without a label whose error scores at least ``min_score``."""
+    detections, scores = _unlabeled(table, pairs, matched)
+    scores = scores * trust.class_and_presence[table.classes[detections]]
+    return [
+        _LabelError(score, MISSED, detection, None)
+        for detection, score in zip(detections.tolist(), scores.tolist())
+        if score >= min_score
+    ]
 
 
 def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
@@ -218,20 +257,6 @@ def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> t
     best[pairs.target[rows]] = value[rows]
     detection[pairs.target[rows]] = pairs.detection[rows]
     return best, detection
-
-
-def _label_scores(
-    truth: GroundTruth, table: DetectionTable, pairs: Pairs, matched: _Match
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scores labels as swapped, moved or spurious.
-
-    Returns scores float64 (3, M), and the suggested detections int64 (3, M), -1: none.
-    """
-    swapped, other_detection = _swapped_scores(truth, table, pairs)
-    moved, moved_to = _moved_scores(truth, table, matched)
-    spurious = _spurious_scores(truth, table, pairs)
-    no_detection = np.full(len(truth.classes), -1)
-    return np.stack([swapped, moved, spurious]), np.stack([other_detection, moved_to, no_detection])
 
 
 def _swapped_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:

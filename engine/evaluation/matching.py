@@ -102,17 +102,25 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -
             span = f"{classes.min()}..{classes.max()}"
             raise ValueError(f"class ids of the {owner} span {span}, expected 0..{num_classes - 1}")
     rank_of_image = image_ranks(gt.image_ids)
-    group = rank_of_image[table.image_index] * num_classes + table.classes
-    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
-    order = order[_position_in_run(group[order]) < gt.max_det]
-    ranked = Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
-    gt_group = rank_of_image[gt.image_of_box] * num_classes + gt.classes
-    order = np.argsort(gt_group, kind="stable")
-    objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])
-    ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
+    ranked = _rank_detections(table, rank_of_image[table.image_index] * num_classes + table.classes, gt.max_det)
+    objects, ignored = _group_objects(gt, rank_of_image[gt.image_of_box] * num_classes + gt.classes)
     pairs = overlapping_pairs(ranked.group, ranked.boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
     assignment = _assign_coco(ranked.group, pairs, objects.crowd, ignored)
     return Matches(ranked, objects, ignored, assignment, num_classes)
+
+
+def _rank_detections(table: DetectionTable, group: np.ndarray, max_det: int) -> Ranked:
+    """Sorts detections by ``group``, int64 (N,), then by score, and keeps the ``max_det`` best of each group."""
+    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
+    order = order[_position_in_run(group[order]) < max_det]
+    return Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
+
+
+def _group_objects(gt: GroundTruth, group: np.ndarray) -> tuple[Objects, np.ndarray]:
+    """Sorts the objects by ``group``, int64 (M,). Returns them, and which do not count: bool (M, A)."""
+    order = np.argsort(group, kind="stable")
+    objects = Objects(group[order], gt.boxes_xywh_px[order], gt.crowd[order])
+    return objects, objects.crowd[:, None] | _out_of_range(gt.area_px[order])
 
 
 def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
@@ -240,17 +248,18 @@ def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Object
         group: int64 (D,) ascending, of the detections.
         boxes_xyxy: float64 (D, 4), in the frame of ``objects``.
     """
-    first = np.searchsorted(objects.group, group, side="left")
-    count = np.searchsorted(objects.group, group, side="right") - first
-    rows = np.flatnonzero(count)  # detections whose group has objects
+    first_object = np.searchsorted(objects.group, group, side="left")
+    num_objects = np.searchsorted(objects.group, group, side="right") - first_object
+    rows = np.flatnonzero(num_objects)  # detections whose group has objects
     boxes_xywh = xyxy_to_xywh(boxes_xyxy)
-    none = np.zeros(0, dtype=np.int64)
-    pairs = [Pairs(none, none, np.zeros(0))]
-    chunk_of_row = np.cumsum(count[rows]) // _CHUNK_PAIRS
+    no_rows = np.zeros(0, dtype=np.int64)
+    pairs = [Pairs(no_rows, no_rows, np.zeros(0))]
+    chunk_of_row = np.cumsum(num_objects[rows]) // _CHUNK_PAIRS
     for chunk in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
-        n = count[chunk]
-        detection = np.repeat(chunk, n)
-        target = np.arange(n.sum()) + np.repeat(first[chunk] - np.cumsum(n) + n, n)
+        counts = num_objects[chunk]
+        detection = np.repeat(chunk, counts)
+        first_pair = np.cumsum(counts) - counts  # of each detection, among the pairs of this chunk
+        target = np.arange(counts.sum()) + np.repeat(first_object[chunk] - first_pair, counts)
         overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
         pairs.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
     return Pairs(*map(np.concatenate, zip(*pairs)))

@@ -308,22 +308,24 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
     """
     confident = table.take(table.scores > confidence)
     confident = confident.take(np.argsort(confident.image_index, kind="stable"))
-    predicted = confident.classes
-    scores = confident.scores
-    true = gt.classes
     objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)
     pairs = overlapping_pairs(confident.image_index, confident.boxes_xyxy_px, objects, CONFUSION_IOU)
-    on_crowd = gt.crowd[pairs.target]
-    on_object = pairs.take(~on_crowd)
-    crowd = pairs.take(on_crowd)
-    match = match_by_overlap(on_object, scores[on_object.detection], scores.size, true.size)
-    in_crowd = np.zeros(scores.size, dtype=bool)
-    in_crowd[crowd.detection[predicted[crowd.detection] == true[crowd.target]]] = True
-    matched = match >= 0
+    is_crowd = gt.crowd[pairs.target]
+    pairs_with_objects = pairs.take(~is_crowd)
+    preference = confident.scores[pairs_with_objects.detection]
+    target = match_by_overlap(pairs_with_objects, preference, len(confident.scores), len(gt.classes))  # -1: none
+    is_matched = target >= 0
     missed = ~gt.crowd
-    missed[match[matched]] = False
-    counted = matched | ~in_crowd
-    row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
-    column = np.r_[np.r_[true, num_classes][match[counted]], true[missed]]
+    missed[target[is_matched]] = False
+    # A detection that matches no object is not counted in a crowd region of its class.
+    crowd_pairs = pairs.take(is_crowd)
+    is_same_class = confident.classes[crowd_pairs.detection] == gt.classes[crowd_pairs.target]
+    is_counted = np.ones(len(confident.scores), dtype=bool)
+    is_counted[crowd_pairs.detection[is_same_class]] = False
+    is_counted |= is_matched
+    background = num_classes
+    true_class = np.append(gt.classes, background)[target]  # target -1 is the last one
+    row = np.concatenate([confident.classes[is_counted], np.full(missed.sum(), background)])
+    column = np.concatenate([true_class[is_counted], gt.classes[missed]])
     size = num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)

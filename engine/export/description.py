@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from data.source.dataset_spec import DatasetSpec
+from engine.export.thresholds import Thresholds
 from engine.formats.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
@@ -17,13 +18,6 @@ from utils.program import VERSION
 from utils.strings import counted
 
 CheckOutcome: TypeAlias = Literal["yes", "no", "failed"]  # passed, not run, or failed: the file is NAME.failed
-
-
-class Thresholds(NamedTuple):
-    """Confidence thresholds of a file; None: unknown."""
-
-    output: float | None  # for the output as it is, after NMS if it needs that
-    voting: float | None  # for the output after NMS with box voting
 
 
 @dataclass(frozen=True, kw_only=True)

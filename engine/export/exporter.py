@@ -1,12 +1,24 @@
-"""Writes a checkpoint's model in file formats, each checked against the checkpoint."""
+"""Writes a checkpoint's model in file formats, each checked against the checkpoint.
+
+An export goes through these steps, in this order:
+
+- options.py: the flags, and what they mean for the model; export_data.py: the images;
+- engine/formats: the format builds a graph from the model, and writes it to a temporary folder with what
+  description.py and thresholds.py say about it;
+- reference.py: the file's own runtime and the checkpoint detect in the same images (differences.py), and what they find
+  differs no more than parity.py allows;
+- the file gets its name. One that fails is NAME.failed.
+
+trial.py does the same before a training, with boxes and scores instead of detections.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
-from data.index.load import load_index
-from data.source.dataset_spec import DatasetSpec
-from engine.evaluation.result import EvalResult
-from engine.export.description import CheckOutcome, Thresholds, describe_file
-from engine.export.parity import Parity, Reference, calibration_images, spread, tolerance_of
+from engine.export.description import CheckOutcome, describe_file
+from engine.export.export_data import ExportData, calibration_images
+from engine.export.parity import Parity, tolerance_of
+from engine.export.reference import Reference
+from engine.export.thresholds import Thresholds, output_threshold, trained_thresholds
 from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat
@@ -35,41 +45,6 @@ from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class ExportData:
-    """The images for the check and the calibration of an export."""
-
-    spec: DatasetSpec
-    val: DatasetIndex | None  # the whole split; None: there is no check
-    checked: DatasetIndex | None  # those of ``val`` that are compared
-    calibration: DatasetIndex | None  # training images; None: nothing is quantized
-
-
-def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportConfig) -> ExportData:
-    """Reads what the check and the calibration need, once for all formats. Raises UserError if there are fewer training
-    images than a batch has."""
-    val = calibration = checked = None
-    if config.int8:
-        calibration = spread(_read_split(model, spec, "train", config), config.calibration_images)
-        if len(calibration) < config.batch:
-            raise UserError(
-                f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({len(calibration)})"
-            )
-    if config.check:
-        val = _read_split(model, spec, "val", config)
-        checked = spread(val, config.check_images)
-    return ExportData(spec, val, checked, calibration)
-
-
-def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
-    single_cls = bool(model.stored("single_cls"))
-    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=single_cls, progress=False)
-    allowed = model.stored("max_bad")
-    if type(allowed) in (int, float) and 0 <= allowed <= 1:
-        settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
-    return load_index(spec, name, settings)
 
 
 class Exporter:
@@ -107,27 +82,20 @@ class Exporter:
         with _write_errors_of(path), temporary_folder(path) as folder:
             candidate = folder / path.name
             model_format.write(graph, candidate, self._metadata)
-            parity = None
+            outcome = "not checked (--no-check)"
             if self._reference is not None:
                 parity = self._compare(candidate, self._reference)
                 problems = parity.violations(tolerance_of(self._config))
                 if problems:
-                    earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
                     model_format.write(graph, candidate, self._metadata_of_failure)
                     replace_path(candidate, failed)
-                    raise FailedCheck(
-                        f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
-                        f"{parity.worst_image}){earlier}"
-                    )
-            is_replaced = os.path.lexists(path)
+                    raise FailedCheck(_failure(path, failed, problems, parity))
+                outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
+            if os.path.lexists(path):
+                outcome += "; replaces an earlier export"
             replace_path(candidate, path)
             if os.path.lexists(failed):  # of an earlier export; it goes with the temporary folder
                 os.replace(failed, folder / failed.name)
-        outcome = "not checked (--no-check)"
-        if parity is not None:
-            outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
-        if is_replaced:
-            outcome += "; replaces an earlier export"
         _log_file(path, outcome, model_format, graph)
         return path
 
@@ -155,7 +123,7 @@ class Exporter:
         config = self._config
         if self._reference is not None and self._checks_all_images() and not config.dynamic:
             scores = self._reference.shown
-            output = _output_threshold(scores, config, votes=config.box_voting)
+            output = output_threshold(scores, config, votes=config.box_voting)
             if output is not None:
                 return Thresholds(output, scores.threshold)
         return trained_thresholds(self._model, config)
@@ -168,29 +136,6 @@ class Exporter:
         if self._data is None or self._data.calibration is None:
             raise ValueError("there are no calibration images")
         return calibration_images(self._data.calibration, self._config)
-
-
-def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
-    """Returns the thresholds of training's validation."""
-    output = _output_threshold(model, config, votes=model.nms_iou is not None)
-    return Thresholds(model.confidence if output is None else output, model.confidence)
-
-
-def _output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig, *, votes: bool) -> float | None:
-    """Returns the threshold for the output of a file as it is; None: unknown.
-
-    It is that of the detections most like the output, of those that ``scores`` has a threshold for:
-
-        scored_confidence   detections whose AP is computed; ``votes``: whether boxes voted in them
-        plain_confidence    detections as detect.py finds them, but without box voting
-
-    The NMS of the two differs as well, which matters less: for yolov8n on COCO128, the threshold is 0.289 with votes,
-    and without votes 0.203 under one kind of NMS, 0.205 under the other.
-    """
-    has_final_rows = config.layout == "end2end"
-    if has_final_rows and config.box_voting == votes:
-        return scores.scored_confidence
-    return scores.plain_confidence
 
 
 def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
@@ -226,3 +171,12 @@ def _log_file(path: Path, outcome: str, model_format: ModelFormat, graph: Any) -
     requirements = model_format.requirements(graph)
     if requirements:
         get_logger().info("%s: %s", path, requirements)
+
+
+def _failure(path: Path, failed: Path, problems: Sequence[str], parity: Parity) -> str:
+    """Returns the message about a file that fails its check, and is kept as ``failed``."""
+    earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
+    return (
+        f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: {parity.worst_image})"
+        f"{earlier}"
+    )

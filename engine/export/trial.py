@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 
 from engine.export.description import describe_file
-from engine.export.exporter import CPU, file_path, trained_thresholds
+from engine.export.differences import largest_difference
+from engine.export.exporter import CPU, file_path
 from engine.export.options import require_packages, resolve_options
-from engine.export.parity import FLOAT32, largest_difference
+from engine.export.parity import FLOAT32
+from engine.export.thresholds import trained_thresholds
 from engine.formats.graphs import ModelGraphs, example_images
 from engine.formats.registry import load_format
 from engine.inference.model import CheckpointModel

@@ -38,8 +38,8 @@ def write_metadata_file(folder: Path, metadata: ExportMetadata) -> None:
 
 
 def read_metadata_file(folder: Path) -> dict[str, Any] | None:
-    """What `write_metadata_file` wrote, unchecked; None if there is no such file. Raises UserError for a file that is
-    not YAML."""
+    """Returns what `write_metadata_file` wrote, unchecked, or None if there is no such file. Raises UserError for a
+    file that is not YAML."""
     file = folder / METADATA_FILE
     if not file.is_file():
         return None
@@ -49,8 +49,8 @@ def read_metadata_file(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def quiet(*others: str) -> Iterator[None]:
-    """Suppresses warnings, and the notes and tracebacks of exporters and readers. ``others``: more names of loggers, ""
-    that of the root."""
+    """Suppresses warnings, and the notes and tracebacks of exporters and readers. ``others``: names of more loggers;
+    the name of the root logger is empty."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx", *others)
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:

@@ -1,6 +1,6 @@
-"""``--callbacks MODULE:OBJECT``: functions of the user, called on every rank while a run goes on.
+"""``--callbacks MODULE:OBJECT``: the user's functions, called on every rank during a run.
 
-The object has any of the methods `POINTS`, or is a function of such a name. Each takes a `RunState`.
+The object has some of the methods in `POINTS`, or is a function with one of these names. Each takes a `RunState`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunState:
 
 def load_callbacks(source: str) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder; a class is instantiated. Raises UserError for anything that is wrong with it."""
+    folder; a class is instantiated. Raises UserError if that fails, or if the object has no callback."""
     flag = f"--callbacks {source}"
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
@@ -81,11 +81,15 @@ def load_callbacks(source: str) -> UserCallbacks:
 def _located_message(error: BaseException, path: str | None) -> str:
     """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost."""
     import_machinery = ("<frozen", __file__, importlib.__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(import_machinery)]
-    frames = [f for f in frames if f.filename == path] or frames
-    location = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]
+    own_frames = [frame for frame in relevant_frames if frame.filename == path]
+    location = ""
     if isinstance(error, SyntaxError):
         location = f"{error.filename}:{error.lineno}: "
+    elif relevant_frames:
+        innermost = (own_frames or relevant_frames)[-1]
+        location = f"{innermost.filename}:{innermost.lineno}: "
     return location + " ".join(traceback.format_exception_only(error)[-1].split())
 
 
@@ -97,7 +101,6 @@ class UserCallbacks(Hook):
         self._callbacks = callbacks
         self._path = path
         self._failure = ""
-        self._cause: BaseException | None = None  # of the failure
         self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
@@ -123,10 +126,7 @@ class UserCallbacks(Hook):
         self._call("on_epoch", trainer)
 
     def finish(self, trainer: Training) -> None:
-        """Raises UserError if the callback fails."""
         self._call("on_end", trainer)
-        if self._failure:
-            raise UserError(self._failure) from self._cause
 
     def _call(self, name: str, trainer: Training) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
@@ -146,7 +146,6 @@ class UserCallbacks(Hook):
 
     def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
         """Writes the traceback to the log, and ends the run."""
-        self._cause = error
         self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}"
         path = trainer.run.folder / "train.log"
         with suppress(OSError):  # the disk may be full
@@ -155,4 +154,4 @@ class UserCallbacks(Hook):
             self._failure += f"; the traceback is in {path}"
         if name != "on_end":
             self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
-            trainer.control.fail(self._failure, error)
+        trainer.control.fail(self._failure, error)

@@ -1,4 +1,4 @@
-"""Saves within an epoch, by the clock, and before a validation."""
+"""Saves checkpoints at intervals of time within an epoch, and before a validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Checkpoints(Hook):
         self._is_requested = False
 
     def start(self, trainer: Training) -> Action | None:
-        """Saves at once if the run resumes from another file than last.pt, which it then does not have."""
+        """Saves at once if the run continues from another file than last.pt, as it has no last.pt of its own then."""
         started_from = trainer.run.started_from
         if started_from is None:
             return None

@@ -9,8 +9,10 @@ from engine.hooks.hook import Epoch, Hook, Training
 
 
 class ClassWeights(Hook):
-    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``
-    has the weights of a run that has not been validated yet."""
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often.
+
+    ``loader``: its weights are those before the first validation.
+    """
 
     decides_next_epoch = True
 
@@ -23,5 +25,6 @@ class ClassWeights(Hook):
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.class_ap is not None:
-            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            weights = self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2
+            trainer.progress.weigh_classes(weights.tolist())
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))

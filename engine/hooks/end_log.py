@@ -1,4 +1,4 @@
-"""What the log says at the end of a run: the scores of each class, and where the weights are."""
+"""Logs at the end of a run the scores of each class, and where the weights are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClassScores(Hook):
 
 
 class Summary(Hook):
-    """The last line of the log. Comes after all other hooks."""
+    """Writes the last line of the log. Comes after all other hooks."""
 
     def __init__(self, fitness: str) -> None:
         self._fitness = fitness
@@ -65,5 +65,5 @@ class Summary(Hook):
                 self._fitness,
                 progress.best_fitness,
                 progress.best_epoch,
-                checkpointer.best.path,
+                checkpointer.best,
             )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
@@ -36,7 +35,11 @@ class EpochResults(Hook):
             scores = _SharedScores.of(epoch.result, self.fitness)
         scores = broadcast_object(trainer.ctx, scores)
         if scores is not None:
-            scores.store_thresholds_in(trainer.progress)
+            trainer.progress.record_thresholds(
+                confidence=scores.threshold,
+                plain_confidence=scores.plain_confidence,
+                scored_confidence=scores.scored_confidence,
+            )
             epoch.class_ap = scores.class_ap
             epoch.is_best = trainer.progress.record_fitness(scores.fitness)
         if epoch.result is not None:
@@ -81,12 +84,6 @@ class _SharedScores:
             plain_confidence=result.plain_confidence,
             scored_confidence=result.scored_confidence,
         )
-
-    def store_thresholds_in(self, progress: Progress) -> None:
-        """Stores the thresholds in the progress of the run."""
-        progress.confidence = self.threshold
-        progress.plain_confidence = self.plain_confidence
-        progress.scored_confidence = self.scored_confidence
 
 
 def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:

@@ -115,7 +115,7 @@ class Hook:
     What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
     """
 
-    # Whether only `after_epoch` decides on the images of the next epoch, or if there is one: none can be prefetched.
+    # Whether `after_epoch` decides which images the next epoch has, or whether there is one: none can be prefetched.
     decides_next_epoch = False
 
     def start(self, trainer: Training) -> Action | None: ...

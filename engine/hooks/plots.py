@@ -78,8 +78,8 @@ class Plots(Hook):
         self._page.set_epochs(trainer.epochs)
         evaluator = self._evaluator
         validation = None
-        if epoch.result is not None and evaluator.detections is not None and evaluator.shown is not None:
-            validation = ScoredValidation(epoch.result, evaluator.detections, evaluator.shown, epoch=epoch.number)
+        if epoch.result is not None and evaluator.scored is not None and evaluator.shown is not None:
+            validation = ScoredValidation(epoch.result, evaluator.scored, evaluator.shown, epoch=epoch.number)
         self._drawing.after_epoch(validation)
 
     def after_training(self, trainer: Training) -> None:
@@ -112,8 +112,8 @@ class Plots(Hook):
 
 
 class TimeBudget:
-    """Does ``work`` after an epoch if, with its last duration, it takes at most a ``share`` of the run; else later. It
-    gets the newest validation that it has not had."""
+    """Calls ``work`` after an epoch, or after a later one if it would take more than ``share`` of the time since its
+    last call. It receives the newest validation that it has not received yet."""
 
     def __init__(self, work: Callable[[ScoredValidation | None], None], share: float) -> None:
         self._work = work
@@ -132,7 +132,7 @@ class TimeBudget:
             self.finish()
 
     def finish(self) -> None:
-        """Does the work that is left."""
+        """Calls ``work`` if there was an epoch since its last call."""
         if self._is_due:
             started = time.monotonic()
             self._work(self._validation)

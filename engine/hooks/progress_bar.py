@@ -91,7 +91,7 @@ class ProgressBar(Hook):
         self._meter = EpochMeter(
             title=f"epoch {trainer.progress.epoch + 1}/{trainer.epochs}",
             steps=trainer.steps.per_epoch,
-            taken_before=-(-trainer.progress.batch // trainer.steps.accumulate),
+            taken_before=math.ceil(trainer.progress.batch / trainer.steps.accumulate),
             epochs_left=trainer.epochs - trainer.progress.epoch - 1,
         )
         self._shown_at = self._meter.started

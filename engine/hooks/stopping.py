@@ -1,4 +1,4 @@
-"""What ends a run before its last epoch: early stopping, and the time limit."""
+"""Early stopping and the time limit, which end a run before its last epoch."""
 
 from __future__ import annotations
 

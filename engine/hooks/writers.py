@@ -1,4 +1,4 @@
-"""The numbers of each epoch on disk: results.csv and TensorBoard."""
+"""Writes the numbers of each epoch: results.csv and TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.checkpoint.newest_run import has_earlier_checkpoint
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
@@ -25,11 +26,15 @@ class ResultsCsv(Hook):
         self.table = ResultsTable.read(path) if path.exists() else ResultsTable()
 
     def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats."""
+        """Drops the epochs that a resumed run repeats.
+
+        The file of an earlier run (``--exist-ok``) stays while its last.pt does, with which that run could continue:
+        the first epoch of this run replaces both.
+        """
         self.table.keep(trainer.progress.epoch)
         if self.table.rows:
             self.table.write(self.path)
-        else:  # of an earlier run
+        elif not has_earlier_checkpoint(self.path.parent):
             self.path.unlink(missing_ok=True)
 
     def record(self, trainer: Training, epoch: Epoch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
@@ -11,14 +12,17 @@ import numpy as np
 
 from engine.inference.frames import FileProblem, Frame, Items
 from engine.inference.image_detector import Canvases, ImageDetector
-from engine.inference.object_tracks import ObjectTracks
+from engine.inference.images import Color, Source, as_frames, check_many
+from engine.inference.object_tracks import ObjectTracks, check_sequence
+from engine.inference.open_source import open_source
 from engine.inference.settings import ResolvedSettings
 from utils.detections import DetectionTable
+from utils.errors import UserError
 from utils.machine.threads import ReadAheadLimit, map_ahead
 
 
 @dataclass
-class Detected:
+class FrameDetections:
     """The detections in a frame, or the error that prevented them."""
 
     frame: Frame
@@ -36,7 +40,7 @@ class DetectionStream:
     Whatever goes wrong comes out of the iteration, at its place among the frames:
 
     - a `FileProblem`, if a file cannot be read, in whole or in part;
-    - a `Detected` whose outcome is an exception, if detection in a frame fails;
+    - a `FrameDetections` whose outcome is an exception, if detection in a frame fails;
     - an exception that is raised, if the source ends with an error, or cannot be used at all.
 
     The stream must be closed: as a context manager, it stops its threads and releases the source at the end.
@@ -71,10 +75,10 @@ class DetectionStream:
         self._prepared = map_ahead(self._prepare, self._batches(), threads=1, ahead=self._batches_ahead)
         self._results = self._detect_in_batches()
 
-    def __iter__(self) -> Iterator[Detected | FileProblem]:
+    def __iter__(self) -> Iterator[FrameDetections | FileProblem]:
         return self
 
-    def __next__(self) -> Detected | FileProblem:
+    def __next__(self) -> FrameDetections | FileProblem:
         return next(self._results)
 
     def __enter__(self) -> DetectionStream:
@@ -132,13 +136,13 @@ class DetectionStream:
         except Exception:
             return batch, None
 
-    def _detect_in_batches(self) -> Generator[Detected | FileProblem, None, None]:
+    def _detect_in_batches(self) -> Generator[FrameDetections | FileProblem, None, None]:
         for batch, canvases in self._prepared:
             detected = iter(self._detect(frames_of(batch), canvases))
             for item in batch:
                 yield self._tracked(next(detected)) if isinstance(item, Frame) else item
 
-    def _detect(self, frames: Sequence[Frame], canvases: list[Canvases] | None = None) -> list[Detected]:
+    def _detect(self, frames: Sequence[Frame], canvases: list[Canvases] | None = None) -> list[FrameDetections]:
         """Detects in frames. If it fails, they are processed one by one, so that each error is that of one frame.
 
         ``canvases``: the frames, letterboxed; None: they are not yet.
@@ -149,11 +153,11 @@ class DetectionStream:
             detected = self._detector.detect(canvases, self._settings)
         except Exception as error:
             if len(frames) == 1:
-                return [Detected(frames[0], error, {})]
+                return [FrameDetections(frames[0], error, {})]
             return [item for frame in frames for item in self._detect([frame])]
-        return [Detected(frame, table, speed) for frame, (table, speed) in zip(frames, detected)]
+        return [FrameDetections(frame, table, speed) for frame, (table, speed) in zip(frames, detected)]
 
-    def _tracked(self, item: Detected) -> Detected:
+    def _tracked(self, item: FrameDetections) -> FrameDetections:
         """Leaves the detections that belong to tracks, if objects are tracked."""
         if self._tracks is None or isinstance(item.outcome, Exception):
             return item
@@ -163,3 +167,47 @@ class DetectionStream:
 
 def frames_of(batch: Batch) -> list[Frame]:
     return [item for item in batch if isinstance(item, Frame)]
+
+
+def open_detection_stream(
+    source: str | os.PathLike[str] | int | Iterable[Source],
+    detector: ImageDetector,
+    settings: ResolvedSettings,
+    *,
+    tracks: ObjectTracks | None = None,
+    color: Color | None = None,
+    reads_ahead: bool = True,
+    vid_stride: int = 1,
+    max_frames: int = 0,
+) -> DetectionStream:
+    """Opens a source for detection.
+
+    Args:
+        source, color: see `Predictor.stream`.
+        tracks: see `DetectionStream`.
+        reads_ahead: read and process files in batches; otherwise each frame is read when it is asked for.
+        vid_stride, max_frames: of `SourceOptions`.
+
+    Raises UserError as `open_source`.
+    """
+    if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
+        raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
+    pixels = detector.model.pixels
+    ahead = ReadAheadLimit(detector.images_at_once() if reads_ahead else 0)
+    if isinstance(source, str | os.PathLike | int):
+        name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
+        if tracks is not None:
+            check_sequence(name)
+        items = open_source(
+            name,
+            threads=detector.threads,
+            ahead=ahead,
+            pixels=pixels,
+            in_sequences=tracks is not None,
+            vid_stride=vid_stride,
+            max_frames=max_frames,
+        )
+    else:
+        check_many(source, "stream" if tracks is None else "track")
+        items = as_frames(source, color, pixels)
+    return DetectionStream(items, detector, settings, ahead=ahead, tracks=tracks)

@@ -16,15 +16,17 @@ from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from engine.inference.settings import ResolvedSettings
 from models.detector import IMAGES_IN_CACHE
-from models.postprocess.detections import DETECTED, select_detections
+from models.postprocess.detections import SHOWN, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.detections import Detections, DetectionTable
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.machine.resources import available_cores
 
 BATCH_SIZE = 16  # on GPUs
+MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing
 
 
 class Canvases(NamedTuple):
@@ -134,6 +136,11 @@ class ImageDetector:
         default = 1 if self.model.device.type == "cpu" else BATCH_SIZE
         return self.model.batch or batch_size or default
 
+    @property
+    def threads(self) -> int:
+        """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
+        return 1 if self.model.device.type == "cpu" else min(available_cores(), MAX_THREADS)
+
     def _compute(self, canvases: Tensor, settings: ResolvedSettings) -> _Output:
         """Detects on canvases (B, h, w, C)."""
         tiled = self._tiled(settings, self.tiles) if self.tiles else None
@@ -146,7 +153,7 @@ class ImageDetector:
                 raw = (tiled or self.model)(pixels)
             computed_at = self._now()
             raw = [level.float() for level in raw]
-            detections = tiled.stitch(raw)[DETECTED] if tiled else _select(self.model, raw, settings)
+            detections = tiled.stitch(raw)[SHOWN] if tiled else _select(self.model, raw, settings)
             detections = Detections(*(t.cpu() for t in detections))
             if not detections.counts.any():
                 self._check_outputs(raw)
@@ -166,7 +173,7 @@ class ImageDetector:
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,
-            lambda _, raw: {DETECTED: _select(self.model, raw, settings)},
+            lambda _, raw: {SHOWN: _select(self.model, raw, settings)},
             tiles=tiles,
             view_input=ViewInput(
                 stride=self.model.stride,
@@ -174,7 +181,7 @@ class ImageDetector:
                 only_hw=self.model.input_hw,
                 batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
             ),
-            selections={DETECTED: settings.postprocess},
+            selections={SHOWN: settings.postprocess},
         )
 
     def _now(self) -> float:

@@ -20,6 +20,8 @@ from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 from utils.pixels import PixelFormat
 
+AMP_TYPES = ("auto", "off", "bf16", "fp16")
+
 
 class InferenceModel(nn.Module):
     """A detector for inference. Several threads may call one model."""
@@ -104,9 +106,11 @@ def _confidence_of(progress: dict[str, Any], name: str) -> float | None:
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
     """Returns the autocast type of ``model`` for ``--amp``; None: no autocast.
 
-    float16 on a CPU is replaced by float32 with a warning. Raises UserError for a type that an exported file does not
-    take.
+    float16 on a CPU is replaced by float32 with a warning. Raises UserError for an unknown type, and for one that an
+    exported file does not take.
     """
+    if amp not in AMP_TYPES:
+        raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
     if model.format != "checkpoint":
         if amp in ("bf16", "fp16"):
             raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; leave it out")

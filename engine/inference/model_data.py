@@ -16,7 +16,7 @@ from utils.files.data_location import find_location
 from utils.strings import class_difference, counted
 
 
-def open_for_model(
+def open_model_data(
     model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool, instead: str = ""
 ) -> DatasetSpec:
     """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.
@@ -35,10 +35,8 @@ def open_for_model(
     held_out = model.stored_words("val_images")
     if held_out:  # the data set may have no 'val'
         splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
-        source = replace(source, splits=tuple(splits), optional=("val",))
+        source = replace(source, splits=tuple(splits), optional=("val",), val_images=tuple(held_out))
     spec = open_data(source, ctx)
-    if held_out and "train" in spec.splits and "val" not in spec.splits:
-        spec = spec.hold_out(held_out)
     if model.stored("keep_old") is True and not single_cls and not classes:
         # The data set does not label all of the model's classes.
         common = [name for name in spec.names if name in model.names]

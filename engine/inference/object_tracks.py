@@ -36,7 +36,7 @@ class ObjectTracks:
     """
 
     def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
-        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: as of `open_source`.
+        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: see `open_source`.
 
         Raises UserError for an unknown name, and without the package.
         """
@@ -93,7 +93,7 @@ class ObjectTracks:
 
 
 def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
-    """Returns a tracker of the package: its defaults, but for thresholds of confidence, which fit the model.
+    """Returns a tracker of the package trackers with its defaults, except for the confidence thresholds.
 
     Trackers with two thresholds get ``threshold`` for both: detections above it are associated first, and begin tracks.
     """

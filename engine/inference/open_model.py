@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,8 +10,12 @@ import torch
 from engine.formats.registry import format_of
 from engine.inference.exported_model import open_exported
 from engine.inference.model import CheckpointModel, InferenceModel
+from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
+from utils.machine.devices import parse_devices
 
 
 def is_exported(path: str | Path) -> bool:
@@ -36,3 +41,20 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
         raise UserError(f"{path}: is a folder without an exported model")
     detector, info = load_detector(path)
     return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
+
+
+def open_weights(
+    path: str | os.PathLike[str], *, device: str | int | torch.device = "", offline: bool = False, **options: bool
+) -> InferenceModel:
+    """Opens a file, or public weights, which are downloaded unless ``offline``. ``options``: see `open_model`."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
+    devices = parse_devices(str(device))
+    if len(devices) > 1:
+        raise UserError(f"--device {device}: detection runs on one device; name one")
+    path = os.fspath(path)
+    if not Path(path).exists() and not is_exported(path):
+        if not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
+        path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
+    return open_model(path, device=devices[0], **options)

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.inference.detection_stream import DetectionStream
+from engine.inference.detection_stream import DetectionStream, open_detection_stream
 from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
-from engine.inference.images import Color, Source, as_frames, as_images, check_many
+from engine.inference.images import Color, Source, as_images
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
-from engine.inference.open_model import is_exported, open_model
-from engine.inference.open_source import open_source
-from engine.inference.results import ResultList, Results, attribute_error, boxes_of
-from engine.inference.settings import DetectionSettings, ResolvedSettings
+from engine.inference.object_tracks import ObjectTracks, TrackerSource
+from engine.inference.open_model import open_weights
+from engine.inference.other_names import attribute_error
+from engine.inference.result_boxes import boxes_of
+from engine.inference.results import ResultList, Results
+from engine.inference.settings import DetectionSettings
 from models.postprocess.tiles import Tiles
-from models.weights.download import fetch_weights
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError, one_line
-from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
-from utils.machine.resources import available_cores
-from utils.machine.threads import ReadAheadLimit
 from utils.pixels import as_rgb8
 from utils.strings import counted
 
-AMP_TYPES = ("auto", "off", "bf16", "fp16")
-MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing
-
 
 class Predictor:
-    """Maps images to their detections. Several threads may call one predictor.
+    """Maps images to their detections. Several threads may call one predictor."""
 
-    ``settings`` may be replaced between calls. ``names`` has the class names by number.
-    """
-
-    # Programs of other packages set attributes such as ``conf``, which would have no effect here: there are no others.
-    __slots__ = ("color", "device", "image_detector", "model", "names", "settings")
     task = "detect"
+    model: InferenceModel
+    device: torch.device  # of the model
+    names: dict[int, str]  # class names by number
+    color: Color | None  # order of channels in arrays; None: each call says it
+    settings: DetectionSettings  # may be replaced between calls
+    image_detector: ImageDetector
 
     def __init__(
         self,
@@ -59,15 +51,11 @@ class Predictor:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
         self.model = model
         self.device = model.device
-        self.color = color
         self.names = dict(enumerate(model.names))
-        chosen = DetectionSettings().changed(settings)
-        resolved = chosen.resolve(model)
-        self.settings = replace(chosen, imgsz=resolved.imgsz)
+        self.color = color
+        self.settings = DetectionSettings.of_model(model, settings)
         if tiles is True:
             tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
-        if amp not in AMP_TYPES:
-            raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
         self.image_detector = ImageDetector(model, autocast_type(model, amp), tiles or None)
 
     def __repr__(self) -> str:
@@ -80,11 +68,11 @@ class Predictor:
         raise attribute_error("model", "a model", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError as `__getattr__` for an attribute that is neither in `__slots__` nor a property."""
-        try:
-            super().__setattr__(name, value)
-        except AttributeError:
-            raise attribute_error("model", "a model", name) from None
+        """Raises AttributeError for an attribute that does not exist: programs of other packages set attributes such as
+        ``conf``, which would have no effect here."""
+        if name not in Predictor.__annotations__ and not hasattr(type(self), name):
+            raise attribute_error("model", "a model", name)
+        super().__setattr__(name, value)
 
     def __call__(
         self,
@@ -145,14 +133,16 @@ class Predictor:
             source: an image, folder, glob, video, .txt list of files, webcam number or the URL of a stream, as for
                 detect.py; or an iterable of images, each as in a call, which are processed one by one.
             vid_stride: read every n-th frame of videos and streams.
-            color: as of a call, for the arrays of an iterable.
+            color: see `__call__`; for the arrays of an iterable.
             settings: of `DetectionSettings`.
 
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
         cannot be opened, in the iteration if it cannot be read.
         """
         resolved = self.settings.changed(settings).resolve(self.model)
-        stream = self.open_stream(source, settings=resolved, color=color, vid_stride=vid_stride)
+        stream = open_detection_stream(
+            source, self.image_detector, resolved, color=color or self.color, vid_stride=vid_stride
+        )
         return _results_of(stream, self.names)
 
     def track(
@@ -168,11 +158,11 @@ class Predictor:
         ``boxes.id``.
 
         Args:
-            source: as of `stream`. The images of a folder come in the order of their numbers; those of an iterable are
+            source: see `stream`. The images of a folder come in the order of their numbers; those of an iterable are
                 one sequence.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
-            vid_stride, color: as of `stream`.
+            vid_stride, color: see `stream`.
             settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
                 tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
 
@@ -180,64 +170,10 @@ class Predictor:
         """
         resolved = self.settings.changed(settings).resolve(self.model)
         tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
-        stream = self.open_stream(source, settings=resolved, tracks=tracks, color=color, vid_stride=vid_stride)
+        stream = open_detection_stream(
+            source, self.image_detector, resolved, tracks=tracks, color=color or self.color, vid_stride=vid_stride
+        )
         return _results_of(stream, self.names)
-
-    def open_stream(
-        self,
-        source: str | os.PathLike[str] | int | Iterable[Source],
-        *,
-        settings: ResolvedSettings | None = None,
-        tracks: ObjectTracks | None = None,
-        color: Color | None = None,
-        reads_ahead: bool = True,
-        vid_stride: int = 1,
-        max_frames: int = 0,
-    ) -> DetectionStream:
-        """Opens a source for detection.
-
-        Args:
-            source, color: see `stream`.
-            settings: None: the predictor's.
-            tracks: see `DetectionStream`.
-            reads_ahead: read and process files in batches; otherwise each frame is read when it is asked for.
-            vid_stride, max_frames: of `SourceOptions`.
-
-        Raises UserError as `open_source`.
-        """
-        if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
-            raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
-        resolved = self.settings.resolve(self.model) if settings is None else settings
-        ahead = ReadAheadLimit(self.image_detector.images_at_once() if reads_ahead else 0)
-        if isinstance(source, str | os.PathLike | int):
-            source = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-            if tracks is not None:
-                check_sequence(source)
-            items = open_source(
-                source,
-                threads=self.threads,
-                ahead=ahead,
-                pixels=self.model.pixels,
-                in_sequences=tracks is not None,
-                vid_stride=vid_stride,
-                max_frames=max_frames,
-            )
-        else:
-            check_many(source, "stream" if tracks is None else "track")
-            items = as_frames(source, color or self.color, self.model.pixels)
-        return DetectionStream(items, self.image_detector, resolved, ahead=ahead, tracks=tracks)
-
-    def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
-        """Detects in each of ``images``, uint8 (H, W, 3) RGB or in the model's pixel format. Returns detections,
-        highest score first."""
-        settings = self.settings.resolve(self.model)
-        prepared = self.image_detector.prepare(images, settings)
-        return [detections.table for detections in self.image_detector.detect(prepared, settings)]
-
-    @property
-    def threads(self) -> int:
-        """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
-        return 1 if self.device.type == "cpu" else min(available_cores(), MAX_THREADS)
 
 
 def _results_of(stream: DetectionStream, names: dict[int, str]) -> Iterator[Results]:
@@ -289,20 +225,3 @@ def load(
     """
     model = open_weights(path, device=device, nms=nms, trust=trust)
     return Predictor(model, amp=amp, color=color, tiles=tiles, **settings)
-
-
-def open_weights(
-    path: str | os.PathLike[str], *, device: str | int | torch.device = "", offline: bool = False, **options: bool
-) -> InferenceModel:
-    """Opens a file, or public weights, which are downloaded unless ``offline``. ``options``: see `open_model`."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
-    devices = parse_devices(str(device))
-    if len(devices) > 1:
-        raise UserError(f"--device {device}: detection runs on one device; name one")
-    path = os.fspath(path)
-    if not Path(path).exists() and not is_exported(path):
-        if not get_logger().hasHandlers():
-            configure_logging(True)  # a download prints its address and license
-        path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], **options)

@@ -31,6 +31,13 @@ class DetectionSettings:
     agnostic: bool = False  # boxes of different classes suppress each other too
     box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
 
+    @classmethod
+    def of_model(cls, model: InferenceModel, keywords: Mapping[str, Any]) -> DetectionSettings:
+        """Returns the settings with ``keywords``, as `changed`, at the image size of ``model`` if none is given. Raises
+        UserError for values that do not fit the model."""
+        chosen = cls().changed(keywords)
+        return replace(chosen, imgsz=chosen.resolve(model).imgsz)
+
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
         """Returns the settings with ``keywords``, of which None and an ``imgsz`` of 0 change nothing. Keywords of other
         programs are accepted if they are switched off. Raises UserError for unknown ones."""

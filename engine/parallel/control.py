@@ -1,4 +1,4 @@
-"""Makes all ranks save, stop or end after the same step."""
+"""Makes all ranks save, stop or end the run after the same step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
-from utils.distributed.context import DistributedContext, max_over_ranks
+from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
 from utils.errors import PeerFailure, Stopped, UserError
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.program import resume_flag
@@ -92,7 +92,8 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which then ends with this error (`finish`)."""
+        """Stops the run, which ends with this error (`finish`). If the run is complete already, `late_failure` returns
+        the error instead."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
@@ -173,6 +174,17 @@ class RunControl:
             raise UserError(self._failure) from self._cause
         if self.is_stopped:
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(last))
+
+    def late_failure(self) -> UserError | None:
+        """Returns on rank 0 the error of a hook that has failed on any rank when the run was complete, or None. Every
+        rank must call this. The log has the error at once, as what is left to do may fail, too."""
+        messages = [message for message in all_objects(self._ctx, self._failure) if message]
+        if not messages or not self._ctx.is_main:
+            return None
+        log.warning("%s", messages[0])
+        error = UserError(messages[0])
+        error.__cause__ = self._cause
+        return error
 
     def end_interrupted(self, error: Exception, last: Path) -> NoReturn:
         """Ends a run after an ``error`` in a step during which a signal has come. Raises Stopped.

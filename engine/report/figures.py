@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, ErrorSplit
+from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
 from engine.evaluation.result import EvalResult
 from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
 
@@ -51,7 +51,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         else:
             lines = [Line(mean_label, x, curves[scored].mean(0), is_strong=True)]
             lines += [Line(class_labels[c], x, curves[c]) for c in drawn]
-        return Chart(f"{title} at IoU 0.5", lines, *labels, (0, 1), (0, 1.02), mark=mark, note=note)
+        return Chart(f"{title} at IoU {FOREGROUND_IOU}", lines, *labels, (0, 1), (0, 1.02), mark=mark, note=note)
 
     confidence = result.curve_confidence
     axis = "confidence threshold"

@@ -1,5 +1,9 @@
 """report.html: one page that explains a training run, or the validation of a checkpoint. It needs no network and no
-other file; its figures are also PNG files in the folder of the run."""
+other file; its figures are also PNG files in the folder of the run.
+
+What is reported (subject.py) becomes sections: the data (census.py), the history, a validation (validation.py), and a
+summary, whose sentences (advice.py) follow from the numbers in the others (findings.py). `ReportPage` writes them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.evaluation.bootstrap import ap_of_draws
-from engine.report.advice import BALANCING, FEW_OBJECTS, Findings, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
 from engine.report.environment import changed_settings, machine_facts
+from engine.report.findings import FEW_OBJECTS, collect_findings
 from engine.report.history import history_charts
 from engine.report.subject import ScoredValidation, Subject
 from engine.report.validation import ValidationSections, validation_sections
@@ -30,16 +35,15 @@ SHEET_COLUMNS = 4  # columns of charts in results.png
 
 
 @dataclass(frozen=True)
-class PageContent:
-    """The variables of `TEMPLATE`."""
+class Sections:
+    """The sections of the page, in their order: the variables of `TEMPLATE` besides the subject."""
 
-    subject: Subject
     summary: dict[str, list[str]]  # sentences by title
     changed: page.Table  # settings that differ from their defaults
     machine: Sequence[tuple[str, str]]
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch
-    validation: ValidationSections | None
+    validation: ValidationSections | None  # None before the first validation
 
 
 class ReportPage:
@@ -66,7 +70,7 @@ class ReportPage:
         index = self._subject.validated
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
             self._ap_of_draws[validation.epoch] = ap_of_draws(
-                index.ground_truth(), validation.detections, len(index.names), DRAWS
+                index.ground_truth(), validation.scored, len(index.names), DRAWS
             )
 
     def set_epochs(self, epochs: int) -> None:
@@ -87,15 +91,15 @@ class ReportPage:
         path = self.path
         validation = self.validation
         try:
-            content = self._content(history, validation)
-            for name, picture in _figure_files(content).items():
+            sections = self._sections(history)
+            for name, picture in _figure_files(sections).items():
                 write_whole(self._folder / f"{name}.png", picture.png)
             subtitle = f"Written {page.now()}."
             if validation is None:
                 subtitle = f"Written {page.now()}, before the first validation."
             elif validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
-            page.write_page(path, TEMPLATE, self._subject.title, subtitle, **vars(content))
+            page.write_page(path, TEMPLATE, self._subject.title, subtitle, subject=self._subject, **vars(sections))
             self.is_written = True
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"
@@ -108,18 +112,17 @@ class ReportPage:
         if self.is_written:
             get_logger().info("report: %s", self.path)
 
-    def _content(self, history: dict[str, np.ndarray], validation: ScoredValidation | None) -> PageContent:
+    def _sections(self, history: dict[str, np.ndarray]) -> Sections:
+        """Makes the sections; the summary last, as its sentences are about what is in the others."""
         subject = self._subject
-        if self._data is None:
-            censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
-            indexes = list(subject.indexes.values())
-            self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
-        sections = None
-        if validation is not None:
-            sections = validation_sections(validation, subject.validated_split)
-        findings = self._findings(history, self._data, sections)
-        return PageContent(
-            subject=subject,
+        data = self._data_section()
+        validation = None
+        if self.validation is not None:
+            validation = validation_sections(self.validation, subject.validated_split)
+        findings = collect_findings(
+            subject, history, data, validation, ap_of_draws=self._ap_of_draws, last=self._folder / "last.pt"
+        )
+        return Sections(
             summary={
                 "How it went": list(how_it_went(findings)),
                 "Where the model is wrong": list(where_it_is_wrong(findings)),
@@ -127,53 +130,30 @@ class ReportPage:
             },
             changed=changed_settings(subject.config, subject.hyp),
             machine=machine_facts(subject.ctx),
-            data=self._data,
+            data=data,
             history={chart.title: chart_picture(chart) for chart in history_charts(history)},
-            validation=sections,
+            validation=validation,
         )
 
-    def _findings(
-        self, history: dict[str, np.ndarray], data: CensusSection, validation: ValidationSections | None
-    ) -> Findings:
-        """Collects what the advice is based on."""
+    def _data_section(self) -> CensusSection:
+        """Returns the census of the data, which is taken once."""
         subject = self._subject
-        train = subject.indexes.get("train")
-        findings = Findings(
-            history=history,
-            epochs=subject.epochs,
-            names=subject.validated.names,
-            imgsz=subject.imgsz,
-            stride=subject.stride,
-            train=next((census for census in data.censuses if census.split == "train"), None),
-            data=data.censuses[0],
-            last=self._folder / "last.pt",
-            fitness=subject.fitness,
-            balances=any(getattr(subject.config, name, 0) for name in BALANCING),
-            ap_of_draws=self._ap_of_draws,
-            few_steps=subject.few_steps,
-            tile=subject.validated.tile,
-            ignored=() if train is None else tuple(train.names_ignored_everywhere()),
-        )
-        if validation is None:
-            return findings
-        return replace(
-            findings,
-            result=validation.result,
-            errors=validation.errors.split,
-            suspects=len(validation.labels.issues),
-            backgrounds=validation.worst.errors.backgrounds(),
-        )
+        if self._data is None:
+            censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
+            indexes = list(subject.indexes.values())
+            self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
+        return self._data
 
 
-def _figure_files(content: PageContent) -> dict[str, Picture]:
+def _figure_files(sections: Sections) -> dict[str, Picture]:
     """Returns the pictures of the page that are also written as PNG files, by name."""
-    sheets = {"results": content.history, "labels": content.data.figures.get("train", {})}
+    sheets = {"results": sections.history, "labels": sections.data.figures.get("train", {})}
     files = {
         name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
         for name, shown in sheets.items()
         if shown
     }
-    validation = content.validation
+    validation = sections.validation
     if validation is not None:
         for section in (validation.curves, validation.confusion, validation.errors):
             files |= section.figures

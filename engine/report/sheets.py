@@ -29,10 +29,10 @@ def write_validation_report(
     folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit
 ) -> None:
     """Writes the report and the picture of predictions of a validation, on rank 0, whose ``evaluator`` has run."""
-    if evaluator.detections is None or evaluator.shown is None:
+    if evaluator.scored is None or evaluator.shown is None:
         raise ValueError("the evaluator has no detections on this rank")
     page = ReportPage(folder, subject)
-    page.validation = ScoredValidation(result, evaluator.detections, evaluator.shown, errors=errors)
+    page.validation = ScoredValidation(result, evaluator.scored, evaluator.shown, errors=errors)
     page.write({})
     page.log_path()
     write_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")

@@ -58,7 +58,7 @@ class ScoredValidation:
     """The scores and detections of a validation."""
 
     result: EvalResult
-    detections: DetectionTable  # whose AP was computed
-    shown: DetectionTable  # as detect.py finds them
+    scored: DetectionTable  # whose AP was computed
+    shown: DetectionTable  # as detect.py shows them
     epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet

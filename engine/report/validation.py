@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, ErrorSplit, split_errors
+from engine.evaluation.analysis import KINDS, ErrorSplit, confused_pairs, split_errors
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
 from engine.evaluation.result import EvalResult
-from engine.report.advice import confused_pairs
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
@@ -90,7 +89,7 @@ def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> Va
     result = validation.result
     errors = validation.errors
     if errors is None:
-        errors = split_errors(match_detections(split.index.ground_truth(), validation.detections, len(names)))
+        errors = split_errors(match_detections(split.index.ground_truth(), validation.scored, len(names)))
     return ValidationSections(
         result=result,
         curves=CurvesSection(
@@ -129,7 +128,7 @@ def _worst_images_section(validation: ScoredValidation, split: CheckedSplit) -> 
 
 def _labels_section(validation: ScoredValidation, split: CheckedSplit) -> LabelsSection:
     result = validation.result
-    issues = find_label_errors(split, validation.detections, result.class_metrics, MIN_LABEL_ERROR_SCORE)
+    issues = find_label_errors(split, validation.scored, result.class_metrics, MIN_LABEL_ERROR_SCORE)
     model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
     drawn = DrawnDetections(validation.shown, result.confusion_confidence)
     return LabelsSection(

@@ -170,7 +170,10 @@ def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path
         records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
     matches = []
     for record in records:
-        if record.is_file() and not set(launchers).isdisjoint(record.read_text("utf-8").splitlines()):
+        if not record.is_file():
+            continue
+        names = record.read_text("utf-8", errors="replace").splitlines()  # a damaged record is of no launcher
+        if not set(launchers).isdisjoint(names):
             matches.append(record)
     if not matches:
         return None

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from data.source.dataset_spec import DataSource
-from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
-from engine.checkpoint.progress import RunConditions
 from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.new_folder import check_run_dir
-from engine.run.resume import (
-    check_can_continue,
-    check_is_newest,
-    resumed_config,
-    resumed_epochs,
-    resumed_hyperparameters,
-)
-from engine.run.run import RunPlan, RunSettings
+from engine.run.resume import check_unfinished, find_checkpoint, plan_from_checkpoint
+from engine.run.run import Command, RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
-from utils.errors import UserError
-from utils.files.data_location import find_location
-from utils.strings import counted
-
-
-@dataclass(frozen=True)
-class Command:
-    """What starts a run."""
-
-    config: TrainConfig  # settings of the command line
-    explicit_flags: Collection[str]  # names of the settings that the command line gives
-    launchers: list[str]  # torchrun processes that started the ranks; "" without one
 
 
 def plan_run(
@@ -76,7 +56,7 @@ def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
     """Plans the run that ``--resume`` continues."""
-    path = _checkpoint_to_resume(ctx, command.config)
+    path = find_checkpoint(ctx, command.config)
     lock_folder(ctx, path.parent, stack)
     return _plan_if_unfinished(ctx, command, path)
 
@@ -87,9 +67,9 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
     lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
     path = checkpoint_of_newest_run(folder)
     if path is not None:
-        return _plan_from_checkpoint(ctx, command, path)
+        return plan_from_checkpoint(ctx, command, path)
     if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
-        return _plan_if_unfinished(ctx, command, _checkpoint_to_resume(ctx, command.config))
+        return _plan_if_unfinished(ctx, command, find_checkpoint(ctx, command.config))
     plan = _plan_from_beginning(command)
     messages = [*plan.startup_messages, "restarted before the first checkpoint"]
     return replace(plan, folder=folder, startup_messages=messages)
@@ -112,85 +92,7 @@ def _plan_from_beginning(command: Command) -> RunPlan:
 
 def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
     """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
-    plan = _plan_from_checkpoint(ctx, command, path)
+    plan = plan_from_checkpoint(ctx, command, path)
     if plan.checkpoint is not None:
-        check_can_continue(plan.checkpoint, plan.settings.config, command.explicit_flags)
+        check_unfinished(plan.checkpoint, plan.settings.config, command.explicit_flags)
     return plan
-
-
-def _plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
-    """Returns the plan of the run that wrote the checkpoint ``path``, with what the command line changes."""
-    checkpoint = Checkpoint.read(path)
-    check_is_newest(checkpoint)
-    stored = checkpoint.description
-    explicit_flags = command.explicit_flags
-    hyp, hyp_changes = resumed_hyperparameters(
-        stored.hyp,
-        command.config,
-        explicit_flags,
-        pretrained=bool(stored.config.weights),
-        keep_old=stored.config.keep_old,
-    )
-    source, known_root = find_location(stored.data, path)
-    stored_config = stored.config
-    if stored_config.data != "demo":
-        stored_config = replace(stored_config, data=source)
-    config, config_changes = resumed_config(stored_config, command.config, explicit_flags)
-    config = replace(config, epochs=resumed_epochs(checkpoint, config, explicit_flags))
-    data_source = DataSource.of_training(config)
-    if known_root and config.data == source:  # the command line names no other data set
-        data_source = replace(data_source, known_root=known_root, stored_in=str(path))
-    return RunPlan(
-        settings=RunSettings(config, hyp),
-        data_source=data_source,
-        folder=path.parent,
-        checkpoint=checkpoint,
-        startup_messages=[
-            f"resuming {path} after {_position(checkpoint, config)}",
-            *config_changes,
-            *hyp_changes,
-            *_machine_changes(ctx, checkpoint.header.run),
-        ],
-        launchers=command.launchers,
-    )
-
-
-def _position(checkpoint: Checkpoint, config: TrainConfig) -> str:
-    """Says how far a run has come."""
-    progress = checkpoint.header.progress
-    epochs = f"epoch {progress.epoch} of {config.epochs}"
-    if progress.has_trained(checkpoint.header.run.epoch_batches):
-        return f"{epochs} and the steps of epoch {progress.epoch + 1}"
-    if progress.batch:
-        return f"{epochs} and {counted(progress.batch, 'batch')}"
-    return epochs
-
-
-def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list[str]:
-    """Returns a message for each change of the processes and devices since a checkpoint."""
-    messages = []
-    if conditions.world_size not in (None, ctx.world_size):
-        messages.append(f"resume: processes {conditions.world_size} -> {ctx.world_size}")
-    if conditions.device not in (None, ctx.device.type):
-        messages.append(f"resume: device {conditions.device} -> {ctx.device.type}")
-    return messages
-
-
-def _checkpoint_to_resume(ctx: DistributedContext, config: TrainConfig) -> Path:
-    """Returns the checkpoint that ``--resume`` names, or without a name the newest last.pt of the project."""
-    if not config.resume:
-        newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
-        if newest is None:
-            raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
-        return newest
-    path = Path(config.resume)
-    return path / "last.pt" if path.is_dir() else path
-
-
-def newest_checkpoint(project: Path) -> Path | None:
-    """Returns the newest last.pt in the folders of runs in ``project``, or None."""
-    paths = set(project.glob("*/last.pt"))
-    for path in project.glob("**/last.pt"):  # a name may have folders
-        if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
-            paths.add(path)
-    return max(paths, key=lambda path: path.stat().st_mtime, default=None)

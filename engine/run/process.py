@@ -1,5 +1,5 @@
-"""What each process of a run sets up before it opens anything: logging, threads and deterministic kernels; and what
-its machine lacks."""
+"""Sets up each process of a run before it opens anything: logging, threads and deterministic kernels. Advises on what
+the machine lacks."""
 
 from __future__ import annotations
 

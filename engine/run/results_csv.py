@@ -39,7 +39,7 @@ class ResultsTable:
         return cls(columns, rows)
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Adds or replaces a row; a column that is new joins the header."""
+        """Adds the row of an epoch, or replaces it. New columns are added to the header."""
         self.columns += [name for name in row if name not in self.columns]
         self.rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
 

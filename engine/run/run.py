@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ class RunSettings:
     def by_name(self) -> dict[str, Any]:
         """Returns all flags and hyper-parameters by name."""
         return {**asdict(self.config), **asdict(self.hyp)}
+
+
+@dataclass(frozen=True)
+class Command:
+    """What starts a run, or starts it again."""
+
+    config: TrainConfig  # settings of the command line
+    explicit_flags: Collection[str]  # names of the settings that the command line gives
+    launchers: list[str]  # torchrun processes that started the ranks; "" without one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.optim.build import LoadedParameters
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.run.restore import check_classes
 from engine.run.run import RunPlan, RunSettings
 from models.autoanchor import check_anchors
 from models.detector import Detector, build_detector
@@ -30,7 +30,7 @@ from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
-from utils.strings import counted
+from utils.strings import class_difference, counted
 
 DEFAULT_MODEL = "yolov8n"
 
@@ -88,13 +88,25 @@ def _rebuild_starting_model(
     """Builds the model that a checkpoint describes. Raises UserError if the data set has other classes, or if the
     weights are not those of the model."""
     names = class_names(spec, config.single_cls)
-    check_classes(checkpoint, names, spec.source)
+    _check_classes(checkpoint, names, spec.source)
     stored = checkpoint.description
     check_shapes(checkpoint.path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
     with errors_of(checkpoint.path):
         model = rebuild_model(ctx, config, names, spec.pixels.channels, stored.model_spec)
     pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
     return StartingModel(model, pretrained, stored.origin)
+
+
+def _check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> None:
+    """Raises UserError when the data set ``source``, with classes ``names``, has other classes than the run, or has
+    them in another order."""
+    path = checkpoint.path
+    difference = class_difference(checkpoint.description.names, names)
+    if difference:
+        raise UserError(
+            f"{path}: the run and {source} do not have the same classes ({difference}); for other classes start a new "
+            f"run with --weights {shlex.quote(str(path))}"
+        )
 
 
 def rebuild_model(

@@ -25,7 +25,7 @@ from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
@@ -217,17 +217,9 @@ def prepare_step(
     samples = samples_per_image(settings.config)
     config = replace(settings.config, batch_size=images * shards * samples)
     steps = plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
-    alone = replace(
-        config,
-        optimizer=resolve_optimizer(config.optimizer, steps.total),
-        virtual_ranks=shards_here if virtual_ranks else 0,
-        compile=False,
-        zero=False,
-        sync_bn=0,
-    )
     step = build_step(
         DistributedContext.single(ctx.device),
-        RunSettings(alone, replace(settings.hyp, lr_mult=1.0)),  # not chosen yet, and takes no memory
+        _settings_alone(config, settings.hyp, steps, virtual_ranks=shards_here if virtual_ranks else 0),
         copy.deepcopy(model),
         criterion,
         steps=steps,
@@ -244,6 +236,19 @@ def prepare_step(
         step.reader.pop(leave=0)
 
     return take_step
+
+
+def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, *, virtual_ranks: int) -> RunSettings:
+    """Returns the settings of a run for a step that one process takes without the others."""
+    config = replace(
+        config,
+        optimizer=resolve_optimizer(config.optimizer, steps.total),
+        virtual_ranks=virtual_ranks,
+        compile=False,
+        zero=False,
+        sync_bn=0,
+    )
+    return RunSettings(config, replace(hyp, lr_mult=1.0))  # `lr_mult` is not chosen yet, and takes no memory
 
 
 def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:

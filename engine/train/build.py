@@ -16,7 +16,7 @@ from engine.run.assembly import build_criterion, build_validation, choose_class_
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import advice_on_memory, prepare_process
-from engine.run.restore import keep_best_epoch, restore_run
+from engine.run.resume import keep_best_epoch, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
 from engine.train.build_step import build_step
@@ -29,7 +29,7 @@ from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.limits import explained
+from utils.process.limits import limits_as_user_errors
 
 
 def build_training(
@@ -50,7 +50,7 @@ def build_training(
     plan = plan_run(ctx, config, explicit_flags, stack)
     settings = plan.settings  # some may be chosen below
     # Evaluated when an error is raised, so that it sees the batch size chosen by then.
-    stack.enter_context(explained(lambda: advice_on_memory(ctx, settings.config)))
+    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
     hook_parts = open_hook_parts(ctx, settings.config)
     prepare_process(ctx, settings, plan.startup_messages)
@@ -89,8 +89,7 @@ def build_training(
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
-        data_now = epoch_data(train_loader, identity)
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, data_now)
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(train_loader, identity))
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)

@@ -1,4 +1,4 @@
-"""Settings that a command may leave open, and that are chosen when data and model are known.
+"""Chooses the settings that a command may leave open, once data and model are known.
 
 Each function returns the settings of the run with its choice, so that settings.yaml, checkpoints, trackers and
 callbacks have all of them. A run that continues has those of its checkpoint.

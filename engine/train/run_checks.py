@@ -1,11 +1,11 @@
-"""What is refused before a run has a folder: settings that exclude each other, a model that cannot be trained with
-them, data that cannot be scored."""
+"""Refuses a run before it has a folder: settings that exclude each other, a model that cannot be trained with them,
+data that cannot be scored."""
 
 from __future__ import annotations
 
 from data.index.index import DatasetIndex
-from data.index.small_boxes import warn_of_small_boxes
 from data.loading.checks import check_loader_settings, check_shards, warn_of_shared_images
+from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
 from engine.run.process import check_kernels
 from engine.run.run import RunSettings

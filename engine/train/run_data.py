@@ -1,4 +1,4 @@
-"""The data of a run: opened, and what checkpoints and the step must know of it."""
+"""Opens the data of a run, and describes it for checkpoints and for the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data.source.open import open_data
 from engine.checkpoint.description import RunDescription
 from engine.evaluation.metrics import Fitness
 from engine.optim.build import LoadedParameters
-from engine.run.restore import EpochData
+from engine.run.resume import EpochData
 from engine.run.run import RunPlan, TrainingRun
 from engine.run.starting_model import StartingModel
 from engine.train.build_step import FullBatch

@@ -1,4 +1,4 @@
-"""The hooks of a run: which there are, what each gets, and in which order they are called."""
+"""Builds the hooks of a run, in the order in which they are called."""
 
 from __future__ import annotations
 

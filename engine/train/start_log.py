@@ -1,4 +1,4 @@
-"""What the log says of a run before its first step: the optimizer and its rates, the steps, the start."""
+"""Logs before the first step of a run: the optimizer and its rates, the steps, the start."""
 
 from __future__ import annotations
 

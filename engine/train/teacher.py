@@ -97,7 +97,7 @@ class TeacherFile:
             )
 
     def build(self, model: Detector) -> Teacher:
-        """Builds the teacher as the loss of ``model`` takes it."""
+        """Builds the teacher in the form that the loss of ``model`` takes."""
         teacher = Teacher(
             self.detector,  # type: ignore[arg-type]  # `open_teacher` has checked that its head distills
             model.names,

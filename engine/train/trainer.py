@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from data.loading.loader import InfiniteDataLoader
@@ -43,6 +43,14 @@ class Validator(Protocol):
         Returns `Action.STOP` if a signal has ended its validation: it stays pending.
         """
         ...
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """A run whose files are all written."""
+
+    run: TrainingRun
+    failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised when nothing is left to do
 
 
 class Trainer:
@@ -88,7 +96,7 @@ class Trainer:
         self.epochs = steps.epochs
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
-    def fit(self) -> None:
+    def fit(self) -> CompletedRun:
         """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
         with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_busy):
             try:
@@ -101,6 +109,7 @@ class Trainer:
             finally:
                 self.checkpointer.wait()
         self.call_hooks("finish")
+        return CompletedRun(self.run, self.control.late_failure())
 
     def _train(self) -> None:
         """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
@@ -184,7 +193,7 @@ class Trainer:
         for model in (self.step.model, self.step.ema.module):
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
-        self.progress.buffers_averaged = True
+        self.progress.note_averaged_buffers()
 
     def record_epoch(self, epoch: Epoch) -> None:
         """Scores and records an epoch whose validation is done, or not due."""

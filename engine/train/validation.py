@@ -127,9 +127,9 @@ class RemoteValidator(LocalValidator):
     def _can_wait(self, trainer: Trainer, epoch: Epoch) -> bool:
         """Whether an epoch is validated, and may be so after the next one: it is not the last of the run."""
         is_due = self.is_due(epoch.number, trainer.epochs)
-        may_be_last = epoch.number == trainer.epochs
-        may_be_last |= trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
-        return is_due and not may_be_last
+        is_last = epoch.number == trainer.epochs
+        may_stop_early = trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
+        return is_due and not is_last and not may_stop_early
 
     def _validate_pending(self, trainer: Trainer, epoch: Epoch, pending: PendingEpoch) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
@@ -186,8 +186,7 @@ def build_setup(
     class_weights = step.criterion.class_weights
     return SetupMessage(
         settings=settings,
-        source=data_source,
-        val_images=description.val_images,
+        source=replace(data_source, val_images=tuple(description.val_images)),
         names=description.names,
         model_spec=description.model_spec,
         ema=copy_to_cpu(step.ema.module.state_dict()),

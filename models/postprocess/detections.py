@@ -1,5 +1,16 @@
 """Decoded boxes to detections: by threshold and non-maximum suppression or, for end-to-end heads, by rank alone.
 
+A validation selects detections from the same boxes in three ways (`ValidationSettings.selections`). Each has a
+confidence threshold with the best F1; a checkpoint stores them, and an `InferenceModel` and an `EvalResult` have them:
+
+    SCORED          what AP needs: nearly all boxes, every class of a box      scored_confidence
+    SHOWN           what detect.py shows: one class of a box, NMS at 0.45      confidence (`EvalResult.threshold`)
+    SHOWN_UNVOTED   the same without box voting                                plain_confidence
+
+detect.py shows what scores above ``confidence`` or, without box voting, above ``plain_confidence``, unless the user
+chooses another threshold (`InferenceModel.threshold`). An exported file states the one that fits its output
+(engine/export/thresholds.py).
+
 Legend: B images, N boxes, C classes, L classes with which a box may be detected (its labels), M candidates of all
 images.
 """
@@ -21,11 +32,10 @@ from utils.errors import UserError
 
 DETECTION_IOU = 0.45  # NMS threshold of detect.py, lower than in validation, as in YOLOv5 and YOLOv8
 DEFAULT_CONFIDENCE = 0.25  # confidence threshold of detect.py if validation has found none
-# Names of the detections that a validation selects from the same boxes, see `select_for_validation`.
 SCORED = "scored"
-DETECTED = "detected"
-DETECTED_UNVOTED = "detected_unvoted"
-SELECTIONS = (SCORED, DETECTED, DETECTED_UNVOTED)
+SHOWN = "shown"
+SHOWN_UNVOTED = "shown_unvoted"
+SELECTIONS = (SCORED, SHOWN, SHOWN_UNVOTED)
 _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
 _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one runs only if slots stay empty
 
@@ -72,7 +82,7 @@ class ValidationSettings:
     def selections(self, nms_iou: float | None) -> dict[str, PostprocessSettings]:
         """Returns the settings of each of `SELECTIONS`. ``nms_iou``: see `BoxDecoder`."""
         scored_iou = nms_iou if self.iou_thres is None else self.iou_thres
-        detected_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
+        shown_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
         scored = PostprocessSettings(
             conf_thres=self.conf_thres,
             iou_thres=scored_iou,
@@ -80,8 +90,8 @@ class ValidationSettings:
             classes=None if self.single_cls else self.classes,
             box_voting=self.box_voting,
         )
-        detected = replace(scored, iou_thres=detected_iou, multi_label=False)
-        return {SCORED: scored, DETECTED: detected, DETECTED_UNVOTED: replace(detected, box_voting=False)}
+        shown = replace(scored, iou_thres=shown_iou, multi_label=False)
+        return {SCORED: scored, SHOWN: shown, SHOWN_UNVOTED: replace(shown, box_voting=False)}
 
 
 @torch.no_grad()
@@ -132,18 +142,14 @@ def select_for_validation(
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`. Returns them by name:
 
     - `SCORED`: see `detections_to_score`.
-    - `DETECTED`: what detect.py would find, for its best threshold, the confusion matrix and pictures.
-    - `DETECTED_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
+    - `SHOWN`: what detect.py would find, for its best threshold, the confusion matrix and pictures.
+    - `SHOWN_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
     """
     decoder = _as_decoder(model)
     boxes, scores = _decode(decoder, raw, settings)
     selections = settings.selections(decoder.nms_iou)
-    detected, unvoted = select_with_and_without_voting(boxes, scores, selections[DETECTED])
-    selected = {
-        SCORED: select_detections(boxes, scores, selections[SCORED]),
-        DETECTED: detected,
-        DETECTED_UNVOTED: unvoted,
-    }
+    shown, unvoted = select_with_and_without_voting(boxes, scores, selections[SHOWN])
+    selected = {SCORED: select_detections(boxes, scores, selections[SCORED]), SHOWN: shown, SHOWN_UNVOTED: unvoted}
     return {name: _renumber_classes(selected[name], selections[name].classes) for name in SELECTIONS}
 
 

@@ -4,19 +4,19 @@ catalog of public weights."""
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.weights.catalog import UNKNOWN, catalog_name, known_weights
+from utils.files.checksum import sha256_of
 
 if TYPE_CHECKING:
     from models.weights.read import StoredWeights
 
 
 class Origin(NamedTuple):
-    """Origin of weights; `UNKNOWN` if it was not recorded."""
+    """What weights were trained from, and their license; `UNKNOWN` where that was not recorded."""
 
     weights: str  # that training started from
     license: str  # of the trained weights
@@ -60,5 +60,4 @@ def public_origin(path: Path) -> Origin:
 @functools.lru_cache(maxsize=4)
 def _digest(path: Path, size: int, mtime_ns: int) -> str:
     """Computes the sha256 of a file. ``size`` and ``mtime_ns`` tell versions of it apart in the cache."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)

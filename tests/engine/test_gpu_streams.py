@@ -19,8 +19,8 @@ from data.loading.prefetcher import Prefetcher
 from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
 from engine.evaluation.evaluator import Evaluator
 from engine.inference import image_detector
-from engine.inference.model import CheckpointModel
-from engine.inference.predictor import Predictor
+from engine.inference.model import CheckpointModel, autocast_type
+from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
 from models.postprocess.detections import SELECTIONS, select_for_validation
 from tests.data.render.test_device import SIZES, draw, packed
@@ -166,11 +166,14 @@ def test_detection(order, monkeypatch, kind, amp):
         monkeypatch.setattr(image_detector, "_select", lambda model, raw, settings: decoded(model, raw))
     with unset_fake_temporarily():
         detector = build_detector(MODELS[kind], 2, seed=1).fuse()
-    predictor = Predictor(CheckpointModel(detector, {"imgsz": 64}, Path("x.pt"), CUDA), amp=amp)
+    model = CheckpointModel(detector, {"imgsz": 64}, Path("x.pt"), CUDA)
+    settings = DetectionSettings().resolve(model)
+    images = image_detector.ImageDetector(model, autocast_type(model, amp))
     order.log.clear()
     order.waits.clear()
     pictures = [np.zeros((64, width, 3), np.uint8) for width in (64, 16, 64)]  # on two kinds of canvases
-    assert [len(table.scores) for table in predictor.detect(pictures)] == [0, 0, 0]
+    detected = images.detect(images.prepare(pictures, settings), settings)
+    assert [len(each.table.scores) for each in detected] == [0, 0, 0]
     canvases = 1 if detector.head.squares else 2
     assert len([entry for entry in order.log if entry.name == "copy"]) == canvases
     # The times of copies and of the model; detections; as nothing is found, whether outputs are NaN.

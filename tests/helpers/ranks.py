@@ -19,9 +19,9 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from utils.distributed.context import DistributedContext
-from utils.machine.ports import free_port
+from utils.distributed.rendezvous import join_run
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.build", "engine.evaluation.evaluator"]
@@ -47,7 +47,7 @@ def _enter(
         "GROUP_RANK": str(rank // local_world),
     }
     try:
-        ctx = DistributedContext.from_environment("cpu", timeout_s=timeout_s)
+        ctx = join_run("cpu", timeout_s=timeout_s)
         result = function(ctx, *args)
         ctx.close()
     except BaseException as error:

@@ -20,9 +20,9 @@ import torch
 import detect
 from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
+from engine.commands import detect_log
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.image_detector import ImageDetector
-from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import PostprocessSettings, select_detections
 from models.postprocess.tiles import Tiles
@@ -381,15 +381,15 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_add = detection.FrameLog.add
+    true_add = detect_log.FrameLog.add
 
     def interrupt(self, *args):
         calls.append(1)
-        if len(calls) >= 3:  # the writer may reach a later frame before it is stopped
+        if len(calls) == 3:  # no later frame is written
             raise KeyboardInterrupt
         true_add(self, *args)
 
-    monkeypatch.setattr(detection.FrameLog, "add", interrupt)
+    monkeypatch.setattr(detect_log.FrameLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
@@ -461,8 +461,8 @@ def test_threads_and_batches_change_neither_results_nor_lines(
             run(weights, odd_folder, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
         folder = max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
         found.append((folder, lines_of(capsys.readouterr().out, folder)))
-        monkeypatch.setattr(Predictor, "threads", 3)
-        monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
+        monkeypatch.setattr(ImageDetector, "threads", 3)
+        monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
         monkeypatch.setattr(ImageDetector, "images_at_once", lambda self, batch_size=0: batch)
     (one, lines), (many, lines_of_many) = found
     assert lines_of_many == lines
@@ -512,7 +512,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
     source = clip if "disk_usage" in name else source
     module, _, function = name.rpartition(".")
     monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
+    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
     flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
     assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
     folder = tmp_path / "runs" / "exp"
@@ -526,7 +526,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
 def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr("engine.inference.predictor.ReadAheadLimit", lambda _: ReadAheadLimit(4))
+    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
     closed = cv2.VideoWriter()
     monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
     with refused(

@@ -17,7 +17,7 @@ import detect
 import export
 import train
 import val
-from engine.export.parity import largest_difference
+from engine.export.differences import largest_difference
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.helpers.messages import refused

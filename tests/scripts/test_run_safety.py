@@ -17,7 +17,7 @@ from tests.helpers.same_content import same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.ports import free_port
+from utils.process.ports import free_port
 
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
 COMMON += ["--set", "close_mosaic=1", "close_scale=1"]

@@ -51,7 +51,7 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monke
 
     def recorded(evaluator, *args, **more):
         result = original(evaluator, *args, **more)
-        tables.append(evaluator.detections)
+        tables.append(evaluator.scored)
         return result
 
     monkeypatch.setattr(Evaluator, "run", recorded)

@@ -7,11 +7,11 @@ from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
-from engine.commands.val import canvases_of, check_size
+from engine.commands.scoring import canvases_of, check_size
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
-from engine.inference.predictor import open_weights
+from engine.inference.open_model import open_weights
 from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import summary_lines
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
-from data.index.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
+from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 
 SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
+COMPARISONS = 1 << 18  # of two boxes at a time, which need some 50 MB
+MAX_NEIGHBORS = 1000  # boxes that a box is compared with; so many begin at one place in no real image
 MAX_PARTNERS = 2  # earlier boxes that a box is paired with: this many of its class, and of other classes
 TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
@@ -66,6 +69,24 @@ def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: st
     return LabelBox(name, number, finding.xyxy_px, where=location)
 
 
+class BoxPairs(NamedTuple):
+    """Pairs of boxes of an image that nearly coincide. Boxes are numbered in the order of their labels."""
+
+    earlier: np.ndarray  # int64 (P,): numbers of the boxes that come first
+    later: np.ndarray  # int64 (P,)
+    iou: np.ndarray  # float64 (P,): above `SAME_IOU`
+
+    def take(self, rows: np.ndarray) -> BoxPairs:
+        """Returns the pairs ``rows``, int64 or bool."""
+        return BoxPairs(self.earlier[rows], self.later[rows], self.iou[rows])
+
+    def with_first_partners(self) -> BoxPairs:
+        """Returns the pairs of each later box with its first `MAX_PARTNERS` earlier ones."""
+        ordered = self.take(np.lexsort((self.earlier, self.later)))
+        rank = np.arange(len(ordered.later)) - np.searchsorted(ordered.later, ordered.later)
+        return ordered.take(rank < MAX_PARTNERS)
+
+
 def box_pairs(split: CheckedSplit) -> list[Issue]:
     """Returns pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions.
 
@@ -74,10 +95,7 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     index = split.index
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
     image = index.image_of_box[rows]
-    classes = index.classes[rows]
-    xywh = index.boxes_xywh_px[rows]
-    same_class = _overlapping(xywh, image * len(index.names) + classes, classes, differing=False)
-    other_class = _overlapping(xywh, image, classes, differing=True)
+    same_class, other_class = _pairs_by_class(index.boxes_xywh_px[rows], image, index.classes[rows])
     in_pairs = np.unique(np.concatenate([*same_class[:2], *other_class[:2]]))
     boxes = {number: split.box(int(rows[number])) for number in in_pairs.tolist()}
     issues = []
@@ -92,112 +110,58 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     return sorted(issues, key=lambda issue: (issue.kind, issue.images, *(box.number for box in issue.boxes)))
 
 
-def _overlapping(
-    xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray, *, differing: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds pairs of boxes with an IoU above `SAME_IOU`, at most `MAX_PARTNERS` with earlier partners for each box.
+def _pairs_by_class(xywh: np.ndarray, image: np.ndarray, classes: np.ndarray) -> tuple[BoxPairs, BoxPairs]:
+    """Returns the pairs of boxes of one class, and those of two, with at most `MAX_PARTNERS` earlier partners for each
+    box. ``xywh``: float64 (n, 4); ``image``, ``classes``: int (n,)."""
+    none = BoxPairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    same_class = [none]
+    other_class = [none]
+    for pairs in _coinciding(xywh, image):
+        is_same = classes[pairs.earlier] == classes[pairs.later]
+        same_class.append(pairs.take(is_same).with_first_partners())  # here, too, or n copies would fill the memory
+        other_class.append(pairs.take(~is_same).with_first_partners())
+    same, other = (BoxPairs(*map(np.concatenate, zip(*parts))) for parts in (same_class, other_class))
+    return same.with_first_partners(), other.with_first_partners()
 
-    Boxes are sorted by the left edge, so those that nearly coincide are neighbors. Here b may overlap a and c; d begins
-    too far from c, which ends the search from c to the right, and e is of another group::
 
-        a  |---------|
-        b   |---------|                     from b to the left:  a            (then there is none)
-        c     |--------|                    from b to the right: c, d         (d is too far)
-        d                |------|           from d to the left:  c            (too far)
-        e  |---------|                      of another group, behind all of this one
+def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
+    """Yields all pairs of boxes of an image with an IoU above `SAME_IOU`, from `COMPARISONS` comparisons at a time.
 
-    All boxes take a step at a time, as arrays: ``other`` moves one place further from each ``box``, and boxes leave
-    when they have enough partners or ``other`` is too far. The second direction adds the partners on the other side.
-
-    Args:
-        xywh: the boxes, float64 (n, 4).
-        groups: int (n,); boxes of the same group are compared with each other.
-        classes: int (n,).
-        differing: compare only boxes of different classes.
-
-    Returns:
-        The number of the earlier box, int64 (p,), that of the later one, and their IoU, float64 (p,).
+    The left edges of two such boxes differ by at most `MAX_SHIFT` of either width. So boxes are put in the order of
+    their left edges, with the images side by side, and each is compared with those before it that are near enough, but
+    not with more than the `MAX_NEIGHBORS` last ones.
     """
-    boxes = _SortedBoxes(xywh, groups, classes)
-    num_partners = np.zeros(len(xywh), np.int64)  # found for each box
-    pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
-    for direction in (-1, 1):
-        # Every box is compared with its neighbor, the next one, and so on, as long as these may overlap it.
-        box = np.flatnonzero(num_partners < MAX_PARTNERS)
-        other = box
-        while box.size:
-            other = boxes.next_of_other_class(box, other, direction) if differing else other + direction
-            may_overlap = boxes.may_overlap(box, other)
-            box = box[may_overlap]
-            other = other[may_overlap]
-            iou = boxes.iou(box, other)
-            is_pair = (iou > SAME_IOU) & (boxes.number[other] < boxes.number[box])
-            pairs.append((boxes.number[other[is_pair]], boxes.number[box[is_pair]], iou[is_pair]))
-            num_partners[box[is_pair]] += 1
-            needs_partners = num_partners[box] < MAX_PARTNERS
-            box = box[needs_partners]
-            other = other[needs_partners]
-    earlier, later, iou = (np.concatenate(arrays) for arrays in zip(*pairs))
-    return earlier, later, iou
-
-
-class _SortedBoxes:
-    """Boxes in the order of their groups, and within a group by position, so that all partners of a box are near it.
-
-    Methods take positions in this order, int64 (m,); -1 and n are before the first and after the last box.
-    """
-
-    def __init__(self, xywh: np.ndarray, groups: np.ndarray, classes: np.ndarray) -> None:
-        """Sorts ``xywh``, float64 (n, 4), with ``groups`` and ``classes``, int (n,)."""
-        position, size = _along_longer_side(xywh, groups)
-        self.number = np.lexsort((position, groups))  # int64 (n,): of each box before it was sorted
-        self._position = position[self.number]
-        self._size = size[self.number]
-        self._group = groups[self.number]
-        self._class = classes[self.number]
-        self._x, self._y, self._w, self._h = xywh[self.number].T
-        # Boxes of one class that follow each other are a run: int64 (n,), its number, and the positions around it.
-        run = np.cumsum(np.diff(self._class, prepend=self._class[:1]) != 0)
-        self._after_run = np.searchsorted(run, run, side="right")
-        self._before_run = np.searchsorted(run, run) - 1
-
-    def next_of_other_class(self, box: np.ndarray, other: np.ndarray, direction: int) -> np.ndarray:
-        """Returns the position of the next box after ``other`` whose class is not that of ``box``."""
-        position = other + direction
-        inside = position.clip(0, len(self.number) - 1)
-        beyond_run = self._after_run if direction > 0 else self._before_run
-        return np.where(self._class[inside] == self._class[box], beyond_run[inside], position)
-
-    def may_overlap(self, box: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Returns whether boxes are of one group and near enough for an IoU above `SAME_IOU`: bool (m,). ``other`` may
-        be outside."""
-        inside = other.clip(0, len(self.number) - 1)
-        is_near = np.abs(self._position[inside] - self._position[box]) <= MAX_SHIFT * self._size[box]
-        return (inside == other) & (self._group[inside] == self._group[box]) & is_near
-
-    def iou(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Returns the IoU of boxes: float64 (m,)."""
-        x, y, w, h = self._x, self._y, self._w, self._h
-        width = np.minimum(x[a] + w[a], x[b] + w[b]) - np.maximum(x[a], x[b])
-        height = np.minimum(y[a] + h[a], y[b] + h[b]) - np.maximum(y[a], y[b])
-        overlap = np.maximum(width, 0) * np.maximum(height, 0)
-        return overlap / (w[a] * h[a] + w[b] * h[b] - overlap)
-
-
-def _along_longer_side(xywh: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns left edges and widths of boxes (n, 4), or top edges and heights where the boxes of a group, (n,), are
-    spread more vertically, like the rows of a table, which all begin at the same x."""
     if not len(xywh):
-        return xywh[:, 0], xywh[:, 2]
-    _, group = np.unique(groups, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    corners = xywh[order, :2]
-    sizes = xywh[order, 2:]
-    extent = np.maximum.reduceat(corners, starts) - np.minimum.reduceat(corners, starts)
-    spread = extent / np.maximum.reduceat(sizes, starts)
-    along_y = (spread[:, 1] > spread[:, 0])[group]
-    return np.where(along_y, xywh[:, 1], xywh[:, 0]), np.where(along_y, xywh[:, 3], xywh[:, 2])
+        return
+    x, y, w, _ = xywh.T
+    reach = MAX_SHIFT * w + 1e-6  # of rounding, as positions are large with many images
+    position = (x - x.min()) + image * (np.ptp(x) + reach.max() + 1)
+    order = np.lexsort((y, position))  # by y in the rows of a table, which begin at the same x
+    places = np.arange(len(order))
+    first = np.searchsorted(position[order], (position - reach)[order])  # the first box that is near enough to each
+    first = np.maximum(first, places - MAX_NEIGHBORS)
+    counts = places - first
+    ends = np.cumsum(counts)  # of the comparisons of each box, among those of all
+    start = 0
+    while start < len(order):
+        num_done = ends[start] - counts[start]
+        stop = max(int(np.searchsorted(ends, num_done + COMPARISONS)), start + 1)
+        repeats = counts[start:stop]
+        box = np.repeat(np.arange(start, stop), repeats)
+        within = np.arange(len(box)) - np.repeat(ends[start:stop] - repeats - num_done, repeats)
+        yield _coinciding_of(xywh, order[box], order[first[box] + within])
+        start = stop
+
+
+def _coinciding_of(xywh: np.ndarray, a: np.ndarray, b: np.ndarray) -> BoxPairs:
+    """Returns those of the pairs of boxes ``a`` and ``b``, int64 (m,), whose IoU is above `SAME_IOU`."""
+    x_a, y_a, w_a, h_a = xywh[a].T
+    x_b, y_b, w_b, h_b = xywh[b].T
+    width = np.minimum(x_a + w_a, x_b + w_b) - np.maximum(x_a, x_b)
+    height = np.minimum(y_a + h_a, y_b + h_b) - np.maximum(y_a, y_b)
+    overlap = np.maximum(width, 0) * np.maximum(height, 0)
+    iou = overlap / (w_a * h_a + w_b * h_b - overlap)
+    return BoxPairs(np.minimum(a, b), np.maximum(a, b), iou).take(iou > SAME_IOU)
 
 
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.source.dataset_spec import DatasetSpec
-from engine.commands.val import score
+from engine.commands.scoring import score
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
@@ -86,10 +86,10 @@ def _detect_in_split(
     scores = score(settings, model, spec, ctx, index=split.index)
     assert scores is not None, "the only process has the scores"
     if max_det == MAX_DETECTIONS:
-        return _SplitDetections(scores.result, scores.result.class_metrics, scores.detections, scores.shown)
+        return _SplitDetections(scores.result, scores.result.class_metrics, scores.scored, scores.shown)
     truth = scores.evaluator.ground_truth
     classes = len(split.index.names)
-    of_all = score_detections(replace(truth, max_det=max_det), scores.detections, classes)
+    of_all = score_detections(replace(truth, max_det=max_det), scores.scored, classes)
     shown = scores.shown.top_per_image(MAX_DETECTIONS)
-    result = score_detections(truth, scores.detections.top_per_image(MAX_DETECTIONS), classes, shown=shown)
-    return _SplitDetections(result, of_all.class_metrics, scores.detections, shown)
+    result = score_detections(truth, scores.scored.top_per_image(MAX_DETECTIONS), classes, shown=shown)
+    return _SplitDetections(result, of_all.class_metrics, scores.scored, shown)

@@ -44,6 +44,31 @@ class AnnotatedImage:
     size: tuple[int, int] | None = None  # width and height that the annotations state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What an annotation file says about an image in one place.
+
+    Args:
+        image: path of the image, as the annotations name it, with or without suffix; a `Path` is one that exists.
+        boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it would
+            teach the model to ignore its objects.
+        location: the file, and the line or entry, for messages.
+        file: the annotation file; an image in its folder is preferred.
+        split: as the annotations call it; empty: by the names of folders and files.
+        size: width and height, if the annotations state them.
+        is_complete: whether these are all objects of the image. A second entry for it is then an error: it is about
+            another image of this name, or is an older version.
+    """
+
+    image: str | Path
+    boxes: Sequence[AnnotatedBox | None]
+    location: str
+    file: Path
+    split: str = ""
+    size: tuple[int, int] | None = None
+    is_complete: bool = False
+
+
 class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
@@ -56,54 +81,39 @@ class Annotations:
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
         self.unlabeled_inside = 0  # images that annotation files contain without saying what is in them
-        self._whole: dict[Path, str] = {}  # location of the entry that has all objects of an image, if there is one
+        self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
         self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
         self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
         self._stems = {loose(path.stem) for path in self._paths}
 
-    def add(
-        self,
-        image: str | Path,
-        boxes: Iterable[AnnotatedBox | None],
-        *,
-        location: str,
-        near: Path,
-        split: str = "",
-        size: tuple[int, int] | None = None,
-        is_whole: bool = False,
-    ) -> None:
-        """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid.
-
-        Args:
-            image: its path, as the annotations name it, with or without suffix; a `Path` is one that exists.
-            boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it
-                would teach the model to ignore its objects.
-            location: the file, and the line or entry, for messages.
-            near: the annotation file; an image in its folder is preferred.
-            split: as the annotations call it; empty: by the names of folders and files.
-            size: width and height.
-            is_whole: whether these are all objects of the image. A second entry for it is then an error: it is about
-                another image of this name, or is an older version.
-        """
-        checked = [None if box is None else self._checked(box, location) for box in boxes]
-        if checked and not any(checked):
+    def add(self, entry: Entry) -> None:
+        """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid."""
+        checked = [None if box is None else self._checked(box, entry.location) for box in entry.boxes]
+        boxes = [box for box in checked if box is not None]
+        if checked and not boxes:
             return
-        path = image if isinstance(image, Path) else self.find(image, location, near, split)
-        if is_whole:
-            other_location = self._whole.setdefault(path, location)
-            if other_location != location:
-                raise UserError(f"{location}: {path.name} is labeled in {other_location}, too; remove one of them")
-        split_name = split_of(split) or _split_of_paths(path, near, self.root)
-        annotated = self.images.setdefault(split_name, {}).setdefault(path, AnnotatedImage())
-        annotated.size = size or annotated.size
-        for box in filter(None, checked):
-            other = annotated.files.setdefault(box, near)
-            if other != near:
+        path = entry.image
+        if not isinstance(path, Path):
+            path = self.find(path, entry.location, entry.file, entry.split)
+        if entry.is_complete:
+            self._check_only_entry(path, entry.location)
+        split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
+        annotated = self.images.setdefault(split, {}).setdefault(path, AnnotatedImage())
+        annotated.size = entry.size or annotated.size
+        for box in boxes:
+            other_file = annotated.files.setdefault(box, entry.file)
+            if other_file != entry.file:
                 raise UserError(
-                    f"{location}: {path.name} has the same box of '{box.name}' in {other} too; remove a file"
+                    f"{entry.location}: {path.name} has the same box of '{box.name}' in {other_file} too; remove a file"
                 )
             self.objects[box.name] += 1
             annotated.boxes.append(box)
+
+    def _check_only_entry(self, path: Path, location: str) -> None:
+        """Raises UserError if another complete entry is about the image ``path``."""
+        other_location = self._complete.setdefault(path, location)
+        if other_location != location:
+            raise UserError(f"{location}: {path.name} is labeled in {other_location}, too; remove one of them")
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.labels.coco import load_json
-from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import numbers, objects_in
 from utils.schema import check
 
@@ -21,4 +21,4 @@ def read_createml(file: Path, annotations: Annotations) -> None:
             x, y, w, h = numbers(coordinates, ("x", "y", "width", "height"), location)
             boxes.append(AnnotatedBox.of_xywh(str(annotation.get("label") or ""), x - w / 2, y - h / 2, w, h))
         image = entry.get("image", entry.get("imagefilename"))
-        annotations.add(str(image), boxes, location=location, near=file, is_whole=True)
+        annotations.add(Entry(image=str(image), boxes=boxes, location=location, file=file, is_complete=True))

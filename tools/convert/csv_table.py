@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, stated_size
 from utils.errors import UserError
 from utils.files.encoding import decode_loosely
@@ -71,7 +71,7 @@ class _Objects:
             raise UserError(f"{location}: {num_fields} fields, expected {self._num_columns}")
         cells = {name: row[column] for name, column in self._columns.items()}
         if not cells["name"] and not cells["xmin"]:  # an image without objects
-            self._annotations.add(cells["image"], (), location=location, near=self._file)
+            self._annotations.add(Entry(image=cells["image"], boxes=(), location=location, file=self._file))
             return
         x1, y1, x2, y2 = (number(cells[name], f"{location}: {name}") for name in _CORNERS)
         self._largest_corner = max(self._largest_corner, x2, y2)
@@ -91,7 +91,7 @@ class _Objects:
             size = stated_size(cells.get("width"), cells.get("height"), location)
         crowd = "crowd" in cells and is_set(cells["crowd"], f"{location}: {self._columns['crowd']}")
         box = AnnotatedBox(name, x1, y1, x2, y2, crowd)
-        self._annotations.add(image, [box], location=location, near=self._file, size=size)
+        self._annotations.add(Entry(image=image, boxes=[box], location=location, file=self._file, size=size))
 
     def check_unit(self) -> None:
         """Raises UserError if the corners of all rows seem to be in another unit than the columns say."""

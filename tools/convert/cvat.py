@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around, around_polygon
 from tools.convert.values import MAX_FILE_BYTES, number, stated_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_regular
@@ -29,9 +29,11 @@ def read_cvat(file: Path, annotations: Annotations) -> None:
         location = f"{file}: image {one_line(name)[:100]!r}"
         boxes = [_box(shape, shape.get("label", ""), location, annotations) for shape in image if _is_object(shape)]
         size = stated_size(image.get("width"), image.get("height"), location)
-        annotations.add(name, boxes, location=location, near=file, split=image.get("subset", ""), size=size)
+        annotations.add(
+            Entry(image=name, boxes=boxes, location=location, file=file, split=image.get("subset", ""), size=size)
+        )
     for frame, boxes in sorted(_boxes_by_frame(root, file, annotations).items()):
-        annotations.add(f"frame_{frame:06}", boxes, location=f"{file}: frame {frame}", near=file)
+        annotations.add(Entry(image=f"frame_{frame:06}", boxes=boxes, location=f"{file}: frame {frame}", file=file))
 
 
 def _boxes_by_frame(

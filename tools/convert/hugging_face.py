@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
@@ -43,7 +43,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
                 annotations.unlabeled_inside += 1
                 continue
             path = annotations.keep(image, file, row)
-            annotations.add(path, boxes, location=location, near=file, size=_size(path, location))
+            annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=_size(path, location)))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
@@ -89,7 +89,7 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
         boxes = _boxes(entry.get("objects"), {}, location)
         path = annotations.find(str(entry.get("file_name")), location, file)
         if boxes is not None:
-            annotations.add(path, boxes, location=location, near=file, is_whole=True)
+            annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))
 
 
 def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import number
 from utils.errors import UserError
 from utils.files.safe_io import read_text
@@ -27,7 +27,7 @@ def read_kitti(file: Path, annotations: Annotations) -> None:
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
     annotations.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
-    annotations.add(file.stem, boxes, location=str(file), near=file, is_whole=True)
+    annotations.add(Entry(image=file.stem, boxes=boxes, location=str(file), file=file, is_complete=True))
 
 
 def is_kitti(head: str) -> bool:

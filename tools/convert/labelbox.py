@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from data.labels.coco import load_json
-from tools.convert.annotations import AnnotatedBox, Annotations, around_polygon
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon
 from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, stated_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
@@ -31,7 +31,9 @@ def read_labelbox(file: Path, annotations: Annotations) -> None:
         data = check(row.get("data_row"), dict, f"{location}: data_row")
         media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
         size = stated_size(media.get("width"), media.get("height"), location)
-        annotations.add(_image_name(data), boxes, location=location, near=file, size=size, is_whole=True)
+        annotations.add(
+            Entry(image=_image_name(data), boxes=boxes, location=location, file=file, size=size, is_complete=True)
+        )
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

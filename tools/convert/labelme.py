@@ -8,7 +8,7 @@ from typing import Any
 
 from data.labels.coco import load_json
 from data.labels.image_names import loose
-from tools.convert.annotations import AnnotatedBox, Annotations, around, around_polygon
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around, around_polygon
 from tools.convert.values import points_of, stated_size
 from utils.errors import UserError, one_line
 from utils.schema import check
@@ -30,7 +30,7 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
     annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
     size = stated_size(content.get("imageWidth"), content.get("imageHeight"), location)
-    annotations.add(image, boxes, location=location, near=file, size=size, is_whole=True)
+    annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 
 
 def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.coco import load_json
-from tools.convert.annotations import AnnotatedBox, Annotations
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import numbers, objects_in, stated_size
 from utils.errors import UserError, one_line
 from utils.schema import check
@@ -33,7 +33,9 @@ def read_vott(file: Path, annotations: Annotations) -> None:
         size = None
         if isinstance(sides, dict):
             size = stated_size(sides.get("width"), sides.get("height"), location)
-        annotations.add(str(asset.get("name")), boxes, location=location, near=file, size=size, is_whole=True)
+        annotations.add(
+            Entry(image=str(asset.get("name")), boxes=boxes, location=location, file=file, size=size, is_complete=True)
+        )
 
 
 def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> list[AnnotatedBox | None]:

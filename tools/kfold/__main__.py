@@ -17,7 +17,8 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 
-from tools.runs.folder import check_started_once, run_continued
+from tools.runs.flag_rules import refuse_unsupported_flags
+from tools.runs.folder import run_continued
 from utils.config.search_settings import KfoldConfig
 from utils.process.entrypoint import run_main
 from utils.run_command import run_command
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cross_validate(config: KfoldConfig) -> None:
-    check_started_once(config)
+    refuse_unsupported_flags(config)
     from engine.commands.input_files import check_training_files
 
     check_training_files(config, divides=True)

@@ -12,7 +12,7 @@ from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.kfold.folds import TABLE, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
-from tools.runs.comparison import Comparison, open_comparison
+from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.training import train, train_config
 from utils.config.recipes import read_recipe
 from utils.config.search_settings import KfoldConfig
@@ -41,22 +41,22 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     `cross_validate` does.
     """
     log = get_logger()
-    comparison = open_comparison(config, SETTINGS)
-    folder = comparison.folder
-    fitness = comparison.fitness
-    with folder.hold():
-        comparison.begin_or_check(_recipe_contents(config))
+    experiment = open_experiment(config, SETTINGS)
+    folder = experiment.folder
+    fitness = experiment.fitness
+    with folder.lock_or_fail():
+        experiment.begin_or_check(_recipe_contents(config))
         try:
-            make_folds(config, comparison.spec, folder.path, fitness)
+            make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
-            for results in cross_validate(config, comparison, folder.path, signals):
+            for results in cross_validate(config, experiment, folder.path, signals):
                 number = len(results.folds)
                 log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(results.folds[-1]))
         except UserError:
             folder.remove_if_untrained([TABLE])
             raise
-        write_results(folder.path / "results.csv", results, comparison.names)
-    for line in format_folds(results.folds, results.pooled, comparison.names):
+        write_results(folder.path / "results.csv", results, experiment.names)
+    for line in format_folds(results.folds, results.pooled, experiment.names):
         log.info("%s", line)
     message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
     log.info(message, fitness.name, fitness.of(results.pooled), folder.path)
@@ -69,13 +69,13 @@ def _recipe_contents(config: KfoldConfig) -> dict[str, Any]:
 
 
 def cross_validate(
-    config: KfoldConfig, comparison: Comparison, folder: Path, signals: StopSignals
+    config: KfoldConfig, experiment: Experiment, folder: Path, signals: StopSignals
 ) -> Iterator[CrossValidation]:
     """Trains and scores the folds that are not finished yet. After each fold, finished now or by a previous process,
     yields the results so far.
 
     ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
-    ``comparison``.
+    ``experiment``.
 
     Raises `RunFailed` if a training was refused or has failed, or scoring was killed, `PeerFailure` if scoring has
     failed and printed why, `Stopped` after a signal, and UserError as `train` does.
@@ -83,12 +83,12 @@ def cross_validate(
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
     for number in range(config.folds):
-        data = data_of(comparison.folder.path, number)
+        data = data_of(experiment.folder.path, number)
         run = folder / f"fold{number + 1}"
         detections = run / DETECTIONS
         if not detections.is_file():
             run.mkdir(parents=True, exist_ok=True)
-            train(train_config(config, data=str(data)), run, comparison.fitness.column, signals).check()
+            train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
             if not (run / "best.pt").is_file():
                 raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
             validation = validation_of(config, run / "best.pt", data)

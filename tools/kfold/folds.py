@@ -25,7 +25,7 @@ from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import shards_of
 from engine.evaluation.metrics import Fitness
-from tools.runs.comparison import SPLITS
+from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole

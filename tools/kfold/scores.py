@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from data.loading.build import MAX_VALIDATION_BATCH
-from engine.commands.val import open_model_and_data, score
+from engine.commands.scoring import score
+from engine.commands.val import open_model_and_data
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
@@ -79,7 +80,7 @@ def score_fold(validation: ValConfig, out: Path) -> None:
     model, spec = open_model_and_data(validation, ctx)
     scores = score(validation, model, spec, ctx)
     assert scores is not None, "the only process has the scores"
-    fold = ScoredFold(scores.evaluator.ground_truth, scores.detections, scores.shown)
+    fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
     arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}

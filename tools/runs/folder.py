@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from engine.run.new_folder import check_run_dir
+from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import Hyperparameters, changed_settings, default_of, names_with
@@ -29,19 +27,6 @@ _LOCK = ".folder.lock"
 _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data
 
 
-def check_started_once(config: KfoldConfig) -> None:
-    """Raises UserError for flags that make no sense where the same command continues."""
-    for flag, is_set in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
-        if is_set:
-            raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
-    if config.export:
-        raise UserError("--export: leave it out; export.py exports the weights that you choose in the end")
-    if config.time:
-        raise UserError("--time: leave it out; trainings that are compared have the same --epochs")
-    if config.val_fraction and config.folds:
-        raise UserError("--val-fraction: leave it out; each fold is held out in turn")
-
-
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
     """Calls ``work``; after a signal, logs that the same command continues it."""
     configure_logging(True)
@@ -49,20 +34,14 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
         try:
             work(signals)
         except Stopped:
-            get_logger().info("stopped; the same command continues the work in %s", folder_of(config))
+            get_logger().info("stopped; the same command continues the work in %s", config.folder)
             raise
-
-
-def folder_of(config: KfoldConfig) -> Path:
-    """Returns the folder of a search or cross-validation. It is not numbered (exp2, ...), so the same command continues
-    it."""
-    return Path(config.project) / config.name
 
 
 class ContinuedFolder:
     """The folder of a search or a cross-validation.
 
-    A file in it has the settings with which the work was begun, and what these stand for: the hyper-parameters of the
+    A file in it has the settings with which the work was begun, and their resolved values: the hyper-parameters of the
     recipe, the classes, and digests of the files and the data. The work continues with the same ones only; settings
     whose scope is a run or a machine may change (`utils.config.settings.Scope`).
     """
@@ -71,13 +50,13 @@ class ContinuedFolder:
         """Makes the folder. ``settings_name``: file name of the stored settings. Raises UserError if the folder cannot
         be made."""
         check_run_dir(config.project, config.name, exist_ok=True)
-        self.path = folder_of(config)
+        self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
         self._config = config
         self._settings = self.path / settings_name
         self._is_begun_here = False
 
-    def hold(self) -> FileLock:
+    def lock_or_fail(self) -> FileLock:
         """Locks the folder until the end of a ``with`` statement. Raises UserError if another process holds it."""
         lock = FileLock(self.path / _LOCK)
         holder = lock.acquire()
@@ -85,7 +64,7 @@ class ContinuedFolder:
             raise UserError(f"{self.path}: another process works in this folder ({holder})")
         return lock
 
-    def take_turn(self) -> FileLock:
+    def wait_for_lock(self) -> FileLock:
         """Waits until no other process holds the folder, and locks it until the end of a ``with`` statement."""
         return FileLock(self.path / _LOCK).wait("another process that works in this folder")
 
@@ -93,13 +72,13 @@ class ContinuedFolder:
         """Stores the settings, or compares them with those that the folder has.
 
         Args:
-            contents: what the settings stand for, by its name in messages; plain data.
+            contents: the resolved values of settings, by their names in messages; plain data.
             digests: likewise, of what is too large to be stored. Those of files that settings name are added.
 
         Raises UserError that names the first difference.
         """
         settings = {**_result_settings(self._config), **contents}
-        digests = {**_digests_of_files(self._config), **digests}
+        digests = {**digests_of_files(self._config), **digests}
         if self._settings.exists():
             self._check_unchanged(settings, digests)
             return
@@ -169,33 +148,3 @@ def _result_settings(config: KfoldConfig) -> dict[str, Any]:
         if os.path.exists(settings[name]):
             settings[name] = str(normal_path(settings[name]))
     return settings
-
-
-def _digests_of_files(config: KfoldConfig) -> dict[str, str]:
-    """Returns the digests of the files that the settings name, by setting: of weights, of a model's YAML, of callbacks.
-    The YAML of the data set is left out, as the data is compared instead."""
-    files = {name: Path(getattr(config, name)) for name in names_with(type(config), is_path=True) - {"data"}}
-    module = _module_file(config.callbacks.partition(":")[0])
-    if module is not None:
-        files["callbacks"] = module
-    digests = {}
-    for name, path in sorted(files.items()):
-        if path.is_file():
-            with open(path, "rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
-
-
-def _module_file(module: str) -> Path | None:
-    """Returns the file from which a training imports ``module``, without importing it here; None if it is not found.
-    The working folder comes last (`engine.hooks.callbacks.load_callbacks`)."""
-    if not module:
-        return None
-    working_folder = os.getcwd()
-    folders = [folder for folder in sys.path if folder not in ("", working_folder)]
-    for folder in [*folders, working_folder]:
-        path = Path(folder, *module.split("."))
-        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-            if file.is_file():
-                return file
-    return None

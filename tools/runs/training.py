@@ -43,14 +43,14 @@ def train(
     folder: Path,
     column: str,
     signals: StopSignals,
-    is_hopeless: Callable[[int, float], bool] = lambda epoch, fitness: False,
+    should_prune: Callable[[int, float], bool] = lambda epoch, fitness: False,
 ) -> RunResult:
     """Trains in ``folder``, from its last.pt if there is one. Returns how the training has ended, now or before.
 
     Args:
         column: column of results.csv with the fitness.
         signals: signals of this process, entered. They stop the training, which can be resumed.
-        is_hopeless: called with the epoch and its fitness after each validation, also those of previous processes. If
+        should_prune: called with the epoch and its fitness after each validation, also those of previous processes. If
             it returns True before the last epoch, the training is pruned.
 
     Raises UserError if another process trains in ``folder``.
@@ -60,7 +60,7 @@ def train(
         previous = previous_training(folder, config)
     except UserError as error:
         return RunResult(Kind.FAILED, str(error))
-    reports = _EpochReports(folder / _RESULTS, column, config.epochs, is_hopeless)
+    reports = _EpochReports(folder / _RESULTS, column, config.epochs, should_prune)
     if previous.has_ended:
         reports.report_new()
         return RunResult(Kind.PRUNED if reports.is_pruned else Kind.DONE)
@@ -84,11 +84,11 @@ def train(
 class _EpochReports:
     """Passes each epoch of results.csv that has a fitness to a callback, once, until that ends the training."""
 
-    def __init__(self, table: Path, column: str, epochs: int, is_hopeless: Callable[[int, float], bool]) -> None:
+    def __init__(self, table: Path, column: str, epochs: int, should_prune: Callable[[int, float], bool]) -> None:
         self._table = table
         self._column = column
         self._epochs = epochs  # of the training
-        self._is_hopeless = is_hopeless
+        self._should_prune = should_prune
         self._last_epoch = 0
         self.is_pruned = False
 
@@ -97,8 +97,8 @@ class _EpochReports:
         for epoch, fitness in fitness_by_epoch(self._table, self._column):
             if epoch > self._last_epoch and not self.is_pruned:
                 self._last_epoch = epoch
-                is_hopeless = self._is_hopeless(epoch, fitness)
-                self.is_pruned = is_hopeless and epoch < self._epochs
+                should_prune = self._should_prune(epoch, fitness)
+                self.is_pruned = should_prune and epoch < self._epochs
 
 
 def wait_for_previous(folder: Path) -> None:

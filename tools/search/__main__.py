@@ -17,7 +17,8 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 
-from tools.runs.folder import check_started_once, run_continued
+from tools.runs.flag_rules import refuse_unsupported_flags
+from tools.runs.folder import run_continued
 from utils.config.search_settings import SearchConfig
 from utils.machine.packages import require_package
 from utils.process.entrypoint import run_main
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _search(config: SearchConfig) -> None:
-    check_started_once(config)
+    refuse_unsupported_flags(config)
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
     from engine.commands.input_files import check_training_files
 

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import TABLE, make_folds
-from tools.runs.comparison import Comparison, open_comparison
+from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.training import train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
@@ -24,7 +24,7 @@ from tools.search.study import (
     SharedStudy,
     alone_without_locks,
     best_of,
-    is_any_trial_held,
+    has_running_trial,
 )
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
@@ -51,26 +51,26 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    comparison = open_comparison(config, SETTINGS)
-    with alone_without_locks(comparison.folder.path):
-        _search_in_folder(config, space, signals, comparison)
+    experiment = open_experiment(config, SETTINGS)
+    with alone_without_locks(experiment.folder.path):
+        _search_in_folder(config, space, signals, experiment)
 
 
-def _search_in_folder(config: SearchConfig, space: Space, signals: StopSignals, comparison: Comparison) -> None:
+def _search_in_folder(config: SearchConfig, space: Space, signals: StopSignals, experiment: Experiment) -> None:
     log = get_logger()
-    folder = comparison.folder
-    fitness = comparison.fitness
+    folder = experiment.folder
+    fitness = experiment.fitness
     try:
-        with folder.take_turn():
-            comparison.begin_or_check(space.plain())
+        with folder.wait_for_lock():
+            experiment.begin_or_check(space.plain())
             study = SharedStudy(config, space, folder.path, steps=config.folds or config.epochs)
             if config.folds:
-                make_folds(config, comparison.spec, folder.path, fitness)
+                make_folds(config, experiment.spec, folder.path, fitness)
             claim = study.claim()  # in here, so that its lock shows to others that this process takes part
-        failure = _Search(config, space, study, comparison, signals).run_trials(claim)
+        failure = _Search(config, space, study, experiment, signals).run_trials(claim)
     except UserError:
-        with folder.take_turn():
-            if not is_any_trial_held(folder.path):
+        with folder.wait_for_lock():
+            if not has_running_trial(folder.path):
                 folder.remove_if_untrained([TABLE, JOURNAL, TRIALS])
         raise
     if failure:
@@ -94,7 +94,7 @@ class _Search:
     config: SearchConfig
     space: Space
     study: SharedStudy
-    comparison: Comparison
+    experiment: Experiment
     signals: StopSignals
 
     def run_trials(self, claim: Claim | None) -> str:
@@ -102,7 +102,7 @@ class _Search:
         log = get_logger()
         num_ended = sum(frozen.state.is_finished() for frozen in self.study.trials())
         if num_ended:
-            folder = self.comparison.folder.path
+            folder = self.experiment.folder.path
             log.info("continuing %s: %d of %d trials have ended", folder, num_ended, self.config.trials)
         while claim is not None:
             with claim.lock:
@@ -127,7 +127,7 @@ class _Search:
             steps = f" after {counted(last_step(frozen), self.config.unit)}"
         best = best_of(trials)
         best_text = "" if best is None else f"; best {best.value:.4f} (trial {best.number})"
-        return f"{steps}, {self.comparison.fitness.name} {frozen.value:.4f}{best_text}"
+        return f"{steps}, {self.experiment.fitness.name} {frozen.value:.4f}{best_text}"
 
     def _run_trial(self, claim: Claim) -> RunResult:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the end in the study.
@@ -157,22 +157,22 @@ class _Search:
         """Trains once. Returns how that has ended, and the fitness of the best epoch; None without a validation."""
         values: list[float] = []
 
-        def is_hopeless(epoch: int, value: float) -> bool:
+        def should_prune(epoch: int, value: float) -> bool:
             values.append(value)
             return self.study.report(claim, epoch, value)
 
         folder = claim.folder / RUN
         folder.mkdir(exist_ok=True)
-        result = train(train_config(config), folder, self.comparison.fitness.column, self.signals, is_hopeless)
+        result = train(train_config(config), folder, self.experiment.fitness.column, self.signals, should_prune)
         return result, max(values, default=None)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> tuple[RunResult, float | None]:
         """Trains once per fold. Returns how that has ended, and the fitness of the images of all folds together; None
         if it is not defined. Raises as `cross_validate` does."""
         fitness = None
-        for results in cross_validate(config, self.comparison, claim.folder, self.signals):
-            write_results(claim.folder / "results.csv", results, self.comparison.names)
-            pooled = self.comparison.fitness.of(results.pooled)
+        for results in cross_validate(config, self.experiment, claim.folder, self.signals):
+            write_results(claim.folder / "results.csv", results, self.experiment.names)
+            pooled = self.experiment.fitness.of(results.pooled)
             fitness = None if math.isnan(pooled) else pooled
             number = len(results.folds)
             if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:

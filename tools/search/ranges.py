@@ -38,13 +38,13 @@ class Space:
     ranges: dict[str, Distribution]
     written: dict[str, Any]  # the ranges as written in the file
     base: Hyperparameters  # the recipe without ranges: the file's single values and --set
-    usual: Hyperparameters  # the values that train.py uses for those that a recipe leaves out
+    train_defaults: Hyperparameters  # the values that train.py uses for those that a recipe leaves out
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
         """Returns the values of this trial, the same in repeated calls."""
         return {name: _suggested(trial, name, distribution) for name, distribution in self.ranges.items()}
 
-    def known_values(self, epochs: int) -> dict[str, Scalar]:
+    def baseline_values(self, epochs: int) -> dict[str, Scalar]:
         """Returns the base recipe's values that lie in the ranges.
 
         A null that is no choice of its range is replaced by its meaning in a run of ``epochs``.
@@ -61,12 +61,12 @@ class Space:
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
         """Returns a recipe for --hyp: ``values`` of the searched hyper-parameters, and others that are not defaults."""
         defaults = asdict(Hyperparameters())
-        usual = asdict(self.usual)
+        train_defaults = asdict(self.train_defaults)
         recipe = asdict(self.base) | values
         return {
             name: value
             for name, value in recipe.items()
-            if value != defaults[name] or value != usual[name] or name in values
+            if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
     def plain(self) -> dict[str, Any]:
@@ -118,16 +118,16 @@ def read_space(config: SearchConfig) -> Space:
     written = {name: value for name, value in values.items() if _is_range(value)}
     if not written:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
-    usual = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
+    train_defaults = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
     single_values = {name: value for name, value in values.items() if name not in written}
-    fixed = build(Hyperparameters, asdict(usual) | single_values, str(path), unknown_hyperparameter)
+    fixed = build(Hyperparameters, asdict(train_defaults) | single_values, str(path), unknown_hyperparameter)
     ranges = {name: _distribution(name, value, str(path)) for name, value in written.items()}
     base = with_overrides(fixed, config.override)
     for item in config.override:
         name = item.partition("=")[0].strip()
         if name in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
-    return Space(ranges, written, base, usual)
+    return Space(ranges, written, base, train_defaults)
 
 
 def _distribution(name: str, value: Any, path: str) -> Distribution:

@@ -104,7 +104,7 @@ class SharedStudy:
         if started >= self._config.trials:
             return None
         if not trials:
-            self.study.enqueue_trial(self._space.known_values(self._config.epochs))
+            self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
         self._seed_sampler(started)
         trial = self.study.ask()
         lock = self._lock(trial.number)
@@ -264,7 +264,7 @@ def _mark_as_only_process(mark: Path) -> None:
         ) from None
 
 
-def is_any_trial_held(folder: Path) -> bool:
+def has_running_trial(folder: Path) -> bool:
     """Returns whether a process runs a trial of the search in ``folder``."""
     for path in folder.glob(f"{TRIALS}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:

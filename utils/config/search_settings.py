@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from utils.config.settings import TrainConfig, setting
 
@@ -20,6 +21,11 @@ class KfoldConfig(TrainConfig):
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
     noplots: bool = setting(True, help="do not write plots for each training", scope="run")
     project: str = setting("runs/kfold", help="folder of runs", is_line=True, scope="run")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the work. It is not numbered (exp2, ...), so the same command continues it."""
+        return Path(self.project, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

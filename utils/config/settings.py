@@ -32,7 +32,7 @@ OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 #        cross-validation may continue with another.
 # "machine": how a process does its part; even the processes of a run may have different ones.
 Scope = Literal["result", "recipe", "run", "machine"]
-# Which value a run has that resumes: "stored": its own, unless the command line sets another; "fixed": its own, and
+# Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
 # another is refused; "current": that of the command line.
 OnResume = Literal["stored", "fixed", "current"]
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"

@@ -77,7 +77,8 @@ def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Bounds the depth of nesting by what can open a level: brackets, dashes, question marks, and indentation."""
+    """Returns whether ``text`` has more than `MAX_DEPTH` marks that can open a level of nesting: brackets, dashes,
+    question marks, and the spaces of an indentation."""
     marks = sum(map(text.count, "[{-?"))
     indentation = max(len(row) - len(row.lstrip()) for row in text.split("\n"))
     return marks + indentation > MAX_DEPTH

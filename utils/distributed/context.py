@@ -7,25 +7,33 @@ import itertools
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.distributed.rendezvous import Membership, join
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import Stopped
-from utils.machine.devices import make_current, parse_devices
-from utils.process.launch import read_launch
+from utils.machine.devices import make_current
 
 
-@dataclass(frozen=True)
-class DistributedContext(Membership):
-    """One process's position in the run, and the devices that it uses."""
+@dataclass(frozen=True, kw_only=True)
+class DistributedContext:
+    """One process's position in the run, and the devices that it uses (`utils.distributed.rendezvous.join_run`)."""
 
+    rank: int = 0
+    local_rank: int = -1  # -1: there is no process group
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    device: torch.device
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
+    backend: str = ""  # "" when there is no process group
+    store: dist.Store | None = field(default=None, repr=False, compare=False)
+    launcher: str = ""  # identifies the torchrun process that started this one; "": none
+    eval_ranks: int = 0  # processes that are not among these, but validate for them
     # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
@@ -46,35 +54,7 @@ class DistributedContext(Membership):
         """Creates the context of a run of one process on one device."""
         device = torch.device(device)
         make_current(device)
-        return DistributedContext(
-            rank=0,
-            local_rank=-1,
-            world_size=1,
-            local_world_size=1,
-            node_rank=0,
-            device=device,
-            backend="",
-            devices=(device,),
-        )
-
-    @staticmethod
-    def from_environment(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
-        """Creates the context of this process, and joins the process group if it was launched as one of several.
-
-        Args:
-            device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
-                messages in the store that `evaluation_store` returns.
-            timeout_s: of collectives.
-
-        Raises UserError if the environment is incomplete, a device does not exist, or a port is in use.
-        """
-        launch = read_launch()
-        if launch is None:
-            devices = parse_devices(device)
-            return replace(DistributedContext.single(devices[0]), devices=devices)
-        membership = join(launch, device, eval_ranks, timeout_s)
-        return DistributedContext(**vars(membership), devices=(membership.device,))
+        return DistributedContext(device=device, devices=(device,))
 
     def close(self) -> None:
         """Leaves the process group."""

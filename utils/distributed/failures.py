@@ -1,4 +1,4 @@
-"""Reports each failure of a run once, by one of its processes, even if the failed one has ended without a message."""
+"""Reports each failure of a run on exactly one rank, even if the failed process has ended without a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection r
 
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
-    """Makes each failure be reported by one process of the run.
+    """Ensures that exactly one rank reports each failure.
 
     | what this process raises | if it is the first of the run | else |
     | --- | --- | --- |

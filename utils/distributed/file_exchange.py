@@ -36,10 +36,13 @@ def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     cost = sizes[needed] + _OPEN_COST_BYTES
     readers = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each
     reader = np.zeros(len(needed), np.int64)
-    for pattern in np.unique(readers, axis=1).T:
-        items = (readers == pattern[:, None]).all(axis=0)
-        middle = np.cumsum(cost[items]) - cost[items] / 2
-        reader[items] = np.flatnonzero(pattern)[(middle * pattern.sum() / cost[items].sum()).astype(np.int64)]
+    for may_read in np.unique(readers, axis=1).T:  # bool (N,): items with the same readers are divided among these
+        items = (readers == may_read[:, None]).all(axis=0)
+        leaders = np.flatnonzero(may_read)
+        # Where the middle of an item is in the total cost, from 0 to 1, decides which of the equal shares it is in.
+        position = (np.cumsum(cost[items]) - cost[items] / 2) / cost[items].sum()
+        share = np.minimum((position * len(leaders)).astype(np.int64), len(leaders) - 1)
+        reader[items] = leaders[share]
     return [needed[reader == leader] for leader in range(len(cached))]
 
 

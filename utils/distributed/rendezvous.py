@@ -1,4 +1,15 @@
-"""Rendezvous: the processes of a run connect to one store. Messages name those that do not join."""
+"""Rendezvous: the processes of a run connect to one store, and make a group. Messages name those that do not join.
+
+The launcher numbers all processes. With ``--eval-ranks``, the last ones are a group of their own, with ranks of their
+own. For two nodes of three processes and ``--eval-ranks 2``, with three GPUs on each node:
+
+    launcher: rank                   0    1    2    |   3    4    5
+    launcher: node, local rank       0,0  0,1  0,2  |   1,0  1,1  1,2
+    trains or evaluates              t    t    t    |   t    e    e
+    `DistributedContext`: rank       0    1    2    |   3    0    1       world_size 4 of those that train, else 2
+    `DistributedContext`: local      0    1    2    |   0    0    1       local_world_size 3 and 1, else 2
+    device                        cuda:0  :1   :2   |  :0   :1   :2
+"""
 
 from __future__ import annotations
 
@@ -8,17 +19,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
-from utils.machine.devices import devices_for_ranks, identities, make_current
+from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
 from utils.process.identity import process_identity, this_process
-from utils.process.launch import Launch
+from utils.process.launch import Launch, read_launch
 from utils.strings import counted, rank_list
 
 FIRST_LINE_S = 10.0  # time of waiting after which a line is logged
@@ -155,22 +167,6 @@ def _wait_until(
         time.sleep(poll_s)
 
 
-@dataclass(frozen=True)
-class Membership:
-    """One process's position in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int
-    device: torch.device
-    backend: str  # "" when there is no process group
-    store: dist.Store | None = field(default=None, repr=False, compare=False, kw_only=True)
-    launcher: str = field(default="", kw_only=True)  # identifies the torchrun process that started this one; "": none
-    eval_ranks: int = field(default=0, kw_only=True)  # processes that are not among these, but validate for them
-
-
 class _Place(NamedTuple):
     """The position of a process on its node, among those of its kind."""
 
@@ -179,9 +175,21 @@ class _Place(NamedTuple):
     device: torch.device
 
 
-def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> Membership:
-    """Makes this process one of the run's group. `DistributedContext.from_environment` has these arguments and raises
-    these errors."""
+def join_run(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
+    """Creates the context of this process, and joins the process group if it was launched as one of several.
+
+    Args:
+        device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
+        eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
+            messages in the store that `evaluation_store` returns.
+        timeout_s: of collectives.
+
+    Raises UserError if the environment is incomplete, a device does not exist, or a port is in use.
+    """
+    launch = read_launch()
+    if launch is None:
+        devices = parse_devices(device)
+        return replace(DistributedContext.single(devices[0]), devices=devices)
     store = open_store(launch, timeout_s)
     try:
         _check_eval_ranks(store, launch, eval_ranks)
@@ -190,21 +198,22 @@ def join(launch: Launch, device: str, eval_ranks: int, timeout_s: float) -> Memb
         raise rendezvous_error(launch, error) from None
     training_ranks = launch.world_size - eval_ranks
     is_evaluating = launch.rank >= training_ranks
-    membership = Membership(
+    ctx = DistributedContext(
         rank=launch.rank - training_ranks if is_evaluating else launch.rank,
         local_rank=place.local_rank,
         world_size=eval_ranks if is_evaluating else training_ranks,
         local_world_size=place.local_world_size,
         node_rank=launch.node_rank,
         device=place.device,
+        devices=(place.device,),
         backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
         store=evaluation_store(store) if is_evaluating else store,
         launcher=_launcher_name(launch),
         eval_ranks=0 if is_evaluating else eval_ranks,
     )
     make_current(place.device)
-    _init_process_group(membership, launch, timeout_s)
-    return membership
+    _init_process_group(ctx, launch, timeout_s)
+    return ctx
 
 
 def _check_eval_ranks(store: dist.Store, launch: Launch, eval_ranks: int) -> None:
@@ -214,16 +223,16 @@ def _check_eval_ranks(store: dist.Store, launch: Launch, eval_ranks: int) -> Non
         raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
 
 
-def _init_process_group(membership: Membership, launch: Launch, timeout_s: float) -> None:
+def _init_process_group(ctx: DistributedContext, launch: Launch, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
-    assert membership.store is not None
+    assert ctx.store is not None
     try:
-        membership.store.set_timeout(timeout)
+        ctx.store.set_timeout(timeout)
         dist.init_process_group(
-            membership.backend,
-            store=dist.PrefixStore("group", membership.store),
-            rank=membership.rank,
-            world_size=membership.world_size,
+            ctx.backend,
+            store=dist.PrefixStore("group", ctx.store),
+            rank=ctx.rank,
+            world_size=ctx.world_size,
             timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -30,7 +31,7 @@ class StoreBarrier:
 
     | failure | part | raised where others wait |
     | --- | --- | --- |
-    | it raises inside the context | `_report`, `check` | PeerFailure with its message, or `Stopped` |
+    | it raises inside the context | `_report`, `_raise_failure` | PeerFailure with its message, or `Stopped` |
     | the same, while it hosts the store, which ends with it | `_wait_for_readers` | the same |
     | it is killed, on this machine (no memory) | `_check_alive`: its process id | UserError, within a second |
     | it hangs, or its machine is lost | `_check_alive`: heartbeats | UserError, after a minute |
@@ -102,11 +103,16 @@ class StoreBarrier:
     def check(self) -> None:
         """Raises as `wait_all` does if another process has failed."""
         if self._prefix_store is not None and self._store.check(["failed"]):
-            message = self._store.get("failed").decode()
-            self._store.add("readers", 1)
-            if self._store.check(["stopped"]):
-                raise Stopped(int(self._store.get("stopped")))
-            raise PeerFailure(message)
+            self._raise_failure()
+
+    def _raise_failure(self) -> NoReturn:
+        """Reads why another process has failed, tells it so (`_wait_for_readers`), and raises."""
+        message = self._store.get("failed").decode()
+        stop_code = self._value("stopped")
+        self._store.add("readers", 1)
+        if stop_code:
+            raise Stopped(int(stop_code))
+        raise PeerFailure(message)
 
     def _beat(self) -> None:
         """Changes the value of a key every second until the context is exited."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.machine.quiet_import import import_quietly
+from utils.machine.packages import import_quietly
 from utils.process.decoder_warnings import watched
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.machine.quiet_import import import_quietly
+from utils.machine.packages import import_quietly
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
-"""Writes a self-contained HTML page from a Jinja2 template, which lies next to the module that fills it in.
+"""Writes a self-contained HTML page from a Jinja2 template, which is next to the module that fills it in.
 
-Styles and pictures are in the file, and its content security policy forbids requests and scripts. Templates escape all
-text, as class names and paths may contain anything; only `Markup` is taken as it is.
+The file contains its styles and pictures, and its content security policy forbids requests and scripts. Templates
+escape all text except `Markup`, since class names and paths may contain anything.
 """
 
 from __future__ import annotations

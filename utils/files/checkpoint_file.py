@@ -69,7 +69,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     """Returns the content of an open file, as `read_checkpoint` does."""
-    content = _Restorer(file).restore(_content_of(file))
+    content = _ContentReader(file).read(_content_of(file))
     return check(content, CheckpointContent, f"{file.path}: damaged checkpoint")
 
 
@@ -79,7 +79,7 @@ def read_part(path: str | Path, name: str) -> Any:
     The tensors of other parts are not kept in memory. Raises UserError for a damaged file and for any other.
     """
     with TorchFile(path) as file:
-        return _Restorer(file).restore(_content_of(file).get(name))
+        return _ContentReader(file).read(_content_of(file).get(name))
 
 
 def _content_of(file: TorchFile) -> dict[Any, Any]:
@@ -95,60 +95,60 @@ def _content_of(file: TorchFile) -> dict[Any, Any]:
     return content
 
 
-class _Restored(NamedTuple):
-    """A part of a checkpoint's content, and how many parts it has itself."""
+class _FinishedPart(NamedTuple):
+    """A part of a checkpoint's content, and its number of parts, itself included."""
 
     part: Any
     size: int
 
 
-class _Restorer:
+class _ContentReader:
     """Puts tensors in place of the records of tensors in the content of a file, or in a part of it.
 
-    What it would have without shared parts is bounded, since copying or printing writes out each: lists that contain
-    the next one ten times are small in the file.
+    The number of parts is bounded, and shared parts count each time, since copying or printing writes them out: ten
+    nested lists that each contain the next one ten times are small in the file.
     """
 
     def __init__(self, file: TorchFile) -> None:
         self._file = file
-        self._finished: dict[int, _Restored] = {}  # by the identity of a part in the file
+        self._finished: dict[int, _FinishedPart] = {}  # by the identity of a part in the file
 
-    def restore(self, content: Any) -> Any:
+    def read(self, content: Any) -> Any:
         """Returns the content with its tensors. Raises UserError for objects that no checkpoint of ours contains."""
         try:
-            return self._restore(content).part
+            return self._read(content).part
         except RecursionError:
             raise self._file.refuse("its content is nested too deeply") from None
 
-    def _restore(self, part: Any) -> _Restored:
+    def _read(self, part: Any) -> _FinishedPart:
         if part is None or isinstance(part, bool | int | float):
-            return _Restored(part, 1)
+            return _FinishedPart(part, 1)
         if isinstance(part, str):
-            return _Restored(part, 1 + len(part) // CHARACTERS_PER_PART)
+            return _FinishedPart(part, 1 + len(part) // CHARACTERS_PER_PART)
         if id(part) not in self._finished:
-            self._finished[id(part)] = _Restored(part, MAX_PARTS + 1)  # until it is finished: it contains itself
-            self._finished[id(part)] = self._restore_container(part)
-        restored = self._finished[id(part)]
-        if restored.size > MAX_PARTS:
+            self._finished[id(part)] = _FinishedPart(part, MAX_PARTS + 1)  # until it is finished: it contains itself
+            self._finished[id(part)] = self._read_container(part)
+        finished = self._finished[id(part)]
+        if finished.size > MAX_PARTS:
             raise self._file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
-        return restored
+        return finished
 
-    def _restore_container(self, part: Any) -> _Restored:
+    def _read_container(self, part: Any) -> _FinishedPart:
         if isinstance(part, dict) and all(isinstance(key, str | int) for key in part):
-            values = [self._restore(value) for value in part.values()]
-            return _Restored(dict(zip(part, (value.part for value in values))), _size_of(values))
+            values = [self._read(value) for value in part.values()]
+            return _FinishedPart(dict(zip(part, (value.part for value in values))), _size_of(values))
         if isinstance(part, list | tuple):
-            items = [self._restore(item) for item in part]
-            return _Restored(type(part)(item.part for item in items), _size_of(items))
+            items = [self._read(item) for item in part]
+            return _FinishedPart(type(part)(item.part for item in items), _size_of(items))
         tensor = self._file.view(part)
         if tensor is None:
             raise UserError(f"{self._file.path}: not a checkpoint of this program (it holds foreign objects)")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise self._file.refuse("it repeats one value instead of storing a tensor")
-        return _Restored(tensor, 1)
+        return _FinishedPart(tensor, 1)
 
 
-def _size_of(items: list[_Restored]) -> int:
+def _size_of(items: list[_FinishedPart]) -> int:
     """Returns the size of a container of ``items``."""
     return 1 + sum(item.size for item in items)
 

@@ -18,8 +18,8 @@ from utils.errors import UserError
 def temporary_folder(path: str | Path) -> Iterator[Path]:
     """Creates a folder next to ``path`` for the block. Its contents can be renamed to ``path`` (`replace_path`).
 
-    It is locked; folders that killed processes left behind are removed first, but not those of other programs. An
-    OSError names ``path`` if the folder cannot be made.
+    The folder is locked. Folders that killed processes left behind are removed first; those of other programs stay. If
+    the folder cannot be created, the OSError names ``path``.
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
@@ -56,8 +56,9 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def replace_path(new: Path, path: Path) -> None:
-    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file is replaced atomically; what is in
-    the way of a folder goes with the temporary folder. Raises UserError for a folder that is in the way of a file."""
+    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file is replaced atomically; a
+    folder replaces whatever has its name, which is removed with the temporary folder. Raises UserError if a folder is
+    in the way of a file."""
     if new.is_dir() and os.path.lexists(path):
         os.replace(path, new.with_name(f"{new.name}.old"))
     try:

@@ -1,4 +1,4 @@
-"""Reads what is at an address that the user names. Nothing else in the program opens a connection."""
+"""Reads from URLs that the user names. Nothing else in the program opens a connection."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_url(url: str, *, max_bytes: int) -> bytes:
                 raise ConnectionError(f"cut off after {len(content)} bytes")
     except NETWORK_ERRORS as error:
         raise UserError(f"{name}: cannot be downloaded ({reason_of(error)})") from None
-    except (ValueError, UnicodeError) as error:  # of an address that is none
+    except (ValueError, UnicodeError) as error:  # not a URL
         raise UserError(f"{name}: is not an address ({error})") from None
     if len(content) > max_bytes:
         raise UserError(f"{name}: is larger than {max_bytes:,} bytes")

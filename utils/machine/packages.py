@@ -1,9 +1,11 @@
-"""Optional packages: whether they are installed, and their import without telemetry."""
+"""Imports packages without telemetry and without what they log meanwhile; optional ones may be missing."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +13,6 @@ from types import ModuleType
 from typing import cast
 
 from utils.errors import UserError
-from utils.machine.quiet_import import import_quietly
 
 PACKAGES = {  # packages whose module has another name
     "PIL": "pillow",
@@ -61,6 +62,18 @@ def require_package(module: str, purpose: str, alternative: str) -> ModuleType:
         is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
         reason = "is not installed" if is_missing else f"cannot be loaded ({' '.join(str(error).split())})"
         raise _missing_package(module, reason, purpose, alternative) from None
+
+
+def import_quietly(name: str) -> ModuleType:
+    """Imports a module without the warnings that its package logs meanwhile: Matplotlib's about a home folder that it
+    cannot write to, and about its list of fonts. Raises what the import raises."""
+    logger = logging.getLogger(name.partition(".")[0])
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return importlib.import_module(name)
+    finally:
+        logger.setLevel(level)
 
 
 def _missing_package(module: str, reason: str, purpose: str, alternative: str) -> UserError:

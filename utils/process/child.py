@@ -57,7 +57,7 @@ class RunResult:
         return cls(kind, values.get("error") or f"exit status {code}", code, values)
 
     @property
-    def is_of_peer(self) -> bool:
+    def failed_because_of_peer(self) -> bool:
         """Whether the process has failed only because another one of its run has, which says why."""
         return self.code == USER_ERROR and "error" not in self.values
 

@@ -63,7 +63,13 @@ _watches: dict[int, _Watch] = {}  # by process id
 
 
 class _Watch:
-    """Redirects descriptor 2 while at least one thread decodes."""
+    """Redirects descriptor 2 while at least one thread decodes.
+
+        no thread   --_enter-->   redirected, ``_inside`` threads   --last _leave-->   no thread
+
+    `_forward` copies what others print to the terminal at each `_decode`. A thread in `run_alone` holds the entrance:
+    it waits until no other thread decodes, and none can enter until it has finished.
+    """
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):  # in memory: the disk may be full

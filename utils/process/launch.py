@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from utils.errors import PeerFailure, UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-# Launchers that start copies of a program, by the variable with the number of copies.
+# Launchers that start copies of a program, by the variable that holds the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
 
 
@@ -90,12 +90,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(environ[name])
 
 
-def evaluates(eval_ranks: int) -> bool:
+def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
     """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
-    launch = read_launch() if eval_ranks else None
     world_size = launch.world_size if launch else 1
     rank = launch.rank if launch else 0
     if eval_ranks >= world_size:

@@ -185,7 +185,7 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
 
 
 @contextlib.contextmanager
-def explained(advice: Callable[[], str]) -> Iterator[None]:
+def limits_as_user_errors(advice: Callable[[], str]) -> Iterator[None]:
     """Converts errors of the block that are limits of the machine to UserError.
 
     ``advice``: called when there is one, returns what to change.

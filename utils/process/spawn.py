@@ -14,12 +14,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from utils.errors import PeerFailure, Stopped, UserError
-from utils.machine.ports import free_port
 from utils.process.child_signals import end_with_parent, killed_by
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
 from utils.process.interrupts import exit_on_interrupt
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 from utils.process.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal

@@ -55,7 +55,7 @@ def _is_label_file(path: str) -> bool:
         return False
 
 
-def what_exists(path: Path) -> str:
+def nearby_paths_hint(path: Path) -> str:
     """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
     ""."""
     parent = next((folder for folder in path.parents if folder.is_dir()), None)
@@ -97,7 +97,7 @@ def _names_in(folder: Path, suffix: str) -> list[str]:
         return []
 
 
-def moved_with_yaml(path: Path, root: Path, yaml: Path) -> str:
+def moved_data_hint(path: Path, root: Path, yaml: Path) -> str:
     """Returns a hint that ``path``, which is missing below the folder ``root``, exists next to the YAML, as after the
     data set has moved; else ""."""
     if root.exists() or not path.is_relative_to(root):

@@ -12,7 +12,7 @@ from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
 from data.labels.formats import LABEL_FORMATS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
-from data.source.diagnosis.missing_data import what_exists
+from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import Listing
 from data.source.walk import walk
 from utils.errors import UserError
@@ -43,10 +43,10 @@ _ADVICE = (
 def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
     """Raises UserError if no image of a split has a label file, with what the data set has instead."""
     if all(file.stamp is None for file in listing.labels):
-        raise UserError(_what_is_instead(listing, spec, split))
+        raise UserError(_no_labels_message(listing, spec, split))
 
 
-def _what_is_instead(listing: Listing, spec: DatasetSpec, split: str) -> str:
+def _no_labels_message(listing: Listing, spec: DatasetSpec, split: str) -> str:
     """Returns the message about a split in which no image has a label file."""
     images = counted(len(listing.images), "image")
     doubtful = _findings_of(listing, BAD_LABEL)
@@ -68,7 +68,7 @@ def _what_is_instead(listing: Listing, spec: DatasetSpec, split: str) -> str:
     unread = _findings_of(listing, UNREAD_LABELS)
     if unread:
         return f"{message}; {unread[0].where} {unread[0].text}"
-    return message + what_exists(Path(expected))
+    return message + nearby_paths_hint(Path(expected))
 
 
 def _findings_of(listing: Listing, kind: str) -> list[Finding]:

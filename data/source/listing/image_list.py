@@ -120,7 +120,7 @@ class _RowsAsWritten:
             if self._folders.exists(path):
                 return path
         for path in paths:
-            alike = self._folders.alike(path)
+            alike = self._folders.case_insensitive_match(path)
             if alike is not None:
                 return alike
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,8 @@ from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUP
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.diagnosis.missing_data import labels_without_images
 from data.source.listing.image_list import NO_FILE, is_image, read_image_list
-from data.source.walk import Folders, Visit, none_if_missing, stamp_of, walk
-from data.split_files import ImageFile
+from data.source.walk import Folders, Visit, none_if_missing, status_of, walk
+from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
 
@@ -103,7 +104,7 @@ def _add_folder(
     """Adds what a folder has, without the folders in it. ``split_folder``: the one that the split names."""
     prefix = folders.name_in(visit.path)
     below_split = relative_name(visit.path, split_folder)
-    key_prefix = "" if below_split == "." else f"{below_split}/"
+    prefix_in_split = "" if below_split == "." else f"{below_split}/"
     findings = split_images.findings
     findings += _images_not_read(visit, prefix, suffixes)
     cached_stems = _cached_stems(visit.entries, suffixes)
@@ -112,14 +113,12 @@ def _add_folder(
         name = entry.name
         stem, dot, ending = name.rpartition(".")  # much faster than os.path.splitext; the name begins with no dot
         suffix = dot + ending
-        if none_if_missing(entry.is_dir) or (suffix == ARRAY_SUFFIX and stem in cached_stems):
+        if suffix == ARRAY_SUFFIX and stem in cached_stems:
             continue
         if suffix.lower() in suffixes:
-            image = _read_image(entry, prefix + name, key_prefix + name)
-            if isinstance(image, Finding):
-                findings.append(image)
-            else:
-                split_images.add(image, image.name)
+            _add_file(split_images, entry, prefix + name, prefix_in_split + name)
+            continue
+        if none_if_missing(entry.is_dir):
             continue
         other_files[name] = entry
         reason = unread_image(entry.path)
@@ -149,14 +148,16 @@ def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> s
     return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
 
 
-def _read_image(entry: os.DirEntry, name: str, key: str) -> ImageFile | Finding:
-    """Returns an entry that is named like an image, unless it is no file. ``name``, ``key``: see `ImageFile`."""
-    stamp = stamp_of(entry)
-    if stamp is None:
-        return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
-    if not none_if_missing(entry.is_file):
-        return Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
-    return ImageFile(name, key, stamp)
+def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_split: str) -> None:
+    """Adds an entry that is named like an image, unless it is a folder. The names are those of `ImageFile`."""
+    status = status_of(entry)  # one look at the disk: folders may have millions of images
+    if status is None:
+        split_images.findings.append(Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1))
+    elif stat.S_ISREG(status.st_mode):
+        split_images.add(ImageFile(name, name_in_split, FileStamp(status.st_size, status.st_mtime_ns)), name)
+    elif not stat.S_ISDIR(status.st_mode):
+        finding = Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
+        split_images.findings.append(finding)
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:

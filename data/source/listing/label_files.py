@@ -131,10 +131,10 @@ def label_files_of_copy(
 
 
 def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) -> list[ImageGroup]:
-    """Groups images by their folder and the folder in their key, which decide where their labels are expected."""
+    """Groups images by their folder and that in the split, which decide where their labels are expected."""
     groups: dict[tuple[str, str], ImageGroup] = {}
     for image in images:
-        folder_names = (image.name.rpartition("/")[0], image.key.rpartition("/")[0])
+        folder_names = (image.name.rpartition("/")[0], image.name_in_split.rpartition("/")[0])
         group = groups.get(folder_names)
         if group is None:
             name, below_split = folder_names

@@ -85,7 +85,7 @@ class StageCopy:
             lock.release()
 
     def path(self, name: str) -> str:
-        """Returns the path in the copy of a file of the plan."""
+        """Returns the path that a file of the plan has in the copy."""
         return os.path.join(self.folder, self._name(name))
 
     def _name(self, name: str) -> str:

@@ -121,7 +121,7 @@ def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
     for image in listing.images:
         if image.name in listing.unusual_labels:
             folder, _, base = image.name.rpartition("/")
-            folder_in_split = image.key.rpartition("/")[0]
+            folder_in_split = image.name_in_split.rpartition("/")[0]
             usual, *_ = files.label_folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
             names.add(relative_name(Path(usual) / (os.path.splitext(base)[0] + files.suffix), spec.root))
     return names

@@ -648,60 +648,79 @@ def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
     assert len(load(tmp_path / "set", tmp_path / "cache").classes) == 1
 
 
-def test_missing_and_empty_data_is_one_line(root, tmp_path):
-    def nothing() -> None: ...
+def keep(root: Path) -> None:
+    """Leaves the data set as it is."""
 
-    def empty_folder() -> None:
-        (root / "images/train").mkdir()
-        (root / "images/train/a").write_bytes(b"\xff\xd8\xff")
 
-    def no_annotations() -> None:
-        write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
-        write_image(root / "images/train/a.jpg", 8, 8)
+def remove_labels(root: Path) -> None:
+    shutil.rmtree(root / "labels")
 
-    for split, change, message in (
-        ("test", nothing, "set/d.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
+
+def remove_images(root: Path) -> None:
+    remove_labels(root)
+    shutil.rmtree(root / "images/train")
+
+
+def misname_the_only_image(root: Path) -> None:
+    remove_images(root)
+    (root / "images/train").mkdir()
+    (root / "images/train/a").write_bytes(b"\xff\xd8\xff")
+
+
+def name_absent_annotations(root: Path) -> None:
+    remove_labels(root)
+    write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
+
+
+def name_the_whole_disk(root: Path) -> None:
+    (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n")
+
+
+def name_a_yaml_as_annotations(root: Path) -> None:
+    write_yaml(root, "annotations: d.yaml\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "split", "message"),
+    [
+        (keep, "test", "set/d.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
         (
+            remove_labels,
             "train",
-            lambda: shutil.rmtree(root / "labels"),
-            "set/d.yaml: 'train' has 5 images and no label file; the first was expected at "
-            ".../set/labels/train/a.txt; .../set/instances.json: if it is COCO's, add 'annotations: {train: "
-            "instances.json}' to the YAML",
+            "set/d.yaml: 'train' has 5 images and no label file; the first was expected at .../set/labels/train/a.txt; "
+            ".../set/instances.json: if it is COCO's, add 'annotations: {train: instances.json}' to the YAML",
         ),
         (
+            remove_images,
             "train",
-            lambda: shutil.rmtree(root / "images/train"),
-            "set/images/train: not found (named by .../set/d.yaml); .../set has 5 label files (first: "
-            "instances.json) and no image: an export without its images; export it with them, or put them there",
+            "set/images/train: not found (named by .../set/d.yaml); .../set has 5 label files (first: instances.json) "
+            "and no image: an export without its images; export it with them, or put them there",
         ),
         (
+            misname_the_only_image,
             "train",
-            empty_folder,
-            "set/images/train: no images found for 'train' (looked for .apng .bmp .dib .j2k .jfif .jif .jp2 "
-            ".jpe .jpeg .jpg .mpo .pbm .pgm .pjp .pjpeg .png .pnm .ppm .tif .tiff .webp); 1 file left out, "
-            "first images/train/a: its content is that of a .jpg file, but its suffix is not; rename it to "
-            "end in .jpg",
+            "set/images/train: no images found for 'train' (looked for .apng .bmp .dib .j2k .jfif .jif .jp2 .jpe .jpeg "
+            ".jpg .mpo .pbm .pgm .pjp .pjpeg .png .pnm .ppm .tif .tiff .webp); 1 file left out, first images/train/a: "
+            "its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg",
         ),
         (
+            name_absent_annotations,
             "train",
-            no_annotations,
-            "set/nowhere: not found (named by .../set/d.yaml); .../set has images, voc; its 'download' is "
-            "never run: download and unpack the data yourself",
+            "set/nowhere: not found (named by .../set/d.yaml); .../set has images, voc; its 'download' is never run: "
+            "download and unpack the data yourself",
         ),
+        (name_the_whole_disk, "train", "set/d.yaml: 'train' is /, the whole disk; name the folder of its images"),
         (
+            name_a_yaml_as_annotations,
             "train",
-            lambda: (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n"),
-            "set/d.yaml: 'train' is /, the whole disk; name the folder of its images",
-        ),
-        (
-            "train",
-            lambda: write_yaml(root, "annotations: d.yaml\n"),
             "set/d.yaml: neither a COCO .json nor a folder of VOC .xml (named by .../set/d.yaml)",
         ),
-    ):
-        change()
-        with refused(message):
-            load(root, tmp_path / "cache", split)
+    ],
+)
+def test_missing_and_empty_data_is_one_line(root, tmp_path, change, split, message):
+    change(root)
+    with refused(message):
+        load(root, tmp_path / "cache", split)
 
 
 @pytest.mark.parametrize(

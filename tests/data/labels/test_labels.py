@@ -403,7 +403,7 @@ COCO_TEXT = json.dumps(coco([{"id": 1, "image_id": 9, "category_id": 1, "bbox": 
     [
         ("{\n\n,}", "a.json:3: malformed JSON (...)"),
         ("[]", "a.json: not a COCO JSON: expected images, annotations and categories"),
-        ('{"images": []}', "a.json: has no list of 'annotations'; is it a COCO JSON of detection?"),
+        ('{"images": []}', "a.json: has no list 'annotations'; is it a COCO JSON for detection?"),
         (
             '{"images": [{"id": 1}], "annotations": [], "categories": []}',
             'a.json: images[0]: expected an image with id and file_name, got {"id": 1}',

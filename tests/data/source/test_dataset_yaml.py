@@ -11,10 +11,11 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.diagnosis.missing_data import what_exists
+from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import list_split
 from data.source.open import open_data
 from tests.helpers.messages import refused
+from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -147,7 +148,7 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
 def test_there_is_no_hint_where_no_folder_exists(monkeypatch):
     """As on some systems after the working folder has been deleted."""
     monkeypatch.setattr(Path, "is_dir", lambda path: False)
-    assert what_exists(Path("folder/nothing.yaml")) == ""
+    assert nearby_paths_hint(Path("folder/nothing.yaml")) == ""
 
 
 def test_annotations_are_given_per_split_or_for_all(tmp_path):
@@ -569,3 +570,14 @@ def test_a_data_set_that_has_moved_with_its_yaml_is_told_so(tmp_path):
     text = f"{tmp_path}/images/train exists: remove 'path: /content/datasets/x' from the YAML"
     with pytest.raises(UserError, match=re.escape(text)):
         spec.check_split("train")
+
+
+@pytest.mark.parametrize("has_val", [True, False])
+def test_held_out_images_are_the_validation_split_unless_there_is_one(tmp_path, has_val):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    if not has_val:
+        data.write_text("train: images/train\nnames: [light, dark]\n")
+    source = DataSource(str(data), ("train",), val_images=("images/train/001.png",))
+    spec = open_data(source, DistributedContext.single())
+    assert spec.is_held_out("val") is not has_val
+    assert spec.held_out == (frozenset() if has_val else {"images/train/001.png"})

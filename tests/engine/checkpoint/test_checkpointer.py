@@ -5,7 +5,7 @@ import io
 import os
 import pickle
 import zipfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,7 +188,7 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
 
 
 def test_other_ranks_write_nothing(tmp_path):
-    ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+    ctx = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
     checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
     header = CheckpointHeader(progress=Progress(), run=CONDITIONS)
     checkpointer.save_epoch(parts(), header, is_best=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -43,7 +45,7 @@ def test_the_saved_model_contains_means_and_common_buffers_unchanged():
 
 def test_the_same_number_of_ranks_restores_each_ranks_buffers():
     values = torch.arange(20.0).view(2, 10)
-    ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+    ctx = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
     model = network(0.0)
     restore_rank_buffers({"model": values}, ctx, {"model": model})
     assert model[1].running_mean.tolist() == [10, 11]

@@ -12,7 +12,7 @@ from torch import nn
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion, LossOutput
-from models.postprocess.detections import DETECTED, DETECTED_UNVOTED, SCORED
+from models.postprocess.detections import SCORED, SHOWN, SHOWN_UNVOTED
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
 from utils.batches import Batch, Targets
@@ -100,7 +100,7 @@ class Oracle:
             scores[b, n] = 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
-        gains = {SCORED: 1.0, DETECTED: 0.5, DETECTED_UNVOTED: 0.25}
+        gains = {SCORED: 1.0, SHOWN: 0.5, SHOWN_UNVOTED: 0.25}
         return {
             name: Detections(*(t.to(raw[0].device) for t in (boxes, scores * gain, classes, counts)))
             for name, gain in gains.items()
@@ -123,7 +123,9 @@ def make_evaluator(gt, letterbox, ctx, criterion=None):
 
 
 def context(rank, world):
-    return DistributedContext(rank, rank, world, world, 0, CPU, "gloo", (CPU,))
+    return DistributedContext(
+        rank=rank, local_rank=rank, world_size=world, local_world_size=world, device=CPU, backend="gloo", devices=(CPU,)
+    )
 
 
 def run_ranks(monkeypatch, gt, letterbox, world):
@@ -141,7 +143,7 @@ def run_ranks(monkeypatch, gt, letterbox, world):
         evaluator = make_evaluator(gt, letterbox, context(rank, world), Moments())
         result = evaluator.run(TinyNet(), batches[rank::world])
         assert (result is None) == (rank != 0)
-        assert (evaluator.detections is None) == (rank != 0)
+        assert (evaluator.scored is None) == (rank != 0)
     return evaluator, result
 
 
@@ -162,7 +164,7 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     result = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
     assert result.num_images == 9
     assert result.ap == pytest.approx(1)
-    table = evaluator.detections
+    table = evaluator.scored
     assert (np.diff(table.image_index) >= 0).all()
     last = np.flatnonzero(np.r_[np.diff(table.image_index) > 0, True])
     height, width = gt.image_hw.astype(float).T
@@ -214,7 +216,7 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
         sharded, result = run_ranks(monkeypatch, gt, letterbox, world)
         losses = assert_same(result, expected)
         for name in ("image_index", "boxes_xyxy_px", "scores", "classes"):
-            np.testing.assert_array_equal(getattr(sharded.detections, name), getattr(alone.detections, name))
+            np.testing.assert_array_equal(getattr(sharded.scored, name), getattr(alone.scored, name))
         assert set(losses) == {"val/total", "val/box", "val/cls"}
 
 
@@ -231,7 +233,7 @@ def test_scoring_takes_less_than_three_times_the_memory_of_the_detections():
         classes = torch.randint(CLASSES, (images, slots), generator=generator)
         scores = torch.rand(images, slots, generator=generator).sort(1, descending=True).values
         detections = Detections(corners, scores, classes, torch.full((images,), slots))
-        return dict.fromkeys((SCORED, DETECTED, DETECTED_UNVOTED), detections)
+        return dict.fromkeys((SCORED, SHOWN, SHOWN_UNVOTED), detections)
 
     evaluator = Evaluator(
         ground_truth=gt, num_classes=CLASSES, postprocess=postprocess, ctx=DistributedContext.single(CPU)

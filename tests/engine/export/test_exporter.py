@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.export.exporter import Thresholds, file_path, trained_thresholds
+from engine.export.exporter import file_path
 from engine.export.options import resolve_options
+from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
 from tests.helpers.tiny import TINY_MODEL

@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from engine.export.parity import (
-    FLOAT16,
-    FLOAT32,
-    INT8,
-    Reference,
-    Tolerance,
-    calibration_images,
-    letterboxed,
-    match_tables,
-    spread,
-)
+from engine.export.differences import match_tables
+from engine.export.export_data import calibration_images, letterboxed, spread
+from engine.export.parity import FLOAT16, FLOAT32, INT8, Tolerance
+from engine.export.reference import Reference
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.torch_formats import TorchScriptFormat, trace

@@ -7,16 +7,27 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import train
-from engine.hooks.callbacks import load_callbacks
+from engine.checkpoint.progress import Progress
+from engine.hooks.callbacks import RunState, UserCallbacks, load_callbacks
+from engine.hooks.hook import Hook, Hooks
+from engine.optim.schedule import StepPlan
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
+from engine.run.run import RunSettings, TrainingRun
+from engine.train.trainer import CompletedRun
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.stop_signals import StopSignals
 
 ROOT = Path(__file__).parents[3]
 HOOKS = '''
@@ -273,6 +284,7 @@ def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(fol
     assert "FileNotFoundError" in done.stderr
     assert read_checkpoint(folder / "runs" / "exp" / "last.pt")["progress"]["updates"] == 0
     done = run(folder, "--callbacks", "user_hooks:BreaksLast", "--name", "late", expect=2, epochs=1)
+    assert "done: 1 epoch; " in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "RuntimeError: too late second line" in line
     assert "--resume" not in line  # all epochs are done
@@ -286,3 +298,35 @@ def test_an_error_without_a_text_is_one_line(folder):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "--callbacks user_hooks:BreaksBadly: on_epoch failed: " in line
     assert "Silent: <exception str() failed>; the traceback is in runs/exp/train.log" in line
+
+
+def test_what_follows_a_failing_on_end_still_happens(tmp_path, monkeypatch):
+    """The other hooks, such as the summary, and ``--export``."""
+    happened = []
+
+    class Later(Hook):
+        def finish(self, trainer: SimpleNamespace) -> None:
+            happened.append("summary")
+
+    def break_down(state: RunState) -> None:
+        raise ValueError("too late")
+
+    ctx = DistributedContext.single()
+    control = RunControl(ctx, Watchdog(StopSignals()))
+    step = SimpleNamespace(criterion=SimpleNamespace(names=()), ema=SimpleNamespace(module=None))
+    settings = RunSettings(TrainConfig(export=["onnx"]), Hyperparameters())
+    training = TrainingRun(folder=tmp_path, settings=settings)
+    trainer = SimpleNamespace(
+        run=training, ctx=ctx, step=step, control=control, progress=Progress(epoch=2), epochs=2,
+        steps=StepPlan(accumulate=1, per_epoch=1, epochs=2),
+    )  # fmt: skip
+    callbacks = UserCallbacks("--callbacks user:Hooks", {"on_end": break_down}, None)
+    hooks = Hooks([callbacks, Later()])
+    hooks.call("start", trainer)
+    hooks.call("finish", trainer)
+    completed = CompletedRun(training, control.late_failure())
+    monkeypatch.setattr(train, "_start", lambda *_: completed)
+    monkeypatch.setattr("engine.commands.export.export_best", lambda *_: happened.append("export"))
+    with refused("--callbacks user:Hooks: on_end failed: ...: ValueError: too late; the traceback is in .../train.log"):
+        train.main([])
+    assert happened == ["summary", "export"]

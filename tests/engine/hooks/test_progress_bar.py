@@ -9,6 +9,7 @@ import os
 import pty
 import struct
 import termios
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ from engine.hooks.progress_bar import ProgressBar, bar_layout, memory_gb
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, terminal_columns
 
-OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
 
 
 def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> SimpleNamespace:

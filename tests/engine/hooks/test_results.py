@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.end_log import ClassScores
@@ -47,6 +48,24 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     assert not path.exists()
     add(new_run, [(1, {"new": 2.0})])
     assert path.read_text() == "epoch,new\n1,2\n"
+
+
+def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
+    """A run with --exist-ok may fail before its first checkpoint, and the earlier run be continued."""
+    path = tmp_path / "results.csv"
+    add(ResultsCsv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    earlier = path.read_bytes()
+    (tmp_path / "last.pt").touch()
+    note_earlier_checkpoint(tmp_path, is_new=True)
+    new_run = ResultsCsv(path)
+    new_run.start(trainer_at())
+    assert path.read_bytes() == earlier
+    assert not new_run.table.rows
+    continued = ResultsCsv(path)
+    continued.start(trainer_at(2))
+    assert path.read_bytes() == earlier
+    add(new_run, [(1, {"loss": 3.0})])
+    assert path.read_text() == "epoch,loss\n1,3\n"
 
 
 def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):

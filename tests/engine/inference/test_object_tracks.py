@@ -283,12 +283,12 @@ def test_a_track_keeps_its_color(predictor, video):
 
 
 def run(frames, monkeypatch, *flags: object) -> None:
-    opened = detection._open_predictor
+    def open_detector(config, model):
+        detector = KnownDetections(model, None)
+        detector.frames = frames
+        return detector
 
-    def open_predictor(config):
-        return with_known_detections(opened(config), frames)
-
-    monkeypatch.setattr(detection, "_open_predictor", open_predictor)
+    monkeypatch.setattr(detection, "_open_detector", open_detector)
     detect.main([*map(str, flags), "--device", "cpu", "--conf", str(THRESHOLD)])
 
 

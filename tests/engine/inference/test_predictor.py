@@ -139,7 +139,9 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
 
 def test_results_are_detections_in_float32(predictor):
     image = picture(37, 90)
-    (table,) = predictor.detect([image])
+    detector = predictor.image_detector
+    settings = predictor.settings.resolve(predictor.model)
+    ((table, _),) = detector.detect(detector.prepare([image], settings), settings)
     (result,) = predictor(image, color="rgb")
     np.testing.assert_array_equal(result.boxes.xyxy, np.float32(table.boxes_xyxy_px))
     np.testing.assert_array_equal(result.boxes.conf, np.float32(table.scores))

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from engine.inference import detection_writer
-from engine.inference.results import Boxes, ResultList, Results
+from engine.inference.result_boxes import Boxes
+from engine.inference.results import ResultList, Results
 from tests.helpers.messages import refused
 from utils.config.other_programs.table import python_hint
 

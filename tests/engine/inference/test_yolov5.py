@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference import yolov5
+from engine.inference import yolov5, yolov5_results
 from engine.inference.predictor import load
-from engine.inference.yolov5 import Yolov5Model, Yolov5Results
+from engine.inference.yolov5 import Yolov5Model
+from engine.inference.yolov5_results import Yolov5Results
 from tests.engine.inference.conftest import picture
 from utils.errors import UserError
 
@@ -199,7 +200,7 @@ def test_windows(results, monkeypatch):
         def close(self):
             shown.append("closed")
 
-    monkeypatch.setattr(yolov5, "Window", Screen)
+    monkeypatch.setattr(yolov5_results, "Window", Screen)
     results.show()
     assert np.array_equal(shown[0], results[0].drawn())
     assert shown[1:] == ["closed"]

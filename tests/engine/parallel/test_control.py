@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,18 @@ def test_a_failure_stops_the_run_and_is_its_error():
     assert after_step(control, control.flags()) is Action.STOP
     with refused("on_step failed"):
         control.finish("1 epoch", LAST)
+
+
+def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
+    """It raises when nothing else is left to do; the other processes end without an error."""
+    control = build()
+    control.finish("1 epoch", LAST)
+    assert control.late_failure() is None
+    monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
+    assert str(control.late_failure()) == "on_end failed"
+    other = RunControl(replace(DistributedContext.single(), rank=1), Watchdog(StopSignals()))
+    other.fail("on_end failed")
+    assert other.late_failure() is None
 
 
 def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):

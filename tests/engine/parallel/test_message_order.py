@@ -109,7 +109,15 @@ def programs_of(
     """What each process starts in some steps with the same micro-batches."""
     programs = []
     for rank in range(world_size):
-        ctx = DistributedContext(rank, rank, world_size, world_size, 0, CPU, "fake", (CPU,))
+        ctx = DistributedContext(
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            local_world_size=world_size,
+            device=CPU,
+            backend="fake",
+            devices=(CPU,),
+        )
         with process(rank, world_size) as started:
             step, _ = make_step(ctx, model, dtype=torch.float32, **settings)
             for update in range(1, steps + 1):

@@ -9,8 +9,9 @@ import pytest
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
-from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
+from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import Census
+from engine.report.findings import Findings
 
 NOTHING = Findings(
     history={}, epochs=0, names=("a", "b"), imgsz=320, stride=32, train=None, result=None, errors=None,

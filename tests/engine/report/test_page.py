@@ -27,7 +27,7 @@ from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 6_000_000
@@ -71,7 +71,7 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
 
 
 def subject_of(index: DatasetIndex, **config) -> Subject:
-    ctx = DistributedContext.from_environment("cpu")
+    ctx = join_run("cpu")
     return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
 
 
@@ -128,7 +128,7 @@ def test_numbers_are_those_of_the_metrics(complete):
     between = result.confusion[:-1, :-1].copy()
     np.fill_diagonal(between, 0)
     assert sum(int(row[2]) for row in pairs[0][1][1:]) == between.sum()
-    errors = split_errors(match_detections(index.ground_truth(), validation.detections, 3))
+    errors = split_errors(match_detections(index.ground_truth(), validation.scored, 3))
     (counts,) = (rows for name, rows in page.tables.items() if name.startswith("Errors of each class"))
     assert [row[1:] for row in counts[1:]] == [[str(n) for n in row] for row in errors.counts.tolist()]
     files = ["PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors"]
@@ -207,7 +207,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
 
 
 def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
-    small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
+    small = Subject("run", TrainConfig(), None, join_run("cpu"), 64, 32, {"train": index})
     page = write_page(tmp_path, small, {})
     assert take_census(index, "train", 64).median_side_px < 16
     better = int(re.search(r"--imgsz (\d+) or more", page.sections["Data"])[1])

@@ -13,17 +13,20 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint, StoredState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import checkpoint_of_newest_run, note_earlier_checkpoint
+from engine.checkpoint.newest_run import EARLIER_CHECKPOINT, checkpoint_of_newest_run, note_earlier_checkpoint
 from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
-from engine.run.folder import find_run_of_launchers, note_launch
-from engine.run.plan import newest_checkpoint, plan_run
-from engine.run.restore import EpochData, keep_best_epoch, resumed_progress
+from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
+from engine.run.plan import plan_run
 from engine.run.resume import (
-    check_can_continue,
+    EpochData,
+    adapt_progress,
     check_is_newest,
-    resumed_config,
-    resumed_epochs,
-    resumed_hyperparameters,
+    check_unfinished,
+    choose_epochs,
+    keep_best_epoch,
+    merge_config,
+    merge_hyperparameters,
+    newest_checkpoint,
 )
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
@@ -71,7 +74,7 @@ def resumed(
 ) -> tuple[Progress, list[str]]:
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
     data = EpochData(batches=epoch_batches, images=images, fingerprint=fingerprint)
-    return resumed_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
+    return adapt_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
 
 
 def test_an_unchanged_resume_prints_nothing():
@@ -163,10 +166,10 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
     checkpoint = checkpoint_of(progress=progress, run=run, path=Path("some runs/exp/last.pt"))
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
     if message is None:
-        check_can_continue(checkpoint, config, given)
+        check_unfinished(checkpoint, config, given)
         return
     with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
-        check_can_continue(checkpoint, config, given)
+        check_unfinished(checkpoint, config, given)
 
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
@@ -174,7 +177,7 @@ def test_a_longer_time_continues_a_run_whose_epochs_are_done():
     checkpoint = checkpoint_of(progress=progress, run=dataclasses.replace(STORED["run"], seconds=3600.0))
 
     def epochs(hours: float, *given: str, stored: int = 10) -> int:
-        return resumed_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
+        return choose_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
 
     assert epochs(2.0, "time") == 20
     assert epochs(1.04, "time") == 10
@@ -185,10 +188,10 @@ def test_a_longer_time_continues_a_run_whose_epochs_are_done():
 
 def test_epochs_replace_a_time():
     stored = TrainConfig(batch_size=8, epochs=10, time=1.5)
-    config, lines = resumed_config(stored, TrainConfig(epochs=20), {"epochs"})
+    config, lines = merge_config(stored, TrainConfig(epochs=20), {"epochs"})
     assert (config.epochs, config.time) == (20, 0)
     assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
-    config, _ = resumed_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"})
+    config, _ = merge_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"})
     assert (config.epochs, config.time) == (20, 3)
 
 
@@ -196,8 +199,8 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
     """torchrun gives the flags of the first start again."""
     command = TrainConfig(epochs=100, time=2.0)
     stored = TrainConfig(batch_size=8, epochs=37, time=2.0)
-    assert resumed_config(stored, command, {"epochs", "time"}) == (stored, [])
-    config, _ = resumed_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
+    assert merge_config(stored, command, {"epochs", "time"}) == (stored, [])
+    config, _ = merge_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
     assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
 
 
@@ -207,15 +210,15 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
 def test_what_was_chosen_when_a_run_began_stays_if_the_command_leaves_it_open(name, stored, command):
     """Another choice would not fit the stored state: with other --epochs, "auto" may mean another optimizer."""
     run = TrainConfig(epochs=10, **{name: stored})
-    config, messages = resumed_config(run, TrainConfig(epochs=20, **{name: command}), {name, "epochs"})
+    config, messages = merge_config(run, TrainConfig(epochs=20, **{name: command}), {name, "epochs"})
     assert config == dataclasses.replace(run, epochs=20)
     assert messages == ["resume: epochs 10 -> 20"]
 
 
 def test_a_run_has_the_device_of_the_process_that_resumes_it():
     stored = TrainConfig(batch_size=8, device="cuda:1")
-    assert resumed_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
-    assert resumed_config(stored, TrainConfig(), ())[0].device == TrainConfig().device
+    assert merge_config(stored, TrainConfig(device="cpu"), {"device"})[0].device == "cpu"
+    assert merge_config(stored, TrainConfig(), ())[0].device == TrainConfig().device
 
 
 @pytest.mark.parametrize(
@@ -233,9 +236,9 @@ def test_a_run_has_the_device_of_the_process_that_resumes_it():
 def test_what_a_run_cannot_change_is_refused(name, old, new, message):
     before = TrainConfig(**{name: old})
     now = TrainConfig(**{name: new})
-    assert resumed_config(before, before, {name}) == (before, [])
+    assert merge_config(before, before, {name}) == (before, [])
     with refused(message):
-        resumed_config(before, now, {name})
+        merge_config(before, now, {name})
 
 
 def test_changed_images_restart_the_epoch():
@@ -280,23 +283,23 @@ def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
 def test_a_resumed_run_keeps_its_hyperparameters_unless_the_command_changes_them():
     stored = Hyperparameters(close_mosaic=10, scale=0.5, close_scale=0)
     config = TrainConfig(override=["close_scale=null"])
-    hyp, lines = resumed_hyperparameters(stored, config, (), pretrained=False)
+    hyp, lines = merge_hyperparameters(stored, config, (), pretrained=False)
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, 0, [])
-    hyp, lines = resumed_hyperparameters(stored, config, ("override",), pretrained=False)
+    hyp, lines = merge_hyperparameters(stored, config, ("override",), pretrained=False)
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, None, ["resume: close_scale 0 -> None"])
-    hyp, lines = resumed_hyperparameters(dataclasses.replace(stored, close_scale=None), config, (), pretrained=False)
+    hyp, lines = merge_hyperparameters(dataclasses.replace(stored, close_scale=None), config, (), pretrained=False)
     assert (hyp.close_scale, lines) == (None, [])
 
 
 def test_a_resumed_run_keeps_the_rate_that_was_chosen_when_it_began():
     for config, given in ((TrainConfig(hyp="finetune"), "hyp"), (TrainConfig(override=["lr_mult=null"]), "override")):
-        hyp, lines = resumed_hyperparameters(Hyperparameters(lr_mult=0.0625), config, (given,), pretrained=True)
+        hyp, lines = merge_hyperparameters(Hyperparameters(lr_mult=0.0625), config, (given,), pretrained=True)
         assert (hyp.lr_mult, lines) == (0.0625, [])
 
 
 def test_a_recipe_named_on_resume_is_that_of_a_run_that_keeps_old_classes():
     config = TrainConfig(hyp="auto")  # nobody repeats --keep-old, which cannot change
-    hyp, _ = resumed_hyperparameters(Hyperparameters(), config, ("hyp",), pretrained=True, keep_old=True)
+    hyp, _ = merge_hyperparameters(Hyperparameters(), config, ("hyp",), pretrained=True, keep_old=True)
     assert hyp == read_recipe("keep_old", pretrained=True)
 
 
@@ -307,7 +310,7 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     with ExitStack() as stack:
         plan = plan_run(DistributedContext.single(), config, ("hyp",), stack)
     assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
-    _, lines = resumed_hyperparameters(Hyperparameters(mosaic=1.0), config, ("hyp",), pretrained=False)
+    _, lines = merge_hyperparameters(Hyperparameters(mosaic=1.0), config, ("hyp",), pretrained=False)
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 
 
@@ -350,6 +353,17 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     assert find_run_of_launchers(here, [""]) is None
 
 
+def test_damaged_notes_in_a_folder_mean_nothing(tmp_path: Path):
+    """They are ours: no start of a run may fail because of them."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    (folder / "last.pt").touch()
+    for name in (EARLIER_CHECKPOINT, LAUNCHERS):
+        (folder / name).write_bytes(b"\xff\xfe\x00")
+    assert checkpoint_of_newest_run(folder) == folder / "last.pt"
+    assert find_run_of_launchers(TrainConfig(project=str(tmp_path)), ["job node0 1"]) is None
+
+
 def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     """Not the last.pt that an earlier run has left in a folder that is used again."""
     folder = tmp_path
@@ -366,6 +380,33 @@ def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     assert checkpoint_of_newest_run(folder) == last
     note_earlier_checkpoint(folder, is_new=False)
     assert checkpoint_of_newest_run(folder) == last
+
+
+def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):
+    """A new run in its folder has ended before its first checkpoint. torchrun's restart begins anew, too."""
+    project = tmp_path / "runs"
+    for name in ("other", "exp"):
+        (project / name).mkdir(parents=True)
+        saved(project / name / "last.pt", Progress(epoch=4))
+    note_earlier_checkpoint(project / "exp", is_new=True)
+
+    def resumed_path(resume: str | Path) -> Path:
+        config = TrainConfig(project=str(project), resume=str(resume))
+        with ExitStack() as stack:
+            plan = plan_run(DistributedContext.single(), config, ("resume",), stack)
+        return plan.checkpoint.path
+
+    assert resumed_path("") == project / "other" / "last.pt"
+    assert resumed_path(project / "exp" / "last.pt") == project / "exp" / "last.pt"
+    reason = (
+        "exp: the newest run in this folder has saved nothing yet; to continue the one before it: "
+        "--resume .../exp/last.pt"
+    )
+    with refused(reason):
+        resumed_path(project / "exp")
+    (project / "other" / "last.pt").unlink()
+    with refused(reason):
+        resumed_path("")
 
 
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):

@@ -29,8 +29,12 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 CUDA = torch.device("cuda", 0)
-ALONE = DistributedContext(0, -1, 1, 1, 0, CUDA, "", (CUDA,))
-SECOND_OF_FOUR = DistributedContext(1, 1, 4, 4, 0, CUDA, "fake", (CUDA,))
+ALONE = DistributedContext(
+    rank=0, local_rank=-1, world_size=1, local_world_size=1, device=CUDA, backend="", devices=(CUDA,)
+)
+SECOND_OF_FOUR = DistributedContext(
+    rank=1, local_rank=1, world_size=4, local_world_size=4, device=CUDA, backend="fake", devices=(CUDA,)
+)
 # TINY_MODEL with blocks and the head of each family.
 MODELS = {
     "yolov8": TINY_MODEL,

@@ -190,7 +190,6 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
         device="cuda",
         threads=torch.get_num_threads(),
         source=source,
-        val_images=[],
         names=["light", "dark"],
         model_spec=model.spec,
         facts=facts,

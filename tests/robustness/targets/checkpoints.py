@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.restore import EpochData, resumed_progress
-from engine.run.resume import resumed_config, resumed_hyperparameters
+from engine.run.resume import EpochData, adapt_progress, merge_config, merge_hyperparameters
 from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
@@ -64,9 +63,9 @@ def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint = Checkpoint.read(path)
     flags = TrainConfig()
-    config, _ = resumed_config(checkpoint.description.config, flags, ())
-    resumed_hyperparameters(checkpoint.description.hyp, flags, (), pretrained=False)
-    resumed_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
+    config, _ = merge_config(checkpoint.description.config, flags, ())
+    merge_hyperparameters(checkpoint.description.hyp, flags, (), pretrained=False)
+    adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:

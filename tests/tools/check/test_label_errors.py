@@ -9,7 +9,7 @@ import pytest
 
 import val
 from data.source.dataset_yaml import load_dataset_spec
-from engine.inference.predictor import open_weights
+from engine.inference.open_model import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights

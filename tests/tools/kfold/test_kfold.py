@@ -25,8 +25,8 @@ from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.machine.ports import free_port
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 
@@ -125,7 +125,7 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     data = write_dataset(tmp_path / "set", train=8, val=4)
     flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
 
-    def interrupted(config, comparison, folder, signals):
+    def interrupted(config, experiment, folder, signals):
         (folder / "fold1").mkdir(exist_ok=True)
         (folder / "fold1" / "last.pt").touch()
         raise UserError("interrupted")

@@ -59,13 +59,13 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     config = config_of(tmp_path, "--epochs", "2")
     seen = []
 
-    def is_hopeless(epoch: int, fitness: float) -> bool:
+    def should_prune(epoch: int, fitness: float) -> bool:
         seen.append(epoch)
         return epoch == 2  # the last epoch cannot be pruned
 
     with StopSignals() as signals:
         for _ in range(2):
-            assert train(config, folder, "metrics/AP", signals, is_hopeless).kind == Kind.DONE
+            assert train(config, folder, "metrics/AP", signals, should_prune).kind == Kind.DONE
             written = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written

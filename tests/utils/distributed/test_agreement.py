@@ -81,6 +81,7 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
         (other / "set" / "labels" / "train" / "000.txt").write_text("1 0.5 0.5 0.25 0.25\n")
     else:
         (other / "set" / "images" / "train" / "000.png").unlink()
+        (other / "set" / "labels" / "train" / "000.txt").unlink()
     (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
     wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, but 7"
     assert wanted in error

@@ -12,12 +12,13 @@ from torch import distributed as dist
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
+from utils.distributed.rendezvous import join_run
 from utils.errors import UserError
 from utils.machine.devices import parse_devices
 
 
 def test_a_plain_process_has_rank_zero_of_one():
-    ctx = DistributedContext.from_environment("cpu")
+    ctx = join_run("cpu")
     assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
     with torch_distributed_zero_first(ctx):
         pass
@@ -64,7 +65,7 @@ def test_several_gpus_are_parsed(three_gpus):
 @pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
 def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, current):
     """Events, streams and pinned copies belong to the current device."""
-    ctx = DistributedContext.from_environment(flag)
+    ctx = join_run(flag)
     assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert three_gpus == [ctx.device] * 2

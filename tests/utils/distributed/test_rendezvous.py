@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from utils.distributed import rendezvous
 from utils.errors import UserError
-from utils.machine.ports import free_port
 from utils.process.launch import Launch
+from utils.process.ports import free_port
 
 
 def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1", **more: object) -> Launch:

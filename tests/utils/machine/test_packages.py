@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.machine.quiet_import import import_quietly
+from utils.machine.packages import import_quietly
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

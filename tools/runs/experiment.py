@@ -14,13 +14,12 @@ from engine.evaluation.metrics import Fitness
 from tools.runs.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 
 SPLITS = ("train", "val")  # that a training uses; "test" stays apart
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Experiment:
     """What the trainings of a cross-validation or a search have in common."""
 
     folder: ContinuedFolder  # of the results
@@ -35,19 +34,17 @@ class Comparison:
         self.folder.begin_or_check({"the classes": list(self.names), **recipe}, self.digests)
 
 
-def open_comparison(config: KfoldConfig, settings_name: str) -> Comparison:
+def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:
     """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``.
 
     ``settings_name``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness is unknown.
     """
-    if config.keep_old:
-        raise UserError("--keep-old: the labels cannot score the classes that it keeps; use train.py")
     source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
     spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
     digests = {f"the split '{split}'": _digest_of(spec, split, config) for split in SPLITS if split in spec.splits}
-    return Comparison(ContinuedFolder(config, settings_name), spec, names, fitness, digests)
+    return Experiment(ContinuedFolder(config, settings_name), spec, names, fitness, digests)
 
 
 def _digest_of(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:

@@ -1,0 +1,85 @@
+"""The images of an export: those of its check, and those that calibrate int8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.loading.shared_memory import new_pixels
+from data.loading.worker import collate
+from data.render.letterbox import CanvasRule
+from data.samples.dataset import LoadImagesAndLabels
+from data.samples.readers import ImageReader
+from data.source.dataset_spec import DatasetSpec
+from engine.inference.model import CheckpointModel
+from utils.batches import Batch, to_float
+from utils.config.settings import ExportConfig
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class ExportData:
+    """The images for the check and the calibration of an export."""
+
+    spec: DatasetSpec
+    val: DatasetIndex | None  # the whole split; None: there is no check
+    checked: DatasetIndex | None  # those of ``val`` that are compared
+    calibration: DatasetIndex | None  # training images; None: nothing is quantized
+
+
+def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportConfig) -> ExportData:
+    """Reads what the check and the calibration need, once for all formats. Raises UserError if there are fewer training
+    images than a batch has."""
+    val = calibration = checked = None
+    if config.int8:
+        calibration = spread(_read_split(model, spec, "train", config), config.calibration_images)
+        if len(calibration) < config.batch:
+            raise UserError(
+                f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({len(calibration)})"
+            )
+    if config.check:
+        val = _read_split(model, spec, "val", config)
+        checked = spread(val, config.check_images)
+    return ExportData(spec, val, checked, calibration)
+
+
+def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
+    single_cls = bool(model.stored("single_cls"))
+    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=single_cls, progress=False)
+    allowed = model.stored("max_bad")
+    if type(allowed) in (int, float) and 0 <= allowed <= 1:
+        settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+    return load_index(spec, name, settings)
+
+
+def spread(index: DatasetIndex, count: int) -> DatasetIndex:
+    """Selects at most ``count`` images, evenly spread, in their order."""
+    chosen = np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)
+    return index.take(np.unique(chosen))
+
+
+def calibration_images(index: DatasetIndex, config: ExportConfig) -> Iterator[np.ndarray]:
+    """Yields letterboxed batches float32 (B, C, H, W) in [0, 1], each of ``config.batch`` images."""
+    for batch in letterboxed(index, replace(config, dynamic=False), 1, config.batch):
+        if len(batch.images) == config.batch:
+            yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
+
+
+def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: int) -> Iterator[Batch]:
+    """Yields batches of ``size`` images on the canvases of an export.
+
+    A dynamic model gets rectangles of several sizes, even if its images are padded to squares elsewhere, since its file
+    must take any canvas.
+    """
+    samples = LoadImagesAndLabels(ImageReader(index, imgsz=max(config.imgsz), reduces=False))
+    height, width = config.imgsz
+    canvases = CanvasRule(max(config.imgsz), stride, fixed_hw=None if config.dynamic else (height, width))
+    for request in samples.requests(size, canvases):
+        pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
+        yield collate(samples.render(request.keys, list(pixels.numpy())), pixels)

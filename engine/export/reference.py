@@ -1,0 +1,131 @@
+"""The check of an export: its own runtime and the checkpoint detect objects in the same images."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.index.index import DatasetIndex
+from engine.evaluation.evaluator import Evaluator, Postprocess
+from engine.evaluation.metrics import nanmean, score_detections
+from engine.evaluation.result import EvalResult
+from engine.export.differences import MATCHED_SCORE, Differences, match_tables
+from engine.export.export_data import letterboxed
+from engine.export.parity import Parity, Tolerance
+from engine.inference.model import InferenceModel
+from models.postprocess.detections import (
+    SCORED,
+    SELECTIONS,
+    ValidationSettings,
+    detections_to_score,
+    select_for_validation,
+)
+from utils.config.settings import ExportConfig
+from utils.detections import Detections, DetectionTable
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.strings import counted
+
+BATCH = 8
+
+
+class Reference:
+    """The checkpoint's detections in the images of a check, computed once for all formats.
+
+    Attributes:
+        shown: scores with the thresholds on the canvases of the file.
+        table: detections that exported models are compared with.
+        result: scores of ``table``.
+    """
+
+    def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
+        """Runs the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare.
+
+        Args:
+            model: the checkpoint.
+            index: the images of the check.
+            config: of `resolve_options`.
+        """
+        self._index = index
+        self._letterboxed = partial(letterboxed, index, config, model.stride, BATCH)  # anew for each model
+        self._truth = index.ground_truth()
+        settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
+
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
+            return select_for_validation(model, raw) | {SCORED: detections_to_score(model, raw, settings)}
+
+        self.shown, self.table = self._score(model, postprocess)
+        self.result = score_detections(self._truth, self.table, model.num_classes)
+        if not (self.table.scores > MATCHED_SCORE).any():
+            raise UserError(
+                f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "
+                f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
+                "or use --no-check"
+            )
+
+    def compare(self, exported: InferenceModel, allowed: Tolerance, *, threshold: float | None = None) -> Parity:
+        """Runs an exported model on the same images, and returns how its detections differ from the checkpoint's.
+
+        Args:
+            allowed: its ``min_iou`` is the lowest IoU of two detections that match.
+            threshold: confidence at which F1 of the scored detections is compared; None: the checkpoint's best one.
+        """
+        if threshold is None:
+            threshold = self.result.best_confidence
+        settings = ValidationSettings(iou_thres=exported.nms_iou, box_voting=False)
+
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
+            return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
+
+        result, table = self._score(exported, postprocess)
+        differences = match_tables(self.table, table, allowed.min_iou)
+        return Parity(
+            images=len(self._index),
+            matched=len(differences.image),
+            missing=len(differences.missing),
+            box=float(differences.box.max(initial=0)),
+            mean_box=_mean(differences.box),
+            score=float(differences.score.max(initial=0)),
+            mean_score=_mean(differences.score),
+            ap=float(np.nan_to_num(result.ap)),
+            ap_checkpoint=float(np.nan_to_num(self.result.ap)),
+            f1=f1_at(result, threshold),
+            f1_checkpoint=f1_at(self.result, threshold),
+            threshold=threshold,
+            worst_image=self._index.path(_worst_image(differences, len(self._index))),
+        )
+
+    def _score(self, model: InferenceModel, postprocess: Postprocess) -> tuple[EvalResult, DetectionTable]:
+        """Runs a model on the images. Returns its scores and the detections that are scored."""
+        evaluator = Evaluator(
+            ground_truth=self._truth,
+            num_classes=model.num_classes,
+            postprocess=postprocess,
+            ctx=DistributedContext.single(torch.device("cpu")),
+        )
+        result = evaluator.run(model, self._letterboxed())
+        if result is None or evaluator.scored is None:
+            raise RuntimeError("a single process has no scores")
+        return result, evaluator.scored
+
+
+def _mean(values: np.ndarray) -> float:
+    """Returns the mean of ``values`` (P,), 0 without any."""
+    return float(values.sum() / max(len(values), 1))
+
+
+def _worst_image(differences: Differences, images: int) -> int:
+    """Returns the image with the most missing detections, or else the largest difference of a pair."""
+    worst = np.zeros(images)
+    np.maximum.at(worst, differences.image, differences.box + differences.score)
+    np.add.at(worst, differences.missing, 1)
+    return int(worst.argmax())
+
+
+def f1_at(result: EvalResult, threshold: float) -> float:
+    """Returns the mean F1 of the classes that have objects, at a confidence threshold."""
+    column = min(int(np.searchsorted(result.curve_confidence, threshold)), len(result.curve_confidence) - 1)
+    return float(np.nan_to_num(nanmean(result.curve_f1[:, column])))

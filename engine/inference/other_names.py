@@ -1,0 +1,17 @@
+"""Attributes that programs for YOLOv5 and Ultralytics expect, and that have other names here."""
+
+from __future__ import annotations
+
+from utils.config.other_programs.table import python_hint
+
+
+def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
+    """Makes the error for a missing attribute, with what to write instead if other programs have the attribute.
+
+    ``kind``: see `python_hint`. ``owner``: what lacks the attribute, with its article.
+    """
+    message = f"{owner} has no attribute {name!r}"
+    hint = "" if name.startswith("_") else python_hint(kind, name)
+    if hint:
+        message += f": {hint}"
+    return AttributeError(message, name=name)

@@ -1,0 +1,183 @@
+"""What the summary of a report is about: the numbers from which each sentence follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.evaluation.analysis import ErrorSplit
+from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.result import EvalResult
+from engine.report.census import Census, CensusSection
+from engine.report.subject import Subject
+from engine.report.validation import ValidationSections
+from engine.run.results_csv import CONFIDENCE_COLUMN
+
+RISING_AP = 0.005  # smallest rise that more epochs may continue
+FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
+FEW_OBJECTS = 100  # in a validation split with fewer, changes of AP may be chance
+SURE = 0.975  # fraction of the draws, as in a two-sided interval of 95 %
+MIN_IMAGES = 10  # with fewer, draws do not show how far chance goes
+BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Input of the rules of advice.py; None or empty where it is unknown."""
+
+    history: dict[str, np.ndarray]  # columns of results.csv, float (epochs,)
+    epochs: int  # planned epochs of the run; 0 for the validation of a checkpoint
+    names: Sequence[str]
+    imgsz: int
+    stride: int
+    train: Census | None
+    data: Census | None = None  # the training census if there is one, else the validation census
+    result: EvalResult | None = None
+    errors: ErrorSplit | None = None
+    suspects: int = 0  # probable label errors
+    backgrounds: int = 0  # images without objects that have detections
+    balances: bool = False  # whether the run weights classes or repeats images
+    last: Path = Path("last.pt")  # the checkpoint that continues the run
+    fitness: Fitness = Fitness("AP", "AP")  # decides which epoch is the best
+    # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
+    ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
+    few_steps: str = ""  # warning that the run has too few steps, or ""
+    tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
+    ignored: Sequence[str] = ()  # classes that the training images do not label, as the old ones of --keep-old
+
+    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the epochs at which a column of the history is known, and its values there."""
+        values = self.history.get(name)
+        if values is None:
+            return np.zeros(0), np.zeros(0)
+        known = np.isfinite(values)
+        return self.history["epoch"][known], values[known]
+
+    def best_row(self) -> dict[str, float] | None:
+        """Returns the row of the history with the best fitness; None if there is none, or thresholds are unknown."""
+        values = self.history.get(self.fitness.column)
+        if values is None or CONFIDENCE_COLUMN not in self.history or not np.isfinite(values).any():
+            return None
+        row = int(np.nanargmax(values))
+        return {name: float(column[row]) for name, column in self.history.items()}
+
+    @property
+    def objects(self) -> int:
+        """Number of labeled objects of the validation; 0 before it."""
+        return 0 if self.result is None else int(self.result.class_targets.sum())
+
+    @property
+    def scored(self) -> EvalResult | None:
+        """The result, if there are objects to score."""
+        return self.result if self.objects else None
+
+    def chance(self, ap: float) -> float:
+        """Returns half of the 95 % interval of an AP, as if it were the fraction of the objects that is detected; 0 for
+        many objects."""
+        if not 0 < self.objects < FEW_OBJECTS:
+            return 0.0
+        return 1.96 * float(np.sqrt(ap * (1 - ap) / self.objects))
+
+    def fitness_values(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the epochs whose fitness is known, and the fitness."""
+        return self.column(self.fitness.column)
+
+    def is_rising(self) -> bool:
+        """Returns whether the best fitness of the last third exceeds the best before by more than `RISING_AP` and
+        chance."""
+        _, values = self.fitness_values()
+        third = values.size // 3
+        if not third:
+            return False
+        newest = values.size - third + int(np.argmax(values[-third:]))
+        before = int(np.argmax(values[:-third]))
+        return self._differs(newest, before, margin=RISING_AP)
+
+    def has_fallen(self) -> bool:
+        """Returns whether the best fitness exceeds the newest by more than `FALLING_AP` and chance."""
+        _, values = self.fitness_values()
+        return self._differs(int(np.argmax(values)), len(values) - 1, margin=FALLING_AP)
+
+    def _differs(self, high: int, low: int, *, margin: float) -> bool:
+        """Returns whether the fitness in row ``high`` of `fitness_values` exceeds that in row ``low`` by more than
+        ``margin`` and chance.
+
+        Both are scored on the same images, so what makes these hard cancels: the difference is no chance if the AP is
+        higher on `SURE` of the draws of these images. Where draws are unknown, or the fitness is not an AP, the
+        interval of one AP decides.
+        """
+        epochs, values = self.fitness_values()
+        difference = float(values[high] - values[low])
+        if difference <= margin:
+            return False
+        high_draws = self.ap_of_draws.get(int(epochs[high]))
+        low_draws = self.ap_of_draws.get(int(epochs[low]))
+        has_enough_images = self.result is not None and self.result.num_images >= MIN_IMAGES
+        if self.fitness.metric == "AP" and has_enough_images and high_draws is not None and low_draws is not None:
+            is_higher = self._fitness_of_draws(high_draws) > self._fitness_of_draws(low_draws)
+            return bool(np.mean(is_higher) >= SURE)
+        return difference > self.chance(float(values[high]))
+
+    def _fitness_of_draws(self, ap: np.ndarray) -> np.ndarray:
+        """Computes the fitness, an AP, on each draw: float64 (S,) from the AP of the classes (S, C)."""
+        if self.fitness.class_index is None:
+            return nanmean(ap, axis=1)
+        return ap[:, self.fitness.class_index]
+
+    def overfits(self) -> bool:
+        """Returns whether, over the last third, the training loss falls and the validation loss rises by more than 2 %
+        each."""
+        columns = [name.removeprefix("train/") for name in self.history if name.startswith("train/")]
+        shared = [name for name in columns if f"val/{name}" in self.history]
+        if not shared:
+            return False
+        train = np.sum([self.history[f"train/{name}"] for name in shared], axis=0)
+        val = np.sum([self.history[f"val/{name}"] for name in shared], axis=0)
+        is_known = np.isfinite(train) & np.isfinite(val)
+        train = train[is_known]
+        val = val[is_known]
+        third = len(train) // 3
+        if third < 2:
+            return False
+        return bool(val[-1] > 1.02 * val[-third - 1] and train[-1] < 0.98 * train[-third - 1])
+
+
+def collect_findings(
+    subject: Subject,
+    history: dict[str, np.ndarray],
+    data: CensusSection,
+    validation: ValidationSections | None,
+    *,
+    ap_of_draws: Mapping[int, np.ndarray],
+    last: Path,
+) -> Findings:
+    """Collects the findings from the sections of a page. Arguments: see `Findings`."""
+    train = subject.indexes.get("train")
+    findings = Findings(
+        history=history,
+        epochs=subject.epochs,
+        names=subject.validated.names,
+        imgsz=subject.imgsz,
+        stride=subject.stride,
+        train=next((census for census in data.censuses if census.split == "train"), None),
+        data=data.censuses[0],
+        last=last,
+        fitness=subject.fitness,
+        balances=any(getattr(subject.config, name, 0) for name in BALANCING),
+        ap_of_draws=ap_of_draws,
+        few_steps=subject.few_steps,
+        tile=subject.validated.tile,
+        ignored=() if train is None else tuple(train.names_ignored_everywhere()),
+    )
+    if validation is None:
+        return findings
+    return replace(
+        findings,
+        result=validation.result,
+        errors=validation.errors.split,
+        suspects=len(validation.labels.issues),
+        backgrounds=validation.worst.errors.backgrounds(),
+    )

@@ -1,0 +1,75 @@
+"""Files that a thread writes while training continues."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.background_writer import BackgroundWriter
+
+A = Path("a")
+B = Path("b")
+
+
+class Disk:
+    """Records what is written; the first write blocks until it is released."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Path, int]] = []
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, content: int, path: Path) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        if content < 0:
+            raise OSError("full")
+        self.written.append((path, content))
+
+
+def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: 1})
+    assert disk.begun.wait(10)
+    for content in range(2, 6):
+        writer.submit({B: content, A: content})
+    writer.submit({A: 6})
+    disk.go_on.set()
+    writer.finish()
+    assert disk.written == [(A, 1), (B, 5), (A, 6)]
+    writer.submit({A: 7})  # a new thread continues
+    writer.finish()
+    assert disk.written[-1] == (A, 7)
+
+
+def test_an_error_is_raised_once_and_pending_content_is_dropped():
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: -1})
+    assert disk.begun.wait(10)
+    writer.submit({B: 1})
+    disk.go_on.set()
+    writer.wait()
+    with pytest.raises(OSError, match="full"):
+        writer.check()
+    writer.finish()
+    assert disk.written == []
+
+
+def test_an_error_drops_no_files_that_are_just_being_submitted():
+    """Files that belong together, such as best.pt and last.pt, are dropped together or not at all."""
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: -1})
+    assert disk.begun.wait(10)
+    with writer._lock:  # as `submit` holds it
+        writer._pending[A] = 1
+        disk.go_on.set()
+        time.sleep(0.05)
+        assert writer._pending == {A: 1}
+    writer.wait()
+    assert writer._pending == {}

@@ -1,0 +1,109 @@
+"""Data sets of Hugging Face: image folders and parquet files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.tool_exports import check_refusal, write_parquet
+from tools.convert.to_coco import convert
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]]}}', "1 of 'bbox', but 0 of 'category'"),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [1], "label": ["a"]}}',
+            "expected a bbox of four numbers, got 1",
+        ),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]], "label": [-1]}}',
+            "label: -1 is not the number of a class",
+        ),
+        (
+            '{"file_name": "one.png", "objects": {"bbox": [[1, 2, 3, 4]], "label": ["a"], "iscrowd": ["x"]}}',
+            "iscrowd: expected 0 or 1, got 'x'",
+        ),
+        ('{"file_name": "one.png", "objects": false}', "objects: must be 'key: value' lines, got False"),
+        ('{"file_name": "one.png", "objects": 3}', "objects: must be 'key: value' lines, got 3"),
+        ('{"file_name": "one.png"', "malformed JSON"),
+        ('{"file_name": "one.jpg"}', "the image 'one.jpg': not found below .../set, but one.png is there"),
+    ],
+)
+def test_wrong_rows_of_an_image_folder_are_named(row, message, images):
+    (images / "metadata.jsonl").write_text(row)
+    check_refusal(images, f"metadata.jsonl:1: {message}")
+
+
+@pytest.mark.parametrize(("value", "is_crowd"), [(1, True), (True, True), (0, False), (None, False)])
+def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, tmp_path):
+    rows = [
+        {"file_name": name, "objects": {"bbox": [[1, 2, 30, 20]], "category": ["cat"], "iscrowd": [flag]}}
+        for name, flag in (("one.png", value), ("two.png", 0))
+    ]
+    (images / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    convert(images, tmp_path / "out.json")
+    annotations = json.loads((tmp_path / "out.json").read_text())["annotations"]
+    assert [bool(each["iscrowd"]) for each in annotations] == [is_crowd, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objects": 7}, "row 0: objects: must be 'key: value' lines, got 7"),
+        ({"objects": [1.5]}, "row 0: must be 'key: value' lines, got 1.5"),
+        ({"objects": {"bbox": 5, "category": 6}}, "row 0: bbox: must be a list, got 5"),
+        ({"objects": {"bbox": [[1, 2, 3, 4]], "category": []}}, "row 0: 1 of 'bbox', but 0 of 'category'"),
+        ({"objects": {"bbox": [[1, 2, 3]], "category": [0]}}, "row 0: expected a bbox of four numbers, got [1, 2, 3]"),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [2]}},
+            "row 0: category: 2 is not the number of a class; there are 2 classes, numbered from 0",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [-1]}},
+            "row 0: category: -1 is not the number of a class; there are 2 classes, numbered from 0",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [True]}},
+            "row 0: category: expected the name or the number of a class, got True",
+        ),
+        (
+            {"objects": {"bbox": [[1, 2, 3, 4]], "category": [0.5]}},
+            "row 0: category: expected the name or the number of a class, got 0.5",
+        ),
+        ({"objects": None}, "1 file of Hugging Face parquet without objects"),
+        ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded (damaged, or not an image)"),
+        ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
+        (b"{}{}", "its 'huggingface' metadata is not JSON"),
+        (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
+    ],
+)
+def test_odd_parquet_files_are_named(images, change, message):
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    if isinstance(change, bytes):
+        table = table.replace_schema_metadata({"huggingface": change})
+    else:
+        table = Table.from_pylist([row | change for row in table.to_pylist()], metadata=table.schema.metadata)
+    parquet.write_table(table, path)
+    check_refusal(images, f"...{message}")
+
+
+@pytest.mark.parametrize("kind", ["zeros", "rows"])
+def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, kind):
+    """50 kB can stand for 1.5 GB in memory, and 18 kB for 200,000 images on the disk. The beginning of the first looks
+    like UTF-16."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    first = parquet.read_table(path).to_pylist()[0]
+    image = {"bytes": bytes(10**7)} if kind == "zeros" else first["image"]
+    rows = [first | {"image": image}] * (1 if kind == "zeros" else 5_000)
+    parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
+    check_refusal(images, "parquet: refused: its images have more than 100 times the bytes of the file")

@@ -1,0 +1,36 @@
+"""Digests of the files that a search or a cross-validation must not find changed when it continues."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from utils.config.search_settings import KfoldConfig
+from utils.config.settings import names_with
+from utils.files.checksum import sha256_of
+
+
+def digests_of_files(config: KfoldConfig) -> dict[str, str]:
+    """Returns the digests of the files that the settings name, by setting: of weights, of a model's YAML, of callbacks.
+    The YAML of the data set is left out, as the data is compared instead."""
+    files = {name: Path(getattr(config, name)) for name in names_with(type(config), is_path=True) - {"data"}}
+    module = _module_file(config.callbacks.partition(":")[0])
+    if module is not None:
+        files["callbacks"] = module
+    return {name: sha256_of(path) for name, path in sorted(files.items()) if path.is_file()}
+
+
+def _module_file(module: str) -> Path | None:
+    """Returns the file from which a training imports ``module``, without importing it here; None if it is not found.
+    The working folder comes last (`engine.hooks.callbacks.load_callbacks`)."""
+    if not module:
+        return None
+    working_folder = os.getcwd()
+    folders = [folder for folder in sys.path if folder not in ("", working_folder)]
+    for folder in [*folders, working_folder]:
+        path = Path(folder, *module.split("."))
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                return file
+    return None
