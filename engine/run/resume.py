@@ -22,7 +22,7 @@ from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import has_earlier_checkpoint
+from engine.checkpoint.newest_run import has_earlier_checkpoint, note_own_best
 from engine.checkpoint.progress import Progress, RunConditions, read_progress
 from engine.optim.schedule import epochs_in_time, step_plan
 from engine.run.run import Command, RunPlan, RunSettings
@@ -410,6 +410,7 @@ def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Pro
     best = checkpointer.best
     is_comparable = checkpointer.description.validates_like(stored)
     if is_comparable and _is_of_best_epoch(best, progress):
+        note_own_best(best.parent)
         return True
     if not checkpointer.description.trains_like(stored):  # otherwise the run repeats the epoch of best.pt
         _set_aside(best)
