@@ -248,6 +248,8 @@ def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list
 
 def check_unfinished(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
     """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
+    if checkpoint.header.pending is not None:  # its newest epoch has to be scored
+        return
     progress = checkpoint.header.progress
     if progress.epoch >= config.epochs:
         raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")

@@ -20,7 +20,7 @@ from engine.checkpoint.newest_run import (
     checkpoint_of_newest_run,
     note_earlier_checkpoint,
 )
-from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.commands.export import export_best
 from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.plan import plan_run
@@ -177,6 +177,13 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
         return
     with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
         check_unfinished(checkpoint, config, given)
+
+
+def test_a_run_whose_last_epoch_has_no_scores_yet_has_not_ended():
+    """``--eval-ranks``, stopped and resumed with fewer epochs."""
+    pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=5), ema={})
+    checkpoint = checkpoint_of(progress=Progress(epoch=5), pending=pending)
+    check_unfinished(checkpoint, TrainConfig(epochs=5), ("epochs",))
 
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
