@@ -36,6 +36,7 @@ class InferenceModel(nn.Module):
     batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
+    is_unscored_branch: bool = False  # the branch of a head with two that training does not validate (``nms``)
     votes: bool  # box voting is part of the file and cannot be switched off
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
@@ -144,7 +145,9 @@ class CheckpointModel(InferenceModel):
         self.votes = False
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
-        progress = info.get("progress", {})
+        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
+        # Thresholds are those of the branch that training validates.
+        progress = {} if self.is_unscored_branch else info.get("progress", {})
         self.confidence = _confidence_of(progress, "confidence")
         self.plain_confidence = _confidence_of(progress, "plain_confidence")
         self.scored_confidence = _confidence_of(progress, "scored_confidence")  # under the NMS of validation

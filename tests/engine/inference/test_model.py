@@ -188,9 +188,11 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
     detector = build_detector({**TINY_MODEL, "end2end": True}, 2, names=("light", "dark")).eval()
     write_detector(tmp_path / "a.pt", detector, progress={"confidence": 0.25})
     images = torch.rand(2, 3, 64, 64)
-    for nms, iou in ((False, None), (True, 0.7)):
+    # The threshold is that of the branch that training validates.
+    for nms, iou, confidence in ((False, None, 0.25), (True, 0.7, None)):
         model = open_model(tmp_path / "a.pt", device=CPU, nms=nms)
-        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, 0.25, 64)
+        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, confidence, 64)
+        assert model.is_unscored_branch == nms
         expected = detector.fuse(one_to_one=not nms).to(memory_format=torch.channels_last)
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
