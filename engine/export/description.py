@@ -28,6 +28,7 @@ class ExportDetails:
     int8: bool
     classes: list[str]  # ``--classes`` of the training
     keep_old: bool
+    single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
     val_images: list[str]  # that the training held out
     data_fingerprint: str | None
@@ -88,6 +89,7 @@ def _details(model: CheckpointModel, config: ExportConfig, checked: CheckOutcome
         int8=config.int8,
         classes=training.get("classes", []),
         keep_old=training.get("keep_old", False),
+        single_cls=model.has_merged_classes,
         tile=info.get("tile", 0),
         val_images=info.get("val_images", []),
         data_fingerprint=info.get("data", {}).get("fingerprint"),

@@ -47,9 +47,9 @@ class InferenceModel(nn.Module):
 
     def stored(self, key: str) -> Any:
         """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
-        file; None if it stored nothing, or an empty or false value."""
+        file; None if it stored nothing."""
         for entries in (self.info, self.info.get("config", {}), self.info.get("details", {})):
-            if entries.get(key):
+            if entries.get(key) is not None:
                 return entries[key]
         return None
 
@@ -63,6 +63,11 @@ class InferenceModel(nn.Module):
         """Side of the tiles on which the model was trained, pixels; 0: whole images."""
         value = self.stored("tile")
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
+
+    @property
+    def has_merged_classes(self) -> bool:
+        """Whether all classes of its data set count as one (``--single-cls`` of the training)."""
+        return self.stored("single_cls") is True
 
     @property
     def num_classes(self) -> int:

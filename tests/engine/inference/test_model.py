@@ -201,6 +201,13 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 
+def test_false_and_zero_are_stored_values(tmp_path: Path):
+    stored = {"tile": 0, "config": {"single_cls": False, "max_bad": 0.0, "tile": 64, "data": None}}
+    model = open_model(write_detector(tmp_path / "a.pt", build_detector(TINY_MODEL, 1), **stored), device=CPU)
+    assert [model.stored(key) for key in ("single_cls", "max_bad", "tile", "data")] == [False, 0.0, 0, None]
+    assert model.tile == 0
+
+
 def test_class_names_of_older_files_become_one_line(tmp_path: Path):
     broken = ("dog\ncat", "\x1b[31mred  x", "plain")
     detector = build_detector(TINY_MODEL, 3, names=broken).eval()
