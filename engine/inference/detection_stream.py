@@ -209,5 +209,7 @@ def open_detection_stream(
         )
     else:
         check_many(source, "stream" if tracks is None else "track")
+        if vid_stride != 1:
+            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         items = as_frames(source, color, pixels)
     return DetectionStream(items, detector, settings, ahead=ahead, tracks=tracks)
