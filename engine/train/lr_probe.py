@@ -28,7 +28,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, gath
 from utils.logger import get_logger
 from utils.strings import counted
 
-MAX_IMAGES = 100  # of the training split
+MAX_PROBE_IMAGES = 100  # of the training split
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
@@ -49,7 +49,7 @@ def probe_lr_mult(
     weights on its share of the images."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     with_objects = len(_images_with_objects(dataset.sample_index))
-    max_images = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
+    max_images = min(MAX_PROBE_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
