@@ -65,7 +65,7 @@ def _open_exporter(config: ExportConfig) -> Exporter:
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
     instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_model_data(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+    return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
 
 
 def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
