@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 16
 
 
 def run_command(command: str, words: list[str], *, needs: str) -> Mapping[str, Any]:
-    """Runs a command with the arguments ``words``, and returns what it has written with `utils.program.write_result`.
+    """Runs a command with the arguments ``words``, and returns what it has written with `write_result`.
 
     Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, or its
     result lacks ``needs``, and KeyboardInterrupt if it is interrupted, unless it has saved.

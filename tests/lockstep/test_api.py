@@ -30,6 +30,12 @@ from utils.logger import terminal_bars
 ROOT = Path(__file__).parents[2]
 SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
 
+BEGINNING = """
+import os, pathlib, signal, sys, time
+from utils.process.result_file import report_error, take_result_file, write_result
+take_result_file()
+"""
+
 pytestmark = pytest.mark.usefixtures("preloaded")
 
 
@@ -40,7 +46,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def replace(text: str) -> None:
-        text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
+        text = f"{BEGINNING}{text}"
         monkeypatch.setattr(command_module, "command_prefix", lambda name: [python(), "-c", text, name])
 
     return replace

@@ -22,8 +22,8 @@ from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.limits import DISK_FULL, explanation, is_disk_full
+from utils.process.result_file import report_error, take_result_file, write_result
 from utils.process.standard_streams import keep_standard_streams, output_error
-from utils.program import report_error, write_result
 from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
@@ -65,6 +65,7 @@ def _run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | Non
 def _prepare_process() -> None:
     """Sets what must be set before torch and Matplotlib are loaded, and hooks for errors that reach no caller."""
     keep_standard_streams()
+    take_result_file()
     # Importing torch makes some 500,000 objects, none of them garbage. By default they would be searched so often that
     # the start of a training takes half a second longer. Later little changes: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])

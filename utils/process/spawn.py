@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED
 from utils.process.interrupts import exit_on_interrupt
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
+from utils.process.result_file import result_variables
 from utils.process.stop_signals import stop_signals
 
 STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
@@ -36,8 +37,8 @@ def spawn(
     optional: int = 0,
     stop_code: int | None = None,
 ) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun, by
-    `run_main`, which reports its errors.
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, with the variables of torchrun if they are
+    several, by `run_main`, which reports its errors.
 
     Stop signals are forwarded. If a process fails, the others are stopped.
 
@@ -65,11 +66,10 @@ class _Group:
     those that still run are stopped."""
 
     def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
-        port = free_port()
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = [
-            context.Process(target=_run_process, args=(rank, processes, port, function, tuple(args)))
-            for rank in range(processes)
+            context.Process(target=_run_process, args=(variables, function, tuple(args)))
+            for variables in _variables_by_rank(processes)
         ]
         self._previous_handlers: dict[int, Any] = {}
         self.signals: list[int] = []  # that were forwarded, in order
@@ -171,11 +171,19 @@ def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
     raise PeerFailure(f"{name} failed", code)
 
 
-def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
-    """Runs ``function(*args)`` as process ``index`` of the run. Ends with `_RETURNED`, or as `run_main` says."""
+def _variables_by_rank(processes: int) -> list[dict[str, str]]:
+    """Returns the environment variables of each process: those of torchrun, unless there is only one."""
+    if processes == 1:
+        return [result_variables()]
+    port = free_port()
+    return [torchrun_variables(rank, processes, port) | result_variables() for rank in range(processes)]
+
+
+def _run_process(variables: Mapping[str, str], function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` with these environment variables. Ends with `_RETURNED`, or as `run_main` says."""
     exit_on_interrupt()
     end_with_parent()()
-    os.environ |= torchrun_variables(index, processes, port)
+    os.environ |= variables
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
 
