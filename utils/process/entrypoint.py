@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.errors import ExplainedError, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.machine.resources import keep_freed_memory
 from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
@@ -83,6 +83,11 @@ def _prepare_process() -> None:
     sys.unraisablehook = _unraisablehook
 
 
+class _OutputClosed(Exception):
+    """The reader of standard output is gone. (Any other BrokenPipeError, such as that of a callback's socket, is a
+    bug.)"""
+
+
 class _Ending(NamedTuple):
     """How errors of one type end the process."""
 
@@ -114,14 +119,14 @@ def _print_nothing(_: BaseException) -> None:
     pass
 
 
-# The first row whose type fits an error ends the process. Limits of the machine count as UserError.
+# The first matching row applies. Limits of the machine count as UserError.
 _ENDINGS = (
     _Ending(PeerFailure, None, _wait_for_report, skips_cleanup=True),
     _Ending(FailedCheck, CHECK_FAILED, _print_line, skips_cleanup=True),
     _Ending(UserError, USER_ERROR, _print_line, skips_cleanup=True),
     _Ending(Stopped, None, _print_nothing, skips_cleanup=False),
     _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, skips_cleanup=False),
-    _Ending(BrokenPipeError, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
+    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
     _Ending(Exception, BUG, _print_traceback, skips_cleanup=False),
 )
 
@@ -141,13 +146,13 @@ def _listed_type(error: BaseException) -> type[BaseException]:
     # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
     if isinstance(error.__cause__, KeyboardInterrupt):
         return KeyboardInterrupt
-    is_limit = not isinstance(error, UserError | BrokenPipeError) and line_about(error) is not None
+    is_limit = not isinstance(error, ExplainedError) and line_about(error) is not None
     return UserError if is_limit else type(error)
 
 
 def line_about(error: BaseException) -> str | None:
     """Returns the line that `run_main` prints about an error, or None if it is a bug."""
-    if isinstance(error, UserError):
+    if isinstance(error, ExplainedError):
         return str(error)
     return explanation(error) or _explain_os_error(error)
 
@@ -156,7 +161,7 @@ def _check_output() -> None:
     """Raises an error if standard output could not be written, so that the exit code says that some of it is lost."""
     error = output_error()
     if isinstance(error, BrokenPipeError):
-        raise error
+        raise _OutputClosed
     if error is not None:
         raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 
