@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from utils.config.flags import flag_name, int_or_text
+from utils.config.flags import flag_name, int_or_text, words_with_values
 from utils.config.other_programs.table import (
     actions_of,
     flags_of_known_value,
@@ -62,8 +62,7 @@ def flags_of_argument(command: str, name: str, value: str) -> list[str]:
     refusal = table_of(command).refused_values.get(flag, {}).get(text)
     if refusal:
         raise UserError(refusal)
-    first, *more = _words(value, action)
-    return [f"{flag}={first}", *more] if first.startswith("-") else [flag, first, *more]
+    return words_with_values(flag, _words(value, action))
 
 
 def _check_without_effect(command: str, name: str, flag: str, text: str) -> None:
