@@ -90,6 +90,11 @@ def test_numbers_and_arrays_of_numpy_are_settings():
     assert config.override == ["lr0=0.5"]
 
 
+@pytest.mark.parametrize("classes", [["-bg"], ["-bg", "cat"], ["cat", "-bg"], ["--resume"], ['["cat"]']])
+def test_names_that_look_like_flags_are_settings(classes):
+    assert parse_config(TrainConfig, flags_of_keywords("train", {"classes": classes})).classes == classes
+
+
 def test_a_result_that_could_not_be_written_is_one_line(command):
     """The result file is in the temporary folder, whose disk may be full, though that of the run is not."""
     command("print('done')")
@@ -118,6 +123,39 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
     command("os.kill(os.getpid(), signal.SIGKILL)")
     with refused("killed by SIGKILL; is there enough memory?", lockstep.Error):
         lockstep.export("best.pt")
+
+
+def test_a_check_that_fails_after_it_has_found_issues_is_an_error(command):
+    command("write_result(issues=['blurred']); sys.exit(1)")
+    assert lockstep.check("data.yaml") == {"issues": ["blurred"]}
+    command("write_result(issues=['blurred']); report_error('standard output cannot be written'); sys.exit(2)")
+    with refused("standard output cannot be written", lockstep.Error):
+        lockstep.check("data.yaml")
+    command("write_result(issues=[]); sys.exit(1)")
+    with refused("exit status 1", lockstep.Error):
+        lockstep.check("data.yaml")
+
+
+def test_a_program_that_outlives_the_command_is_not_waited_for(command, tmp_path, capsys):
+    """A service that a callback has started holds the output of the command open."""
+    command("""
+import subprocess
+service = '''
+import pathlib, time
+for _ in range(200):
+    time.sleep(0.1)
+    if pathlib.Path("returned").exists():
+        raise SystemExit
+pathlib.Path("was waited for").touch()
+'''
+subprocess.Popen([sys.executable, "-c", service])
+write_result(folder="a")
+print("x" * 100_000 + "end")
+""")
+    assert lockstep.train().folder == tmp_path / "a"
+    (tmp_path / "returned").touch()
+    assert not (tmp_path / "was waited for").exists()
+    assert capsys.readouterr().out == "x" * 100_000 + "end\n"
 
 
 def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path, monkeypatch):
