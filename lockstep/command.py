@@ -74,7 +74,7 @@ def _print_output(process: subprocess.Popen) -> None:
         has_ended = False
         while not has_ended:
             has_ended = process.poll() is not None  # before the last read: all that it has printed is in the pipe then
-            if connection.wait([pipe], timeout=0 if has_ended else _POLL_S):
+            if connection.wait([pipe.fileno()], timeout=0 if has_ended else _POLL_S):
                 data = os.read(pipe.fileno(), _READ_BYTES)
                 sys.stdout.write(decoder.decode(data))
                 sys.stdout.flush()
