@@ -16,7 +16,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck, UserError, first_line
+from utils.errors import ExplainedError, FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.process.limits import explanation
@@ -89,6 +89,6 @@ def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
 
 
 def _summary(error: Exception) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, ExplainedError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
