@@ -140,10 +140,20 @@ def _counts_at_recall(targets: np.ndarray) -> np.ndarray:
 
 def _at_counts(tp: np.ndarray, envelope: np.ndarray, required_tp: np.ndarray) -> np.ndarray:
     """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``required_tp`` (S, R): (S, R), 0 where it never
-    does."""
+    does.
+
+    One search serves all draws: the counts of each draw are raised above those of the draws before.
+    For example, three draws with counts up to 3 are raised by 0, 4 and 8:
+
+        tp      raised    required_tp  raised  position in all  position in the draw
+        1 2 3   1 2 3     2            2       1                1
+        0 1 1   4 5 5     1            5       4                1
+        0 0 2   8 8 10    3            11      9                3, which does not exist: never reached
+    """
     rows, length = tp.shape
-    shift = np.arange(rows)[:, None] * (max(int(tp.max()), int(required_tp.max())) + 1)
-    first = np.searchsorted((tp + shift).ravel(), (required_tp + shift).ravel()).reshape(rows, -1)
-    first -= np.arange(rows)[:, None] * length
+    draw = np.arange(rows)[:, None]
+    raised_by = draw * (max(int(tp.max()), int(required_tp.max())) + 1)
+    first = np.searchsorted((tp + raised_by).ravel(), (required_tp + raised_by).ravel()).reshape(rows, -1)
+    first -= draw * length
     values = np.take_along_axis(envelope, np.minimum(first, length - 1), axis=1)
     return np.where(required_tp <= tp[:, -1:], values, 0.0)
