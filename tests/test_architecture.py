@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,21 @@ def test_no_import_cycle():
 
     for name in sorted(graph):
         visit(name, ())
+
+
+def test_packages_beside_each_other_import_in_one_direction():
+    """At every depth. A package and the folder that it lies in may import each other."""
+    pairs: set[tuple[str, str]] = set()
+    for name in MODULES:
+        for imported in {imported for imported, _ in imports()[name] if imported in MODULES}:
+            importing_parts = name.split(".")[:-1]
+            imported_parts = imported.split(".")[:-1]
+            shared = itertools.takewhile(lambda parts: parts[0] == parts[1], zip(importing_parts, imported_parts))
+            depth = len(list(shared)) + 1
+            if depth <= min(len(importing_parts), len(imported_parts)):
+                pairs.add((".".join(importing_parts[:depth]), ".".join(imported_parts[:depth])))
+    assert ("data.source.diagnosis", "data.source.listing") in pairs
+    assert not [pair for pair in pairs if pair[::-1] in pairs]
 
 
 def test_no_module_uses_eval_or_exec():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat
-from data.source.diagnosis.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
+from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
 from data.split_files import OtherImages
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig

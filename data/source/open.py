@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
-from data.source.diagnosis.missing_data import nearby_paths_hint
 from data.source.files import without_empty
+from data.source.missing_data import nearby_paths_hint
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
 from utils.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
-from data.source.diagnosis.missing_data import labels_without_images
+from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, none_if_missing, walk
 from data.split_files import ImageFile
 from utils.errors import UserError

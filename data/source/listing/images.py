@@ -12,8 +12,8 @@ from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixe
 from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
-from data.source.diagnosis.missing_data import labels_without_images
 from data.source.listing.image_list import NO_FILE, is_image, read_image_list
+from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError

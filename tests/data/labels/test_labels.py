@@ -35,7 +35,7 @@ from data.labels.voc import object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import FileStamp, ImageFile, LabelFile
-from engine.report.photos import Source, _render
+from engine.report.photos import PhotoFile, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tools.check.label_checks import scan_dataset, scan_issues
@@ -547,7 +547,7 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
         file.write(f"bits: {declared}\n")
     said = advice_of(data, tmp_path, caplog)
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
-    source = Source(str(data.image("train/0")), 128, 160)
+    source = PhotoFile(str(data.image("train/0")), 128, 160)
     assert _render(source, source.whole(), 160).max() > 200
 
 

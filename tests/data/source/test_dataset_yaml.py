@@ -14,8 +14,8 @@ from data.labels.coco import read_coco
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.diagnosis.missing_data import labels_without_images, nearby_paths_hint
 from data.source.files import list_split
+from data.source.missing_data import labels_without_images, nearby_paths_hint
 from data.source.open import open_data
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
@@ -162,7 +162,7 @@ def test_labels_without_images_are_seen_in_each_format_of_a_suffix(tmp_path, mon
     write_dataset(tmp_path, train=2, val=1)
     shutil.rmtree(tmp_path / "images")
     other = replace(YOLO, files=replace(YOLO.files, is_labels=lambda head: False))
-    monkeypatch.setattr("data.source.diagnosis.missing_data.LABEL_FORMATS", (YOLO, other))
+    monkeypatch.setattr("data.source.missing_data.LABEL_FORMATS", (YOLO, other))
     assert "has 3 label files" in labels_without_images(tmp_path)
 
 
