@@ -25,7 +25,7 @@ POLL_EVERY_S = 1.0
 
 
 class Action(enum.Flag):
-    """What all ranks do next. Actions of several hooks are joined with ``|``: none is lost."""
+    """What every rank does next; a flag set, so that the actions of several hooks combine."""
 
     CONTINUE = 0
     SAVE = enum.auto()  # at once
@@ -136,6 +136,11 @@ class RunControl:
         """Returns whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
         a validation."""
         self._watchdog.beat()
+        return self.stops_waiting()
+
+    def stops_waiting(self) -> bool:
+        """Returns the same as `stops_validation` while ranks wait for the scores of a validation. The watchdog takes it
+        for no sign of life: it must notice if one of the ranks has died."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal
@@ -148,7 +153,7 @@ class RunControl:
         return is_stopped
 
     def after_validation(self) -> Action:
-        """Returns `Action.STOP` if `stops_validation` has ended the validation on any rank."""
+        """Returns `Action.STOP` if a signal has ended the validation, or the wait for its scores, on any rank."""
         code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
         if code:
             return self._stop(code)

@@ -133,9 +133,14 @@ class RemoteValidator(LocalValidator):
 
     def _validate_pending(self, trainer: Trainer, epoch: Epoch, pending: PendingEpoch) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        epoch.result = self._service.collect(trainer.control.stops_validation)
+        if not self._service.has_scores():
+            trainer.call_hooks("before_validation")
+        epoch.result = self._service.collect(trainer.control.stops_waiting)
         if broadcast_object(trainer.ctx, epoch.result is not None):
             return Action.CONTINUE
+        action = trainer.control.after_validation()
+        if action.breaks_off:
+            return action
         return super()._validate_pending(trainer, epoch, pending)
 
 

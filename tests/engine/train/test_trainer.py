@@ -141,7 +141,11 @@ class Service:
     def send(self, epoch: int, weights: WeightsMessage) -> None:
         self.sent.append(epoch)
 
-    def collect(self, should_stop: Callable[[], bool]) -> None: ...
+    def has_scores(self) -> bool:
+        return False
+
+    def collect(self, should_stop: Callable[[], bool]) -> None:
+        assert not should_stop()
 
 
 def build(
@@ -297,6 +301,7 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
     assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
         ("after_last_step", 0), ("after_epoch", 1),
         ("after_last_step", 1),
+        ("before_validation", 1),  # before the wait for scores
         ("before_validation", 1), ("score", 1), ("record", 1), ("report", 1),
         ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
