@@ -82,11 +82,11 @@ class Trainer:
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._has_ended = False  # this process takes no more steps
-        self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
+        self._stopped = False  # this process takes no more steps
+        self._last_completed = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
-            self._newest.metrics = run.started_from.metrics
+            self._last_completed.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
@@ -116,12 +116,12 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        if not self._has_ended:
+        if not self._stopped:
             self._follow(self.validator.collect(self))  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
-        while not self._has_ended and self.progress.epoch < self.epochs:
+        while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
-            if not self._has_ended:
+            if not self._stopped:
                 self._end_epoch()
         self.call_hooks("after_steps")
         if not self.control.exit_code:
@@ -136,7 +136,7 @@ class Trainer:
         self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
         self.call_hooks("before_epoch")
-        while self.progress.batch < len(self.loader) and not self._has_ended:
+        while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
 
     def _train_step(self, batches: Prefetcher) -> None:
@@ -199,7 +199,7 @@ class Trainer:
         """Scores and records an epoch whose validation is done, or not due."""
         self.call_hooks("score", epoch)
         self.call_hooks("record", epoch)
-        self._newest = epoch
+        self._last_completed = epoch
 
     def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
@@ -209,7 +209,7 @@ class Trainer:
         """Saves the run or ends it, as ``action`` says."""
         if action.saves:
             self.save_last()
-        self._has_ended |= action.ends_run
+        self._stopped |= action.ends_run
         return action
 
     def save_last(self) -> None:
@@ -232,8 +232,8 @@ class Trainer:
             epoch_batches=len(self.loader),
             images=len(self.loader.samples),
         )
-        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
-        metrics = self._newest.metrics if is_at_end_of_epoch else {}
+        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_completed.number
+        metrics = self._last_completed.metrics if is_at_end_of_epoch else {}
         return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:
