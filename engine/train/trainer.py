@@ -1,5 +1,5 @@
-"""The training loop: epochs and steps. A validator ends each epoch (engine/train/validation.py); whatever else happens
-is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator scores each epoch (engine/train/validation.py); whatever else
+happens is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from utils.errors import UserError
 
 
 class Validator(Protocol):
-    """Ends epochs whose steps are done: validates them if that is due, and completes them (engine/train/validation.py).
-    Every rank has one and makes the same calls. The trainer follows the actions that it returns."""
+    """Validates epochs whose steps are done (engine/train/validation.py). Every rank has one and makes the same calls.
+    The trainer follows the actions that it returns."""
 
-    pending: PendingEpoch | None  # submitted, and not complete yet: checkpoints store it
+    @property
+    def pending(self) -> PendingEpoch | None:
+        """An epoch that was submitted and has no result yet: checkpoints store it."""
+        ...
 
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        """Takes an epoch, and saves the run behind it. The epoch is complete afterwards, or its result comes later.
+        """Validates an epoch if that is due, or makes it the pending one, whose result comes later. None is pending
+        before.
 
-        Returns `Action.STOP` if a signal has ended a validation: a resumed run then submits the epoch again.
+        Returns `Action.STOP` if a signal has ended the validation: a resumed run then submits the epoch again.
         """
         ...
 
-    def collect(self, trainer: Trainer) -> Action:
-        """Completes an epoch that is pending while no other ends: that of an earlier start, or the last one of a run
-        that a callback has ended. Saves the run with its scores.
+    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+        """Sets the result of the pending epoch, which is ``epoch``; none is pending afterwards.
 
         Returns `Action.STOP` if a signal has ended its validation: it stays pending.
         """
@@ -117,7 +120,7 @@ class Trainer:
         self.call_hooks("start")
         self._follow(self.control.agree())
         if not self._stopped:
-            self._follow(self.validator.collect(self))  # an epoch of an earlier start
+            self._complete_last_pending()  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
@@ -125,7 +128,7 @@ class Trainer:
                 self._end_epoch()
         self.call_hooks("after_steps")
         if not self.control.exit_code:
-            self._follow(self.validator.collect(self))  # the last epoch, if a callback has ended the run
+            self._complete_last_pending()  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
             self.call_hooks("after_training")
         self.checkpointer.finish()
@@ -181,10 +184,48 @@ class Trainer:
         epoch = Epoch(self.progress.epoch + 1)
         if self.call_hooks("after_last_step", epoch).breaks_off:
             return
+        if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
+            return
         if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
+        self.progress.complete_epoch()
+        if self.validator.pending is None:
+            self._complete(epoch)
+        else:
+            self.save_epoch(epoch)
         self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
+
+    def _complete(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
+        """Scores, records, saves and reports an epoch whose validation is done, or not due.
+
+        ``pending``: as what the epoch was saved before it had scores. The run has gone on since, so only the files of
+        the epoch itself are saved.
+        """
+        self.call_hooks("score", epoch)
+        self.call_hooks("record", epoch)
+        self._last_completed = epoch
+        if pending is None:
+            self.save_epoch(epoch)
+        else:
+            self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
+        self.call_hooks("report", epoch)
+
+    def _complete_pending(self) -> Action:
+        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending."""
+        pending = self.validator.pending
+        if pending is None:
+            return Action.CONTINUE
+        epoch = Epoch(pending.progress.epoch, dict(pending.row))
+        action = self._follow(self.validator.collect(self, epoch))
+        if not action.breaks_off:
+            self._complete(epoch, pending)
+        return action
+
+    def _complete_last_pending(self) -> None:
+        """Completes the pending epoch while no other ends, and saves the run with its scores."""
+        if self.validator.pending is not None and not self._complete_pending().breaks_off:
+            self.save_last()
 
     def _average_over_ranks(self) -> None:
         """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
@@ -194,12 +235,6 @@ class Trainer:
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
         self.progress.note_averaged_buffers()
-
-    def record_epoch(self, epoch: Epoch) -> None:
-        """Scores and records an epoch whose validation is done, or not due."""
-        self.call_hooks("score", epoch)
-        self.call_hooks("record", epoch)
-        self._last_completed = epoch
 
     def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""

@@ -294,7 +294,7 @@ class BestFirst(Hook):
 
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
     trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
     end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
@@ -312,7 +312,7 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = RemoteValidator(evaluated_by(Evaluates(signals, stopped_run=1)), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates(signals, stopped_run=1)), val_every=1), Service())
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -338,7 +338,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
-    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
     watch = Watch(after_epoch=(1, 0, Action.END))
     trainer = build(BestFirst(), watch, validator=validator, epochs=3)
     trainer.fit()
