@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,13 +59,16 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training. Raises UserError
-        if there is neither."""
+        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training; nan where one is
+        not defined, as without objects. Raises UserError if there is neither."""
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
-            scores = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
-            return {_METRIC_NAMES.get(name, name): value for name, value in scores.items()}
+            scores: dict[str, float] = {}
+            for name, value in content.items():
+                if value is None or isinstance(value, float):  # not a count or a table
+                    scores[_METRIC_NAMES.get(name, name)] = math.nan if value is None else value
+            return scores
         from utils.files.checkpoint_file import read_part
 
         stored = read_part(self.best, "metrics") or {}

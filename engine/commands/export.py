@@ -16,7 +16,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck, UserError, first_line
+from utils.errors import ExplainedError, FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.process.limits import explanation
@@ -65,7 +65,7 @@ def _open_exporter(config: ExportConfig) -> Exporter:
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
     instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_model_data(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+    return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
 
 
 def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
@@ -89,6 +89,6 @@ def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
 
 
 def _summary(error: Exception) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, ExplainedError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"

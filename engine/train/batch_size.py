@@ -33,7 +33,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
-MAX_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
+MAX_SHARD_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
 MIN_EPOCH_BATCHES = 10  # a batch has at most a tenth of an epoch's samples,
 ALWAYS_ALLOWED = 16  # or as many as by default, if that is more
@@ -123,7 +123,7 @@ def batch_that_fits(
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    max_images = min(MAX_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
+    max_images = min(MAX_SHARD_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
     images = min_over_ranks(ctx, largest_that_fits(peak_bytes_of, limit, max_images=max_images))
     if images == 0:
         raise UserError(
@@ -140,7 +140,7 @@ def batch_that_fits(
         BOXES * samples_per_image(config),
         limit / 2**30,
     )
-    if max_images < MAX_IMAGES and images == sizes_up_to(max_images)[-1]:
+    if max_images < MAX_SHARD_IMAGES and images == sizes_up_to(max_images)[-1]:
         samples = counted(epoch_samples, "sample")
         get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
@@ -157,7 +157,7 @@ def sizes_up_to(max_images: int) -> list[int]:
 
 
 def largest_that_fits(
-    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_IMAGES
+    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_SHARD_IMAGES
 ) -> int:
     """Returns the largest number of images up to ``max_images`` that fits, a multiple of 8 from 16 on; 0 if none fits.
     It has been measured to fit, and the next larger number not to, unless that exceeds ``max_images``.
@@ -244,7 +244,7 @@ def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, 
     """Returns the settings of a run for a step that one process takes without the others."""
     config = replace(
         config,
-        optimizer=resolve_optimizer(config.optimizer, steps.total),
+        optimizer=resolve_optimizer(config.optimizer, steps.known_total),
         virtual_ranks=virtual_ranks,
         compile=False,
         zero=False,

@@ -348,6 +348,25 @@ def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_wandb_makes_one_run_however_often_it_is_asked(tmp_path, monkeypatch):
+    """The service may have created the run of a call that ends with an error."""
+    ids = []
+
+    def init(**options: Any) -> SimpleNamespace:
+        ids.append(options["id"])
+        if len(ids) < 3:
+            raise TimeoutError("no answer within 90 s")
+        return SimpleNamespace(id=options["id"], offline=False, url="", step=0)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    service = Wandb()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            service.open(tmp_path, TrackedRun(), SETTINGS)
+    assert service.open(tmp_path, TrackedRun(), SETTINGS).key == ids[0]
+    assert len(set(ids)) == 1
+
+
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
