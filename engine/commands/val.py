@@ -28,7 +28,7 @@ from utils.errors import UserError
 from utils.labels import GroundTruth
 from utils.logger import get_logger
 from utils.machine.packages import require_package
-from utils.program import write_result
+from utils.process.result_file import write_result
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:

@@ -22,6 +22,7 @@ from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.tracking import Service, TrackedRun, Tracking
 from engine.hooks.tracking_services import Mlflow, Wandb
 from engine.hooks.writers import ResultsCsv
+from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -88,7 +89,8 @@ class Process:
         trains_like: bool = True,
         **limits: float,
     ) -> None:
-        self.results = ResultsCsv(folder / "results.csv")
+        path = folder / "results.csv"
+        self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
         started_from = SimpleNamespace(description=None) if first > 1 else None
         run = SimpleNamespace(
