@@ -32,8 +32,14 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The weights of the best epoch; there are none without a validation."""
-        return self.folder / "best.pt"
+        """The weights of the best epoch; there are none without a validation. Raises UserError if the file is of an
+        earlier run in the folder (``exist_ok=True``), and this one has not scored an epoch."""
+        from engine.checkpoint.newest_run import has_earlier_best
+
+        path = self.folder / "best.pt"
+        if has_earlier_best(self.folder):
+            raise UserError(f"{path}: is of an earlier run in this folder; this one has scored no epoch yet")
+        return path
 
     @property
     def last(self) -> Path:
@@ -71,9 +77,10 @@ class Run:
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or without a validation the newest, as a model for detection, as `lockstep.load`
         does."""
+        from engine.checkpoint.newest_run import best_of_newest_run
         from engine.inference.predictor import load
 
-        return load(self.best if self.best.is_file() else self.last, **settings)
+        return load(best_of_newest_run(self.folder) or self.last, **settings)
 
     def _repr_html_(self) -> str:
         """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
+from engine.checkpoint.newest_run import best_of_newest_run
 from engine.export.export_data import open_export_data
 from engine.export.exporter import CPU, Exporter
 from engine.export.options import require_packages, resolve_options
@@ -34,9 +35,10 @@ def export(config: ExportConfig) -> list[Path]:
     return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)))
 
 
-def export_best(best: Path, config: TrainConfig) -> None:
-    """Exports ``best``, the run's best checkpoint, after the last epoch (``--export``)."""
-    if best.is_file():
+def export_best(folder: Path, config: TrainConfig) -> None:
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``)."""
+    best = best_of_newest_run(folder)
+    if best is not None:
         export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
     else:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
@@ -63,7 +65,7 @@ def _open_exporter(config: ExportConfig) -> Exporter:
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
     instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_model_data(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+    return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
 
 
 def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
