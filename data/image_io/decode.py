@@ -28,7 +28,7 @@ from utils.files.safe_io import read_regular
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.process.decoder_warnings import watched
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 _COLOR = cv2.IMREAD_COLOR_RGB
 _REDUCED = {
@@ -110,7 +110,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
-        if explanation(error):  # the disk has failed; the image may be fine
+        if explain_limit(error):  # the disk has failed; the image may be fine
             error.filename = os.fspath(path)
             raise
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

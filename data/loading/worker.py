@@ -26,7 +26,7 @@ from data.samples.batch_request import BatchRequest, epoch_of
 from data.samples.dataset import LoadImagesAndLabels
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
@@ -83,7 +83,7 @@ class RequestDataset(Dataset[Any]):
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
         except Exception as error:
-            message = str(error) if isinstance(error, UserError) else explanation(error)
+            message = str(error) if isinstance(error, UserError) else explain_limit(error)
             if message is None:
                 raise
             return UserError(message)
