@@ -22,7 +22,7 @@ from utils.machine.packages import require_package
 from utils.strings import counted
 
 
-def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
+def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for settings that are wrong with any data set and batch size. Reads no data."""
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(

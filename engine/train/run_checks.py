@@ -27,7 +27,7 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_batch_size(ctx, config)
     check_step_settings(ctx, config)
     check_eval_ranks(ctx, config)
-    check_loader_settings(ctx, config, settings.hyp)
+    check_loader_settings(config, settings.hyp)
 
 
 def check_batch_size(ctx: DistributedContext, config: TrainConfig) -> None:
