@@ -4,7 +4,8 @@ data that cannot be scored."""
 from __future__ import annotations
 
 from data.index.index import DatasetIndex
-from data.loading.checks import check_loader_settings, check_shards, warn_of_shared_images
+from data.index.shared_images import warn_of_shared_images
+from data.loading.checks import check_loader_settings, check_shards
 from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
 from engine.run.process import check_kernels

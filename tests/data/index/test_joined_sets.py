@@ -11,7 +11,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.checks import warn_of_shared_images
+from data.index.shared_images import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
