@@ -97,7 +97,7 @@ class IssueGalleries(Galleries):
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:
-            return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
+            return Source(path, *check_image(path, pixels=index.pixels).size_hw, index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):
             return None
 
