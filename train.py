@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if completed.run.config.export:  # outside the block: here a signal ends the process, as in export.py
         from engine.commands.export import export_best
 
-        export_best(completed.run.folder / "best.pt", completed.run.config)
+        export_best(completed.run.folder, completed.run.config)
     if completed.failure is not None:
         raise completed.failure
 

@@ -10,6 +10,7 @@ from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, canvases_of, check_size, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
+from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
@@ -27,7 +28,7 @@ from utils.errors import UserError
 from utils.labels import GroundTruth
 from utils.logger import get_logger
 from utils.machine.packages import require_package
-from utils.program import write_result
+from utils.process.result_file import write_result
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -37,7 +38,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
-    model, spec = open_model_and_data(config, ctx)
+    model, spec, config = open_model_and_data(config, ctx)
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
@@ -53,7 +54,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         ctx=ctx,
         imgsz=config.imgsz,
         stride=model.stride,
-        indexes={config.task: scores.index},
+        train=None,
+        validated=CheckedSplit(config.task, scores.index),
     )
     folder = _open_folder(config)
     with listing_written(folder):
@@ -65,8 +67,10 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     write_result(folder=str(folder))
 
 
-def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
+def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec, ValConfig]:
     """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
+
+    Also returns ``config`` with what follows from the model: one trained with ``--single-cls`` is scored so.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
@@ -83,14 +87,17 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
     if not config.box_voting and config.iou_thres is None and model.nms_iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
-    if model.votes and not config.box_voting:
+    if model.has_builtin_voting and not config.box_voting:
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
     check_size(config, model)
+    if model.has_merged_classes and not config.single_cls:
+        get_logger().info("%s: was trained with --single-cls; all classes count as one", weights)
+        config = replace(config, single_cls=True)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
-    return model, spec
+    return model, spec, config
 
 
 def _open_folder(config: ValConfig) -> Path:
@@ -117,7 +124,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     """Prints the tables and writes the files of ``folder``."""
     result = scores.result
     truth = scores.evaluator.ground_truth
-    names = subject.validated.names
+    names = subject.validated.index.names
     # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
     matches = match_detections(truth, scores.scored, len(names))
     rows = tables.result_rows(result, truth, names)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.kfold.folds import TABLE, data_of, make_folds
@@ -89,9 +90,10 @@ def cross_validate(
         if not detections.is_file():
             run.mkdir(parents=True, exist_ok=True)
             train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
-            if not (run / "best.pt").is_file():
+            best = best_of_newest_run(run)
+            if best is None:
                 raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
-            validation = validation_of(config, run / "best.pt", data)
+            validation = validation_of(config, best, data)
             try:
                 score_in_process(validation, detections)
             except UserError as error:  # the process was killed
