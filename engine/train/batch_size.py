@@ -123,7 +123,8 @@ def batch_that_fits(
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    max_images = min(MAX_SHARD_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
+    max_for_data = max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1)
+    max_images = min(MAX_SHARD_IMAGES, max_for_data)
     images = min_over_ranks(ctx, largest_that_fits(peak_bytes_of, limit, max_images=max_images))
     if images == 0:
         raise UserError(

@@ -124,18 +124,17 @@ def score_on_objects(
         raise ValueError("images of different sizes make no batch: the samples need an imgsz")
     plain = dataset.without_augmentation()
     images_with_objects = _images_with_objects(plain.sample_index)
-    num_sampled = min(max_images, len(images_with_objects))
-    positions = np.linspace(0, len(images_with_objects) - 1, num_sampled).round().astype(np.int64)
-    sampled = images_with_objects[positions]
-    batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, num_sampled, BATCH_IMAGES)]
+    count = min(max_images, len(images_with_objects))
+    sampled = images_with_objects[np.linspace(0, len(images_with_objects) - 1, count).round().astype(np.int64)]
+    batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, count, BATCH_IMAGES)]
     scores_by_batch = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
         samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]
         scores_by_batch[str(number)] = _object_scores(detector, samples, side)
     shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
-    by_batch = {int(number): values for shard in shards for number, values in shard.items()}
-    values = np.concatenate([np.zeros(0), *(by_batch[number] for number in sorted(by_batch))])
-    return values.mean().item() if len(values) else math.nan, len(values)
+    gathered = {int(number): scores for shard in shards for number, scores in shard.items()}
+    scores = np.concatenate([np.zeros(0), *(gathered[number] for number in sorted(gathered))])
+    return scores.mean().item() if len(scores) else math.nan, len(scores)
 
 
 def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> np.ndarray:

@@ -128,7 +128,7 @@ def max_over_ranks(ctx: DistributedContext, value: int) -> int:
 
 
 def min_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """Returns the smallest value of any rank, as `max_over_ranks` does."""
+    """Returns the smallest value of any rank, on every rank. Returns only after all ranks have called it."""
     return -max_over_ranks(ctx, -value)
 
 
