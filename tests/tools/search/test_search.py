@@ -404,6 +404,17 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     assert (trials / "0000").exists() == is_shared
 
 
+def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
+    """As those of `tools.kfold`: the training images are divided."""
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=8, val=2)
+    data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
+    child(2, error="--device 3: no such GPU", refused=True)
+    assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
+    assert "'val'" in error_of(capsys, main, *flags)
+
+
 def states_of(folder: Path) -> list[str]:
     """The states of all trials in the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
