@@ -9,6 +9,7 @@ from typing import Any
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.report.gallery import DrawnDetections
+from tools.check.issue_kinds import summary_lines
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class CheckResult:
     by_model: ModelFindings
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
+
+    def summary(self) -> list[str]:
+        """Returns the lines for the terminal."""
+        return [*self.by_model.trust, *(summary_lines(self.issues) or ["nothing to report"])]
 
     def content(self, report: Path | None) -> dict[str, Any]:
         """Returns the content of the JSON. ``report``: the page; None if there is none."""
