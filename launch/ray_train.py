@@ -44,6 +44,8 @@ from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
+SETTINGS = "ray.yaml"  # in the run's folder: the settings with which this program has begun the run
+MAY_CHANGE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
 
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
     _connect(options.address)
+    begin_or_check(config, Path(config.project, config.name))
     run(config, options)
 
 
@@ -96,6 +99,41 @@ def read_workers(text: str) -> int | tuple[int, int]:
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
+def begin_or_check(config: TrainConfig, folder: Path) -> None:
+    """Stores the settings in the folder of a run that begins, or checks that they are those of the run that is there.
+
+    Raises UserError if they differ, if this program has not begun that run, or if another process trains it.
+    """
+    from engine.run.new_folder import check_run_dir
+    from tools.runs.stored_settings import StoredSettings, recipe_contents
+    from tools.runs.training import wait_for_previous  # imports torch
+
+    check_run_dir(config.project, config.name, exist_ok=True)
+    wait_for_previous(folder)
+    settings = StoredSettings(folder / SETTINGS, config, may_change=MAY_CHANGE)
+    recipe = recipe_contents(config)
+    if not is_trained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.store(recipe, {})
+    elif settings.path.is_file():
+        settings.check_unchanged(recipe, {})
+    else:
+        raise UserError(f"{folder}: has a run that was not begun with launch/ray_train.py; choose another --name")
+
+
+def is_trained(folder: Path) -> bool:
+    """Returns whether an epoch of the run in ``folder`` has been trained, or a checkpoint saved."""
+    return any((folder / name).is_file() for name in ("last.pt", "results.csv"))
+
+
+def remove_if_untrained(folder: Path) -> None:
+    """Removes the stored settings, and the folder if nothing else is in it, unless an epoch has been trained."""
+    if not is_trained(folder):
+        (folder / SETTINGS).unlink(missing_ok=True)
+        with suppress(OSError):  # it has a log
+            folder.rmdir()
+
+
 def run(config: TrainConfig, options: argparse.Namespace) -> None:
     """Trains, and prints the last epoch's results. Raises UserError if the job fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -126,6 +164,7 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
         reason = first_line(failures[min(failures)])
         raise UserError(f"{folder}: the job has failed ({reason}); the same command resumes it") from None
     if result.return_value:
+        remove_if_untrained(folder)
         raise UserError(result.return_value)
     print(f"done: {folder}", *epochs_of(folder)[-1:])
 
