@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
-from engine.run.results_csv import read_columns
+from engine.run.results_csv import ResultsTable, read_columns
 from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -121,10 +121,16 @@ def previous_training(folder: Path, config: TrainConfig) -> PreviousTraining:
     """Finds the checkpoint in ``folder``, and whether its training has ended.
 
     Without a checkpoint, removes the files of a training that ended before its first one. Raises UserError if the
-    checkpoint is damaged.
+    checkpoint is damaged, or if there were some: a training saves one at the end of each epoch.
     """
     last = folder / "last.pt"
     if not last.is_file():
+        num_epochs = len(ResultsTable.read(folder / _RESULTS).rows) if (folder / _RESULTS).is_file() else 0
+        if num_epochs > 1:
+            raise UserError(
+                f"{folder}: has results of {num_epochs} epochs, but no last.pt from which they continue; restore it, "
+                "or move this folder elsewhere to train anew"
+            )
         for name in (_RESULTS, _SETTINGS):
             (folder / name).unlink(missing_ok=True)
         return PreviousTraining(None, has_ended=False)
