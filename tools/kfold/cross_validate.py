@@ -57,7 +57,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         write_results(folder.path / "results.csv", results, experiment.names)
     for line in format_folds(results.folds, results.pooled, experiment.names):
         log.info("%s", line)
-    message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
+    message = "pooled out-of-fold %s %.4f (the best epoch of each fold was chosen on its own images); results are in %s"
     log.info(message, fitness.name, fitness.of(results.pooled), folder.path)
 
 
