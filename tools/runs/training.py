@@ -61,24 +61,29 @@ def train(
     except UserError as error:
         return RunResult(Kind.FAILED, str(error))
     reports = _EpochReports(folder / _RESULTS, column, config.epochs, should_prune)
+    result = RunResult(Kind.DONE)
     if previous.has_ended:
         reports.report_new()
-        return RunResult(Kind.PRUNED if reports.is_pruned else Kind.DONE)
-    resume = None if previous.checkpoint is None else str(previous.checkpoint)
-    config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
+    else:
+        resume = None if previous.checkpoint is None else str(previous.checkpoint)
+        config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
+        result = _train_in_child(config, folder / ERRORS, reports, signals)
+    return RunResult(Kind.PRUNED) if reports.is_pruned else result
+
+
+def _train_in_child(config: TrainConfig, errors: Path, reports: _EpochReports, signals: StopSignals) -> RunResult:
+    """Trains in a process of its own, until its end, a signal or ``reports``. Returns how it has ended.
+
+    ``errors``: file to which its standard error is appended.
+    """
+    command = [*command_prefix("train"), *flags_of(config)]
     with (
         signals.deferred(),
-        open(folder / ERRORS, "ab", opener=open_direct) as errors,
-        start(
-            [*command_prefix("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
-        ) as child,
+        open(errors, "ab", opener=open_direct) as file,
+        start(command, stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=file) as child,
     ):
         result = _wait(child, reports, signals)
-    if reports.is_pruned:
-        return RunResult(Kind.PRUNED)
-    if signals.received:
-        return RunResult(Kind.STOPPED, code=signals.code)
-    return result
+    return RunResult(Kind.STOPPED, code=signals.code) if signals.received else result
 
 
 class _EpochReports:
