@@ -109,6 +109,7 @@ def launch(tmp_path, monkeypatch):
     folder = tmp_path / "exp"
 
     def run(config: TrainConfig, options: object) -> None:
+        folder.mkdir(exist_ok=True)
         (folder / "last.pt").touch()
 
     monkeypatch.setattr(ray_train, "_connect", lambda address: None)
