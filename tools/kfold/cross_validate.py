@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
-from tools.kfold.folds import TABLE, data_of, make_folds
+from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.stored_settings import recipe_contents
@@ -52,7 +52,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                 number = len(results.folds)
                 log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(results.folds[-1]))
         except UserError:
-            folder.remove_if_untrained([TABLE])
+            folder.remove_if_untrained([FOLDS_CSV])
             raise
         write_results(folder.path / "results.csv", results, experiment.names)
     for line in format_folds(results.folds, results.pooled, experiment.names):
