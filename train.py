@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if completed is not None and completed.run.config.export:  # only Ctrl-C ends it (`ignore_requeue`)
             from engine.commands.export import export_best
 
-            export_best(completed.run.folder / "best.pt", completed.run.config)
+            export_best(completed.run.folder, completed.run.config)
     if completed is not None and completed.failure is not None:
         raise completed.failure
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from lockstep.command import run_command
+from lockstep.command import call_command
 from lockstep.keywords import flags_of_keywords, keyword_fields
 from lockstep.run import Run
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
@@ -103,7 +103,7 @@ def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
         raise UserError(f"devices={devices}, spawn={spawn}: both say how many processes train; give one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
-    return Run(run_command("train", [*flags, *flags_of_keywords("train", settings)], needs="folder")["folder"])
+    return Run(call_command("train", [*flags, *flags_of_keywords("train", settings)], required_key="folder")["folder"])
 
 
 @_lists_settings(ValConfig)
@@ -119,7 +119,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     flags = [f"--weights={os.fspath(weights)}"]
     if data is not None:
         flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
-    return Run(run_command("val", [*flags, *flags_of_keywords("val", settings)], needs="folder")["folder"])
+    return Run(call_command("val", [*flags, *flags_of_keywords("val", settings)], required_key="folder")["folder"])
 
 
 @_lists_settings(ExportConfig)
@@ -129,7 +129,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     flags = [f"--weights={os.fspath(weights)}", *flags_of_keywords("export", settings)]
-    return [Path(path) for path in run_command("export", flags, needs="files")["files"]]
+    return [Path(path) for path in call_command("export", flags, required_key="files")["files"]]
 
 
 @_lists_settings(CheckConfig)
@@ -143,7 +143,7 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
     words = [os.fspath(_data_file(data, cache_folder() / "check")), *flags_of_keywords("check", settings)]
-    return dict(run_command("check", words, needs="issues"))
+    return dict(call_command("check", words, required_key="issues"))
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -1,4 +1,4 @@
-"""Runs a command in a process of its own, and prints here what it prints."""
+"""Calls a command: runs it in a process of its own, and prints here what it prints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing import connection
 from tempfile import gettempdir
 from typing import Any
 
@@ -18,17 +19,19 @@ from lockstep.run import Run
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.process.child import Kind, start
+from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
 from utils.program import command_prefix
 
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 16  # what a pipe holds
+_POLL_S = 0.1
 
 
-def run_command(command: str, words: list[str], *, needs: str) -> Mapping[str, Any]:
-    """Runs a command with the arguments ``words``, and returns what it has written with `utils.program.write_result`.
+def call_command(command: str, words: list[str], *, required_key: str) -> Mapping[str, Any]:
+    """Runs a command with the arguments ``words``, and returns what it has written with `write_result`.
 
     Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, or its
-    result lacks ``needs``, and KeyboardInterrupt if it is interrupted, unless it has saved.
+    result lacks ``required_key``, and KeyboardInterrupt if it is interrupted, unless it has saved.
     """
     # A terminal's Ctrl-C reaches this process only, which passes it on.
     started = start(
@@ -44,10 +47,10 @@ def run_command(command: str, words: list[str], *, needs: str) -> Mapping[str, A
         result = child.wait()
     if result.kind == Kind.STOPPED and not _has_saved(result.values):
         raise KeyboardInterrupt
-    has_issues = "issues" in result.values  # tools.check has found some: its exit status is that of a failure
+    has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
     if result.kind in (Kind.REFUSED, Kind.FAILED) and not has_issues:
         raise UserError(result.reason)
-    if needs not in result.values:
+    if required_key not in result.values:
         folder = gettempdir()
         raise UserError(f"{command} is done, but has not said where its result is ({folder} may be full; see TMPDIR)")
     return result.values
@@ -63,13 +66,19 @@ def _environment() -> dict[str, str]:
 
 
 def _print_output(process: subprocess.Popen) -> None:
-    """Prints what the process prints, as soon as it does, until it closes its output."""
+    """Prints what the process prints, as soon as it does, until it has ended or closed its output, which other programs
+    may hold open."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     assert process.stdout is not None, "stdout=PIPE was given"
     with process.stdout as pipe:
-        while data := os.read(pipe.fileno(), _READ_BYTES):
-            sys.stdout.write(decoder.decode(data))
-            sys.stdout.flush()
+        has_ended = False
+        while not has_ended:
+            has_ended = process.poll() is not None  # before the last read: all that it has printed is in the pipe then
+            if connection.wait([pipe.fileno()], timeout=0 if has_ended else _POLL_S):
+                data = os.read(pipe.fileno(), _READ_BYTES)
+                sys.stdout.write(decoder.decode(data))
+                sys.stdout.flush()
+                has_ended = has_ended or not data
 
 
 def _has_saved(values: Mapping[str, Any]) -> bool:

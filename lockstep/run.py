@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,14 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The weights of the best epoch; there are none without a validation."""
-        return self.folder / "best.pt"
+        """The weights of the best epoch; there are none without a validation. Raises UserError if the file is of an
+        earlier run in the folder (``exist_ok=True``), and this one has not scored an epoch."""
+        from engine.checkpoint.newest_run import has_earlier_best
+
+        path = self.folder / "best.pt"
+        if has_earlier_best(self.folder):
+            raise UserError(f"{path}: is of an earlier run in this folder; this one has scored no epoch yet")
+        return path
 
     @property
     def last(self) -> Path:
@@ -52,13 +59,16 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training. Raises UserError
-        if there is neither."""
+        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training; nan where one is
+        not defined, as without objects. Raises UserError if there is neither."""
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
-            scores = {name: value for name, value in content.items() if isinstance(value, float)}  # not counts
-            return {_METRIC_NAMES.get(name, name): value for name, value in scores.items()}
+            scores: dict[str, float] = {}
+            for name, value in content.items():
+                if value is None or isinstance(value, float):  # not a count or a table
+                    scores[_METRIC_NAMES.get(name, name)] = math.nan if value is None else value
+            return scores
         from utils.files.checkpoint_file import read_part
 
         stored = read_part(self.best, "metrics") or {}
@@ -67,9 +77,10 @@ class Run:
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or without a validation the newest, as a model for detection, as `lockstep.load`
         does."""
+        from engine.checkpoint.newest_run import best_of_newest_run
         from engine.inference.predictor import load
 
-        return load(self.best if self.best.is_file() else self.last, **settings)
+        return load(best_of_newest_run(self.folder) or self.last, **settings)
 
     def _repr_html_(self) -> str:
         """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""

@@ -31,7 +31,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-class UserError(Exception):
+class ExplainedError(Exception):
+    """An error whose message says all that is to know: it is no bug, and has no traceback."""
+
+
+class UserError(ExplainedError):
     """A mistake in the user's input: files, flags, YAML, devices, ports, disks.
 
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
@@ -65,8 +69,6 @@ class Mistakes:
         try:
             yield
         except UserError as error:
-            if type(error) is not UserError:  # not a mistake of the user: `PeerFailure`, `FailedCheck`
-                raise
             self.note(error)
 
     def __bool__(self) -> bool:
@@ -109,11 +111,11 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from None
 
 
-class FailedCheck(UserError):
+class FailedCheck(ExplainedError):
     """Raised when a result of the program does not pass its check. Entry scripts exit with code 1."""
 
 
-class PeerFailure(UserError):
+class PeerFailure(ExplainedError):
     """Another process of the run failed and has printed why; this process exits with ``code``, without repeating it."""
 
     def __init__(self, message: str, code: int = 2) -> None:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.process.launch import require_one_process
-from utils.program import write_result
+from utils.process.result_file import write_result
 
 
 class Outcome(NamedTuple):
     """What a command says about its work to the process that has started it."""
 
-    values: Mapping[str, Any]  # for `utils.program.write_result`
+    values: Mapping[str, Any]  # for `utils.process.result_file.write_result`
     exit_status: int = 0
 
 

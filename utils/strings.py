@@ -58,6 +58,11 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     return f"class {index} is '{names[index]}' against '{expected[index]}'"
 
 
+def class_key(name: str) -> str:
+    """Returns what names of one class have in common: they are compared without case and outer spaces."""
+    return name.strip().lower()
+
+
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
     """Returns COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139)
     and give different numbers, else the names themselves."""

@@ -128,7 +128,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     """Yields how well trained weights find the training objects, which decides ``lr_mult``. SystemExit if the device's
     score is not the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.bits import open_loader
-    from engine.train.lr_probe import MAX_IMAGES, score_on_objects
+    from engine.train.lr_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
 
     found = {}
@@ -137,7 +137,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         detector = load_detector(options.weights)[0].eval().fuse().to(ctx.device)
         loader = open_loader(options, ctx)
         started = time.monotonic()
-        found[device], objects = score_on_objects(detector, loader.samples, MAX_IMAGES, ctx)
+        found[device], objects = score_on_objects(detector, loader.samples, MAX_PROBE_IMAGES, ctx)
         yield f"device {device}: {found[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
         loader.close()
     if abs(found[options.device] - found["cpu"]) > SAME_SCORE:

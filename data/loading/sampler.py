@@ -70,8 +70,8 @@ class EpochOrder:
     def _members(self, epoch: int) -> np.ndarray:
         """Returns the samples of an epoch, ascending, each as often as its weight says: int64.
 
-        Each comes as often as the whole part of its weight, and those with a fractional part once more in some epochs,
-        by a systematic draw: one random start, then steps of 1 along the sums of the fractional parts.
+        Each comes as often as the whole part of its weight, and those with a fractional part once more in as large a
+        part of the epochs, by a systematic draw: one random start, then steps of 1 along the sums of these parts.
         """
         copies = np.floor(self._weights).astype(np.int64)
         fractions = self._weights - copies

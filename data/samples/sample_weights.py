@@ -18,6 +18,7 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 _LOGGED_CLASSES = 5  # number of the rarest classes in the log
+_ROUNDING = 1e-9  # largest difference from a whole number that is a rounding error of its computation
 
 
 def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_factor: float) -> np.ndarray:
@@ -46,17 +47,22 @@ def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_fact
 def with_whole_sum(weights: np.ndarray) -> np.ndarray:
     """Returns ``weights``, float64 (N,), not negative, changed so that their sum is a whole number, the nearest one.
 
-    Only fractional parts change, all alike, toward 0 or toward 1: whole numbers stay, and so does the whole part of
-    each weight. So a sample with a weight of 1 comes exactly once in each epoch.
+    Only fractional parts change, all by the same factor (or, where that would exceed 1, all alike toward 1): whole
+    numbers stay, and so does the whole part of each weight. So a sample with a weight of 1 comes exactly once in each
+    epoch. If there are fractional parts, their sum is at least 1, as a sample that should come in few epochs must not
+    come in none: then it comes in more.
     """
+    nearest = np.rint(weights)
+    weights = np.where(np.abs(weights - nearest) < _ROUNDING, nearest, weights)
     whole = np.floor(weights)
     fractions = weights - whole
     sum_of_fractions = fractions.sum()
-    wanted = round(weights.sum()) - whole.sum()
-    if wanted == sum_of_fractions:
+    if sum_of_fractions == 0:
         return weights
-    if wanted < sum_of_fractions:
-        return whole + fractions * (wanted / sum_of_fractions)
+    wanted = max(round(weights.sum()) - whole.sum(), 1)
+    scale = wanted / sum_of_fractions
+    if fractions.max() * scale <= 1:
+        return whole + fractions * scale
     has_fraction = fractions > 0
     count = has_fraction.sum()
     moved = 1 - (1 - fractions) * ((count - wanted) / (count - sum_of_fractions))
@@ -67,7 +73,8 @@ def tile_weights(tiles: TiledIndex, backgrounds: float) -> np.ndarray:
     """Returns how often each tile comes in an epoch, on average: float64 (N,).
 
     A tile with an object comes once. Tiles without one come, all together, at most ``backgrounds`` times as often as
-    those with one, and not at all if the labels of their image are incomplete: they may show an object.
+    those with one (`with_whole_sum` makes it once if that is less), and not at all if the labels of their image are
+    incomplete: they may show an object.
     """
     is_background = ~tiles.has_object & ~tiles.tile_index.incomplete
     max_backgrounds = backgrounds * tiles.has_object.sum()
@@ -101,7 +108,7 @@ def _log_tiles(tiles: TiledIndex, weights: np.ndarray) -> None:
         counted(len(tiles.tile_index), "tile"),
         counted(len(tiles.image_index), "image"),
         tiles.has_object.sum(),
-        round(weights[~tiles.has_object].sum()),
+        round(with_whole_sum(weights)[~tiles.has_object].sum()),
     )
 
 
@@ -133,7 +140,7 @@ def _repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray
         f"{index.names[c]} ({counted(round(images[c]), noun)}) {factor:.1f} times"
         for c, factor in zip(rarest, mean_factors)
     ]
-    total = counted(round(repeated.sum()), noun)
+    total = counted(round(with_whole_sum(repeated).sum()), noun)
     get_logger().info("--repeat-factor %g: %s per epoch; %s", threshold, total, ", ".join(summaries))
     return repeated
 

@@ -22,6 +22,7 @@ from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
+from utils.strings import class_key
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that makes boxes regions to ignore
 IGNORED = -1  # class number of such boxes
@@ -142,8 +143,8 @@ class DatasetSpec:
         Names are compared without case and outer spaces. A class that the data set does not label is ignored in its
         images, as when data sets are joined. Raises UserError if two classes of the data set have the same name.
         """
-        owner_names = {name.strip().lower(): name for name in reversed(names)}
-        renamed = [owner_names.get(name.strip().lower(), name) for name in self.names]
+        owner_names = {class_key(name): name for name in reversed(names)}
+        renamed = [owner_names.get(class_key(name), name) for name in self.names]
         used = [renamed[number] for number in self.classes or range(len(renamed))]
         for name, count in Counter(used).items():
             if count > 1:

@@ -75,7 +75,9 @@ def _open_detector(config: DetectConfig, model: InferenceModel) -> ImageDetector
 def _log_settings(config: DetectConfig, model: InferenceModel, settings: ResolvedSettings) -> None:
     """Logs the threshold if no flag sets it, and flags that do nothing."""
     if config.conf_thres is None:
-        if model.confidence is None:
+        if model.is_unscored_branch:
+            threshold = f"{settings.conf:g}: training scores the other branch of {config.weights}"
+        elif model.confidence is None:
             threshold = f"{settings.conf:g}: {config.weights} does not store a better one"
         else:
             threshold = f"{settings.conf:.3f}, of the best F1 in validation"

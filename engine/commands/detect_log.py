@@ -17,8 +17,8 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted
 
-LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `LINE_EVERY_S`
-LINE_EVERY_S = 5.0
+LOGGED_FRAMES = 20  # each of the first frames gets a line, later ones at most one every `FRAME_LINE_EVERY_S`
+FRAME_LINE_EVERY_S = 5.0
 
 
 class FrameLog:
@@ -47,7 +47,7 @@ class FrameLog:
         if frame.is_video:
             self._unit = "frame"
         now = time.monotonic()
-        is_due = self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S
+        is_due = self._frames <= LOGGED_FRAMES or now - self._logged_at >= FRAME_LINE_EVERY_S
         if is_due and not self._config.quiet:
             self._logged_at = now
             name = frame.path

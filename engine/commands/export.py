@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
+from engine.checkpoint.newest_run import best_of_newest_run
 from engine.export.export_data import open_export_data
 from engine.export.exporter import CPU, Exporter
 from engine.export.options import require_packages, resolve_options
@@ -15,7 +16,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck, UserError, first_line
+from utils.errors import ExplainedError, FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.process.limits import explanation
@@ -34,9 +35,10 @@ def export(config: ExportConfig) -> list[Path]:
     return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)))
 
 
-def export_best(best: Path, config: TrainConfig) -> None:
-    """Exports ``best``, the run's best checkpoint, after the last epoch (``--export``)."""
-    if best.is_file():
+def export_best(folder: Path, config: TrainConfig) -> None:
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``)."""
+    best = best_of_newest_run(folder)
+    if best is not None:
         export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
     else:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
@@ -63,7 +65,7 @@ def _open_exporter(config: ExportConfig) -> Exporter:
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
     instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_model_data(model, source, ctx, single_cls=bool(model.stored("single_cls")), instead=instead)
+    return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
 
 
 def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
@@ -87,6 +89,6 @@ def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
 
 
 def _summary(error: Exception) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, ExplainedError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"

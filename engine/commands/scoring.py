@@ -78,16 +78,16 @@ def score(
         check_same_data(ctx, config.task, index)
     reader = _open_reader(ctx, sized, spec, index, tiles)
     loader = build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
-    scored: nn.Module = _with_tta(model) if config.tta else model
+    detector: nn.Module = _with_tta(model) if config.tta else model
     evaluator = replace(
         build_evaluator(ctx, loader, model.nms_iou, settings),
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
     if tiles is not None and not tiles.scaled:
-        scored = _with_tiles(ctx, sized, model, scored, tiles, settings)
+        detector = _with_tiles(ctx, sized, model, detector, tiles, settings)
         evaluator = replace(evaluator, postprocess=_stitch)
-    result = evaluator.run(scored, loader)
+    result = evaluator.run(detector, loader)
     if result is None or evaluator.scored is None or evaluator.shown is None:
         return None
     return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index)
@@ -111,15 +111,15 @@ def _with_tiles(
     ctx: DistributedContext,
     config: ValConfig,
     model: InferenceModel,
-    scored: nn.Module,
+    detector: nn.Module,
     tiles: Tiles,
     settings: ValidationSettings,
 ) -> TiledDetector:
-    """Returns ``scored``, which is ``model`` or has several views of it, as a model that takes whole images and detects
-    in their tiles."""
+    """Returns a model that takes whole images and runs ``detector`` in their tiles. ``detector``: ``model`` or, with
+    test-time augmentation, a wrapper of it."""
     batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
     return TiledDetector(
-        scored,
+        detector,
         partial(select_for_validation, settings=settings),
         tiles=tiles,
         view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),

@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.labels import GroundTruth
 from utils.logger import get_logger
 from utils.machine.packages import require_package
-from utils.program import write_result
+from utils.process.result_file import write_result
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -37,7 +37,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
-    model, spec = open_model_and_data(config, ctx)
+    model, spec, config = open_model_and_data(config, ctx)
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
@@ -65,8 +65,10 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     write_result(folder=str(folder))
 
 
-def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec]:
+def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec, ValConfig]:
     """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
+
+    Also returns ``config`` with what follows from the model: one trained with ``--single-cls`` is scored so.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
@@ -86,11 +88,14 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
     if model.votes and not config.box_voting:
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
     check_size(config, model)
+    if model.has_merged_classes and not config.single_cls:
+        get_logger().info("%s: was trained with --single-cls; all classes count as one", weights)
+        config = replace(config, single_cls=True)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
-    return model, spec
+    return model, spec, config
 
 
 def _open_folder(config: ValConfig) -> Path:

@@ -44,7 +44,7 @@ from utils.config.settings import TrainConfig, names_with
 from utils.detections import Detections
 from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import join_run
-from utils.errors import UserError, first_line
+from utils.errors import ExplainedError, UserError, first_line
 from utils.logger import configure_logging, get_logger
 
 PREVIEW_IMAGES = 8
@@ -71,7 +71,7 @@ def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str])
     except dist.DistError:  # the store has ended, and with it the run
         pass
     except Exception as error:
-        if not isinstance(error, UserError):
+        if not isinstance(error, ExplainedError):
             traceback.print_exc()
         with suppress(dist.DistError):
             ctx.store.set(FAILED, f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")

@@ -30,7 +30,7 @@ from engine.evaluation.metrics import interpolated_precision, nanmean
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
-CORRECT, IGNORED = -1, -2  # outcomes of detections besides the kinds
+CORRECT, IN_CROWD = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 SIZES = ("all", "small", "medium", "large")  # of `AREA_RANGES`
 
@@ -77,7 +77,7 @@ class ErrorSplit(NamedTuple):
 class Errors(NamedTuple):
     """Outcome of each ranked detection and each object of `Matches`."""
 
-    outcome: np.ndarray  # int64 (D,) `CORRECT`, `IGNORED` (in a crowd region), or the kind of a false positive
+    outcome: np.ndarray  # int64 (D,) `CORRECT`, `IN_CROWD` (a crowd region), or the kind of a false positive
     target: np.ndarray  # int64 (D,) the object that an error of CLASS or LOCATION is about, else -1
     detected: np.ndarray  # bool (M,) objects that a true positive matches
     missed: np.ndarray  # bool (M,) objects that nothing matches and no error explains
@@ -96,7 +96,7 @@ def find_errors(matches: Matches) -> Errors:
     matched = assignment.matched[:, ALL_SIZES, IOU_50]
     ignored = assignment.ignored[:, ALL_SIZES, IOU_50]
     outcome = np.full(matches.ranked.scores.size, BACKGROUND)
-    outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IGNORED, CORRECT)
+    outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IN_CROWD, CORRECT)
     false = np.flatnonzero(outcome == BACKGROUND)
     target = np.full(outcome.size, -1)
     outcome[false], target[false] = _classify(matches, false)
@@ -121,7 +121,7 @@ def split_errors(matches: Matches) -> ErrorSplit:
         scores=matches.ranked.scores,
         by_score=np.argsort(-matches.ranked.scores, kind="stable"),
         true_positive=errors.outcome == CORRECT,
-        counted=errors.outcome != IGNORED,
+        counted=errors.outcome != IN_CROWD,
         targets=_class_counts(matches, ~matches.objects.crowd),
     )
     ap = current.ap()

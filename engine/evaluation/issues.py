@@ -15,11 +15,11 @@ from utils.boxes import xywh_to_xyxy
 from utils.files.paths import path_of, relative_name
 
 # Kinds of label errors, which need a model.
-MISSED = "missing label"
+MISSING_LABEL = "missing label"
 SPURIOUS = "spurious label"
 SWAPPED = "wrong class"
 MOVED = "badly placed box"
-LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
+LABEL_ERRORS = (MISSING_LABEL, SPURIOUS, SWAPPED, MOVED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
+from engine.evaluation.issues import (
+    LABEL_ERRORS,
+    MISSING_LABEL,
+    MOVED,
+    SPURIOUS,
+    SWAPPED,
+    CheckedSplit,
+    Issue,
+    LabelBox,
+)
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from engine.evaluation.result import EvalResult
 from utils.boxes import xyxy_to_xywh
@@ -129,7 +138,7 @@ def _missing_labels(
     detections, scores = _unlabeled(table, pairs, matched)
     scores = scores * trust.class_and_presence[table.classes[detections]]
     return [
-        _LabelError(score, MISSED, detection, None)
+        _LabelError(score, MISSING_LABEL, detection, None)
         for detection, score in zip(detections.tolist(), scores.tolist())
         if score >= min_score
     ]
@@ -201,7 +210,7 @@ def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | Non
     labeled_name = "" if labeled is None else labeled.class_name
     name = labeled_name if suggestion is None else suggestion.class_name
     return {
-        MISSED: f"{name} without a label",
+        MISSING_LABEL: f"{name} without a label",
         SPURIOUS: f"{name} where the model sees nothing",
         SWAPPED: f"{labeled_name} that looks like {name}",
         MOVED: f"{name} that the model places elsewhere",

@@ -14,8 +14,8 @@ import numpy as np
 class EvalResult:
     """Scores of one validation.
 
-    AP is COCO's (101 recall points, at most 100 detections per image). Classes without ground truth have nan and do not
-    count in means.
+    AP is COCO's (101 recall points, at most `GroundTruth.max_det` detections of each class in each image). Classes
+    without ground truth have nan and do not count in means.
     """
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py

@@ -28,10 +28,11 @@ class ExportDetails:
     int8: bool
     classes: list[str]  # ``--classes`` of the training
     keep_old: bool
+    single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
     val_images: list[str]  # that the training held out
     data_fingerprint: str | None
-    ap: float | None  # best AP in training
+    ap: float | None  # best AP in training; None: unknown, as for the branch that training does not validate
     checked: CheckOutcome
 
 
@@ -88,10 +89,11 @@ def _details(model: CheckpointModel, config: ExportConfig, checked: CheckOutcome
         int8=config.int8,
         classes=training.get("classes", []),
         keep_old=training.get("keep_old", False),
+        single_cls=model.has_merged_classes,
         tile=info.get("tile", 0),
         val_images=info.get("val_images", []),
         data_fingerprint=info.get("data", {}).get("fingerprint"),
-        ap=_best_ap(info),
+        ap=None if model.is_unscored_branch else _best_ap(info),
         checked=checked,
     )
 

@@ -50,8 +50,7 @@ def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportCo
 
 
 def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
-    single_cls = bool(model.stored("single_cls"))
-    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=single_cls, progress=False)
+    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
     allowed = model.stored("max_bad")
     if type(allowed) in (int, float) and 0 <= allowed <= 1:
         settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose

@@ -126,6 +126,8 @@ class Exporter:
             output = output_threshold(scores, config, votes=config.box_voting)
             if output is not None:
                 return Thresholds(output, scores.threshold)
+        if self._model.is_unscored_branch:
+            get_logger().info("--nms: the files state no confidence threshold: training's is that of the other branch")
         return trained_thresholds(self._model, config)
 
     def _checks_all_images(self) -> bool:
@@ -141,16 +143,17 @@ class Exporter:
 def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
     """Returns the path of a file of the format ``name``.
 
-    It differs by layout, as a program that reads one layout cannot read the other, and by precision, so that files of
-    several precisions can be compared.
+    It differs by branch and by layout, as a program that reads the one cannot read the other, and by precision, so that
+    files of several precisions can be compared.
     """
+    branch = "_nms" if config.nms else ""
     layout = "_end2end" if config.layout == "end2end" else ""
     precision = ""
     if config.half:
         precision = "_half"
     elif config.int8:
         precision = "_int8"
-    return weights.with_name(f"{weights.stem}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
+    return weights.with_name(f"{weights.stem}{branch}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
 
 
 def file_bytes(path: Path) -> int:

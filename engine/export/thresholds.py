@@ -17,7 +17,7 @@ class Thresholds(NamedTuple):
 
 
 def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
-    """Returns the thresholds of training's validation."""
+    """Returns the thresholds of training's validation; None for the branch that it does not validate."""
     output = output_threshold(model, config, votes=model.nms_iou is not None)
     return Thresholds(model.confidence if output is None else output, model.confidence)
 

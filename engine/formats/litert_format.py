@@ -35,7 +35,7 @@ from utils.machine.packages import require_package
 
 CONVERTER = Path(__file__).with_name("litert_converter.py")
 CONVERSION_TIMEOUT_S = 1800.0
-METADATA_FILE = "metadata.json"
+METADATA_ENTRY = "metadata.json"
 MAX_METADATA_BYTES = 10_000_000
 FILE_IDENTIFIER = b"TFL3"  # at byte 4
 # Kinds of operators that `engine.formats.int8` knows, by their numbers in the file format.
@@ -112,7 +112,7 @@ class LiteRtFormat(ModelFormat):
         buffer = io.BytesIO()
         entries = metadata.as_strings() | {"input_layout": "NHWC", "boxes": "fractions of the canvas"}
         with zipfile.ZipFile(buffer, "w") as archive:
-            entry = zipfile.ZipInfo(METADATA_FILE)  # without the time
+            entry = zipfile.ZipInfo(METADATA_ENTRY)  # without the time
             archive.writestr(entry, json.dumps(entries, ensure_ascii=False))
         write_whole(path, graph + buffer.getvalue())
 
@@ -214,18 +214,18 @@ def _read_metadata(path: Path) -> dict[str, str]:
     content = path.read_bytes()
     if content[4:8] != FILE_IDENTIFIER:
         raise UserError(f"{path}: cannot be opened (it is not a TFLite file)")
-    if METADATA_FILE.encode() not in content:  # a file of another program
+    if METADATA_ENTRY.encode() not in content:  # a file of another program
         return {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entry = archive.getinfo(METADATA_FILE)
+            entry = archive.getinfo(METADATA_ENTRY)
             if entry.file_size > MAX_METADATA_BYTES:
                 raise UserError(f"{path}: damaged metadata ({entry.file_size:,} bytes)")
             metadata = json.loads(archive.read(entry))
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError, EOFError, zlib.error):
-        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} cannot be read)") from None
+        raise UserError(f"{path}: damaged metadata ({METADATA_ENTRY} cannot be read)") from None
     if not isinstance(metadata, dict):
-        raise UserError(f"{path}: damaged metadata ({METADATA_FILE} is not a mapping)")
+        raise UserError(f"{path}: damaged metadata ({METADATA_ENTRY} is not a mapping)")
     return metadata
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.image_io.decode import have_single_colors
@@ -24,14 +25,15 @@ class NonFiniteSteps(Hook):
     """Names the files of a step that was skipped. Raises UserError after `MAX_CONSECUTIVE_BAD_STEPS` of them."""
 
     def __init__(self) -> None:
-        self._are_blank: list[bool] = []  # whether all images have a single color, for each bad step in a row
+        self._bad_steps: list[Sequence[str]] = []  # the files of each bad step in a row that this process has taken
         self._has_warned = False  # that the list of files cannot be written
 
     def after_read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress
         if values.finite:
-            self._are_blank = []
+            self._bad_steps = []
             return
+        self._bad_steps.append(values.paths)
         if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= MAX_SCALE_HALVINGS:
             log.info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
@@ -44,7 +46,6 @@ class NonFiniteSteps(Hook):
         """Logs the files of a bad step, and appends them to this rank's list."""
         self._append_to_list(trainer, values)
         is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
-        self._are_blank.append(is_blank)
         files = " ".join(values.paths) + (", all of a single color" if is_blank else "")
         if not values.local_finite:
             log.warning("non-finite loss, step skipped; its files: %s", files)
@@ -66,8 +67,9 @@ class NonFiniteSteps(Hook):
 
     def _reason(self, trainer: Training, values: StepValues) -> str:
         """Says why the run stops, and what to do."""
-        if self._are_blank and all(self._are_blank):
-            return _reason_for_blank_images(trainer, values)
+        pixels = trainer.loader.index.pixels
+        if all(have_single_colors(paths, pixels) for paths in self._bad_steps):
+            return self._reason_for_blank_images(trainer, values)
         last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
         if last is not None:
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
@@ -76,18 +78,17 @@ class NonFiniteSteps(Hook):
         advice = "with a lower lr0 (--set lr0=...) or with --amp off"
         return f"stopped: the last {trainer.progress.bad_steps} steps were not finite. {remedy} {advice}"
 
-
-def _reason_for_blank_images(trainer: Training, values: StepValues) -> str:
-    """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
-    last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
-    continuation = "start again"
-    if last is not None:
-        continuation = f"continue from the last good weights: {resume_flag(last)}"
-    return (
-        f"stopped: the last {trainer.progress.bad_steps} steps were not finite, since all of their images have a "
-        f"single color, such as {values.paths[0]} ({_list_of_files(trainer)} names all). Remove them, or correct "
-        f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
-    )
+    def _reason_for_blank_images(self, trainer: Training, values: StepValues) -> str:
+        """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
+        last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
+        continuation = "start again"
+        if last is not None:
+            continuation = f"continue from the last good weights: {resume_flag(last)}"
+        return (
+            f"stopped: the last {len(self._bad_steps)} steps were not finite, since all of their images have a single "
+            f"color, such as {values.paths[0]} ({_list_of_files(trainer)} names others). Remove them, or correct "
+            f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
+        )
 
 
 def _list_of_files(trainer: Training) -> Path:

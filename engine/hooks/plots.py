@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +22,13 @@ from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
 from engine.run.results_csv import read_columns
 from utils.drawing.draw import write_image
+from utils.errors import first_line
 from utils.machine.packages import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger("lockstep")
 
 PICTURED_BATCHES = 3
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
@@ -36,7 +41,8 @@ def check_plots() -> None:
 
 
 class Plots(Hook):
-    """Draws the plots on rank 0: batches before the first step, the rest after epochs.
+    """Draws the plots on rank 0: batches before the first step, the rest after epochs. A plot that fails, as on a full
+    disk, is a warning.
 
     Args:
         evaluator: of the validation; it has the detections of the newest one.
@@ -50,6 +56,7 @@ class Plots(Hook):
         self._val = val
         self._fitness = fitness
         self._tensorboard = tensorboard
+        self._warnings: set[str] = set()  # that have been logged
 
     def start(self, trainer: Training) -> None:
         run = trainer.run
@@ -92,23 +99,43 @@ class Plots(Hook):
         """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
-            sheet = draw_batch(batch, self._names)
-            if sheet is not None:
-                write_image(self._folder / f"train_batch{number}.jpg", sheet)
-                self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
+            name = f"train_batch{number}.jpg"
+            with self._failing_with_warning(name):
+                sheet = draw_batch(batch, self._names)
+                if sheet is not None:
+                    self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
+                    write_image(self._folder / name, sheet)
 
     def _draw(self, validation: ScoredValidation | None) -> None:
         """Draws the report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
         if validation is not None:
-            self._page.set_validation(validation)
-            result = validation.result
-            epoch = validation.epoch
-            self._tensorboard.write(add_pr_curves, result, self._names, epoch)
-            sheet = write_preview(self._evaluator, result, self._names, self._folder / "val_predictions.jpg")
+            self._draw_validation(validation)
+        with self._failing_with_warning("report.html"):
+            if validation is not None:
+                self._page.set_validation(validation)
+            table = self._folder / "results.csv"
+            self._page.write(read_columns(table) if table.exists() else {})
+
+    def _draw_validation(self, validation: ScoredValidation) -> None:
+        result = validation.result
+        epoch = validation.epoch
+        self._tensorboard.write(add_pr_curves, result, self._names, epoch)
+        name = "val_predictions.jpg"
+        with self._failing_with_warning(name):
+            sheet = write_preview(self._evaluator, result, self._names, self._folder / name)
             if sheet is not None:
                 self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
-        table = self._folder / "results.csv"
-        self._page.write(read_columns(table) if table.exists() else {})
+
+    @contextmanager
+    def _failing_with_warning(self, name: str) -> Iterator[None]:
+        """Logs a failure of the block, which writes the file ``name``, as a warning; the same one once."""
+        try:
+            yield
+        except Exception as error:
+            warning = f"{self._folder / name}: cannot be drawn ({first_line(error)})"
+            if warning not in self._warnings:
+                log.warning("%s", warning)
+            self._warnings.add(warning)
 
 
 class TimeBudget:

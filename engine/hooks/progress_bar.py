@@ -20,7 +20,7 @@ from utils.strings import format_duration
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-LINE_EVERY_S = 10.0
+STEP_LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
 MIN_BAR_COLUMNS = 4
 MAX_BAR_COLUMNS = 12
@@ -122,7 +122,7 @@ class ProgressBar(Hook):
             if silent_s >= STATUS_EVERY_S:
                 self._show()
             self._bar.update()
-        elif self._is_shown and silent_s >= LINE_EVERY_S and self._meter.done < self._meter.steps:
+        elif self._is_shown and silent_s >= STEP_LINE_EVERY_S and self._meter.done < self._meter.steps:
             self._show()
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> None:

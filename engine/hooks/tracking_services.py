@@ -107,6 +107,10 @@ class Wandb:
     name = "Weights & Biases"
     _run: WandbRun  # set by `open`, which is called first
 
+    def __init__(self) -> None:
+        # The id of a new run. The service may have created it when `open` fails, and is then called again.
+        self._new_id = uuid.uuid4().hex[:16]
+
     def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
         import wandb
 
@@ -114,7 +118,7 @@ class Wandb:
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
-            id=tracked.key or uuid.uuid4().hex[:16],
+            id=tracked.key or self._new_id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
             config=dict(settings),

@@ -19,11 +19,14 @@ log = logging.getLogger("lockstep")
 
 
 class ResultsCsv(Hook):
-    """results.csv, on rank 0: a row per epoch, from 1. A later column joins the header, with empty cells above."""
+    """results.csv, on rank 0: a row per epoch, from 1. A later column joins the header, with empty cells above.
 
-    def __init__(self, path: Path) -> None:
+    ``table``: content of the file at the start; empty if there is none.
+    """
+
+    def __init__(self, path: Path, table: ResultsTable) -> None:
         self.path = path
-        self.table = ResultsTable.read(path) if path.exists() else ResultsTable()
+        self.table = table
 
     def start(self, trainer: Training) -> None:
         """Drops the epochs that a resumed run repeats.

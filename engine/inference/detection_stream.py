@@ -31,7 +31,7 @@ class FrameDetections:
     tracks: np.ndarray | None = None  # int64 (N,), ids of the detections' tracks; None: objects are not tracked
 
 
-Batch: TypeAlias = list[Frame | FileProblem]
+FrameBatch: TypeAlias = list[Frame | FileProblem]
 
 
 class DetectionStream:
@@ -98,9 +98,9 @@ class DetectionStream:
         """Leaves out the frames of a file that have not been read yet. Any thread may call it."""
         self._skipped.add(path)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[FrameBatch]:
         """Yields at most ``ahead()`` frames at once, one of a live stream, with the problems of files between them."""
-        batch: Batch = []
+        batch: FrameBatch = []
         count = 0  # frames in the batch
         try:
             for item in self._source:
@@ -128,7 +128,7 @@ class DetectionStream:
         """Returns how many batches may be prepared while the model runs."""
         return 0 if self._is_live else min(self.ahead(), 1)
 
-    def _prepare(self, batch: Batch) -> tuple[Batch, list[Canvases] | None]:
+    def _prepare(self, batch: FrameBatch) -> tuple[FrameBatch, list[Canvases] | None]:
         """Letterboxes the frames of a batch; None if it fails, which `_detect` repeats for each frame."""
         images = [frame.image for frame in frames_of(batch)]
         try:
@@ -165,7 +165,7 @@ class DetectionStream:
         return replace(item, outcome=table, tracks=tracks)
 
 
-def frames_of(batch: Batch) -> list[Frame]:
+def frames_of(batch: FrameBatch) -> list[Frame]:
     return [item for item in batch if isinstance(item, Frame)]
 
 
@@ -209,5 +209,7 @@ def open_detection_stream(
         )
     else:
         check_many(source, "stream" if tracks is None else "track")
+        if vid_stride != 1:
+            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         items = as_frames(source, color, pixels)
     return DetectionStream(items, detector, settings, ahead=ahead, tracks=tracks)

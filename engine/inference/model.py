@@ -36,6 +36,7 @@ class InferenceModel(nn.Module):
     batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
+    is_unscored_branch: bool = False  # the branch of a head with two that training does not validate (``nms``)
     votes: bool  # box voting is part of the file and cannot be switched off
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
@@ -46,9 +47,9 @@ class InferenceModel(nn.Module):
 
     def stored(self, key: str) -> Any:
         """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
-        file; None if it stored nothing, or an empty or false value."""
+        file; None if it stored nothing."""
         for entries in (self.info, self.info.get("config", {}), self.info.get("details", {})):
-            if entries.get(key):
+            if entries.get(key) is not None:
                 return entries[key]
         return None
 
@@ -62,6 +63,11 @@ class InferenceModel(nn.Module):
         """Side of the tiles on which the model was trained, pixels; 0: whole images."""
         value = self.stored("tile")
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
+
+    @property
+    def has_merged_classes(self) -> bool:
+        """Whether all classes of its data set count as one (``--single-cls`` of the training)."""
+        return self.stored("single_cls") is True
 
     @property
     def num_classes(self) -> int:
@@ -144,7 +150,9 @@ class CheckpointModel(InferenceModel):
         self.votes = False
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
-        progress = info.get("progress", {})
+        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
+        # Thresholds are those of the branch that training validates.
+        progress = {} if self.is_unscored_branch else info.get("progress", {})
         self.confidence = _confidence_of(progress, "confidence")
         self.plain_confidence = _confidence_of(progress, "plain_confidence")
         self.scored_confidence = _confidence_of(progress, "scored_confidence")  # under the NMS of validation

@@ -132,7 +132,7 @@ class Predictor:
         Args:
             source: an image, folder, glob, video, .txt list of files, webcam number or the URL of a stream, as for
                 detect.py; or an iterable of images, each as in a call, which are processed one by one.
-            vid_stride: read every n-th frame of videos and streams.
+            vid_stride: read every n-th frame of videos and streams; not for an iterable.
             color: see `__call__`; for the arrays of an iterable.
             settings: of `DetectionSettings`.
 

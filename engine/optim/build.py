@@ -17,9 +17,9 @@ SHORT_RUN = 20_000  # steps
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
-def resolve_optimizer(name: str, total_steps: int) -> str:
+def resolve_optimizer(name: str, total_steps: float) -> str:
     """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
-    one."""
+    one. ``total_steps``: inf if unknown."""
     if name != "auto":
         return name
     return "Muon" if total_steps <= SHORT_RUN else "SGD"

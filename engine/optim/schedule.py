@@ -21,18 +21,26 @@ class StepPlan:
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     per_epoch: int  # steps
-    epochs: int  # of the run
+    epochs: int  # of the run; with ``--time`` they change when an epoch has shown how long it takes
+    is_timed: bool = False  # with ``--time``
 
     @property
     def total(self) -> int:
         """Steps of the run."""
         return self.per_epoch * self.epochs
 
+    @property
+    def known_total(self) -> float:
+        """Steps of the run, from which other choices follow; inf for one whose length is unknown (``--time``)."""
+        return math.inf if self.is_timed else self.total
+
 
 def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     """Plans the steps of a run whose epochs have ``epoch_batches`` on each rank."""
     accumulate = max(round(config.nominal_batch / config.batch_size), 1)
-    return StepPlan(accumulate, per_epoch=-(-epoch_batches // accumulate), epochs=config.epochs)
+    return StepPlan(
+        accumulate, per_epoch=-(-epoch_batches // accumulate), epochs=config.epochs, is_timed=config.time > 0
+    )
 
 
 def epochs_in_time(done: int, seconds: float, total_s: float) -> int:

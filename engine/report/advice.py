@@ -19,7 +19,7 @@ from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 
-Rule: TypeAlias = Callable[[Findings], Iterator[str]]
+AdviceRule: TypeAlias = Callable[[Findings], Iterator[str]]
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
 NEARLY_WORST = 0.8  # kinds of errors with this fraction of the highest cost are as important
@@ -40,7 +40,7 @@ REMEDIES = {
 
 def how_it_went(findings: Findings) -> Iterator[str]:
     """Yields sentences about the course of the training and the newest scores."""
-    rules: tuple[Rule, ...] = (
+    rules: tuple[AdviceRule, ...] = (
         _progress,
         _course_of_fitness,
         _overfitting,
@@ -55,13 +55,13 @@ def how_it_went(findings: Findings) -> Iterator[str]:
 
 def where_it_is_wrong(findings: Findings) -> Iterator[str]:
     """Yields sentences about errors, confusions, and weak or unscored classes."""
-    rules: tuple[Rule, ...] = (_costly_errors, _frequent_confusion, _weak_classes, _unscored_classes)
+    rules: tuple[AdviceRule, ...] = (_costly_errors, _frequent_confusion, _weak_classes, _unscored_classes)
     return _sentences(rules, findings)
 
 
 def what_to_do(findings: Findings) -> Iterator[str]:
     """Yields advice about the training, the data and the labels."""
-    rules: tuple[Rule, ...] = (
+    rules: tuple[AdviceRule, ...] = (
         _label_objects,
         _train_longer,
         _avoid_overfitting,
@@ -78,7 +78,7 @@ def what_to_do(findings: Findings) -> Iterator[str]:
     return _sentences(rules, findings)
 
 
-def _sentences(rules: Sequence[Rule], findings: Findings) -> Iterator[str]:
+def _sentences(rules: Sequence[AdviceRule], findings: Findings) -> Iterator[str]:
     for rule in rules:
         yield from rule(findings)
 

@@ -16,7 +16,7 @@ from utils.drawing import page
 from utils.machine.resources import available_cores
 
 
-def changed_settings(config: TrainConfig | ValConfig, hyp: Hyperparameters | None) -> page.Table:
+def settings_table(config: TrainConfig | ValConfig, hyp: Hyperparameters | None) -> page.Table:
     """Lists the flags and hyper-parameters that differ from their defaults."""
     groups: list[tuple[TrainConfig | ValConfig | Hyperparameters, Callable[[str], str]]]
     groups = [(config, flag_name)]

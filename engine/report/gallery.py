@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSED, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
-from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Source, Version, in_window, outlines
+from engine.evaluation.issues import LABEL_ERRORS, MISSING_LABEL, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
+from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, PhotoFile, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.detections import DetectionTable
 from utils.drawing.page import Card, code
@@ -20,7 +20,7 @@ LABEL_LEGEND = (
     ("detection, or suggested box", COLORS["location"]),
     ("suggested box without a label", COLORS["missed"]),
 )
-STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
+STYLES = {MISSING_LABEL: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
 MAX_LABEL_ERRORS = 60
 MAX_DRAWN_LABELS = 60  # in a picture of a label error
 MAX_DRAWN_DETECTIONS = 40
@@ -49,7 +49,7 @@ class Galleries:
         drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 
-    def _image(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
+    def _image(self, split: str, name: str) -> tuple[PhotoFile, np.ndarray] | None:
         """Returns an image, and the rows of its boxes in the index; None if the scan left it out."""
         number = self._number.get((split, name))
         if number is None:
@@ -105,7 +105,7 @@ class Galleries:
             drawn.append(Outline(suggestion.xyxy_px, "location", suggestion.class_name))
         return drawn
 
-    def _correction(self, issue: Issue, source: Source) -> Markup:
+    def _correction(self, issue: Issue, source: PhotoFile) -> Markup:
         """Describes the change to the label file."""
         if issue.suggestion is None:
             return Markup("delete this label")
@@ -122,10 +122,10 @@ class Galleries:
         return Markup("{} {}").format("write" if issue.boxes else "add", code(row))
 
 
-def source_of(split: CheckedSplit, image: int) -> Source:
+def source_of(split: CheckedSplit, image: int) -> PhotoFile:
     """Returns the image file with number ``image`` of a split."""
     height, width = split.index.image_hw[image].tolist()
-    return Source(split.index.path(image), height, width, split.index.pixels)
+    return PhotoFile(split.index.path(image), height, width, split.index.pixels)
 
 
 def corners_of(boxes: Sequence[LabelBox]) -> np.ndarray:

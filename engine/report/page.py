@@ -16,7 +16,7 @@ import numpy as np
 from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
-from engine.report.environment import changed_settings, machine_facts
+from engine.report.environment import machine_facts, settings_table
 from engine.report.findings import FEW_OBJECTS, collect_findings
 from engine.report.history import history_charts
 from engine.report.subject import ScoredValidation, Subject
@@ -128,7 +128,7 @@ class ReportPage:
                 "Where the model is wrong": list(where_it_is_wrong(findings)),
                 "What to do next": list(what_to_do(findings)),
             },
-            changed=changed_settings(subject.config, subject.hyp),
+            changed=settings_table(subject.config, subject.hyp),
             machine=machine_facts(subject.ctx),
             data=data,
             history={chart.title: chart_picture(chart) for chart in history_charts(history)},

@@ -55,7 +55,7 @@ class Version(NamedTuple):
     outlines: Sequence[Outline]  # earlier ones are on top
 
 
-class Source(NamedTuple):
+class PhotoFile(NamedTuple):
     """An image of a data set."""
 
     path: str  # absolute
@@ -94,7 +94,9 @@ class Album:
         self._left += count
         self._is_full = False
 
-    def pictures(self, source: Source, window: np.ndarray, side: int, *versions: Version) -> list[tuple[str, Markup]]:
+    def pictures(
+        self, source: PhotoFile, window: np.ndarray, side: int, *versions: Version
+    ) -> list[tuple[str, Markup]]:
         """Renders a window of an image once for each version.
 
         Args:
@@ -145,7 +147,7 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
     return draw_boxes(part, boxes, texts, colors, thickness=LINE_PX, text_size=TEXT_PX)
 
 
-def _render(source: Source, window: np.ndarray, side: int) -> np.ndarray:
+def _render(source: PhotoFile, window: np.ndarray, side: int) -> np.ndarray:
     """Reads the part ``window``, with sides of at most ``side``: uint8 (H, W, 3) RGB. Raises UserError or OSError."""
     x0, y0, x1, y1 = window
     scale = min(side / max(x1 - x0, y1 - y0), MAX_ENLARGEMENT)

@@ -26,7 +26,8 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.program import resume_flag, write_result
+from utils.process.result_file import write_result
+from utils.program import resume_flag
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it

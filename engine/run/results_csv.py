@@ -19,6 +19,8 @@ CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall a
 
 @dataclass
 class ResultsTable:
+    """The content of results.csv."""
+
     columns: list[str] = field(default_factory=lambda: ["epoch"])
     rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by epoch, from 1; cells as text, without empty ones
 
@@ -37,6 +39,11 @@ class ResultsTable:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error}); move it away") from None
         return cls(columns, rows)
+
+    @classmethod
+    def read_if_exists(cls, path: Path) -> ResultsTable:
+        """Returns an empty table if there is no file. Raises as `read` does."""
+        return cls.read(path) if path.exists() else cls()
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
         """Adds the row of an epoch, or replaces it. New columns are added to the header."""

@@ -22,7 +22,7 @@ from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import has_earlier_checkpoint
+from engine.checkpoint.newest_run import has_earlier_checkpoint, note_own_best
 from engine.checkpoint.progress import Progress, RunConditions, read_progress
 from engine.optim.schedule import epochs_in_time, step_plan
 from engine.run.run import Command, RunPlan, RunSettings
@@ -248,6 +248,8 @@ def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list
 
 def check_unfinished(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
     """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
+    if checkpoint.header.pending is not None:  # its newest epoch has to be scored
+        return
     progress = checkpoint.header.progress
     if progress.epoch >= config.epochs:
         raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")
@@ -410,6 +412,7 @@ def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Pro
     best = checkpointer.best
     is_comparable = checkpointer.description.validates_like(stored)
     if is_comparable and _is_of_best_epoch(best, progress):
+        note_own_best(best.parent)
         return True
     if not checkpointer.description.trains_like(stored):  # otherwise the run repeats the epoch of best.pt
         _set_aside(best)

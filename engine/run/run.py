@@ -53,6 +53,14 @@ class RunPlan:
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
 
+    @property
+    def used_folder(self) -> Path | None:
+        """The folder of the run if it may have files already; None if `claim_folder` makes a new one."""
+        config = self.settings.config
+        if self.folder is None and config.exist_ok:
+            return Path(config.project) / config.name
+        return self.folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartedFrom:

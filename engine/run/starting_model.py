@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -204,5 +203,5 @@ def loaded_parameters(
         raise ValueError("lr_mult must be chosen before the step is built")
     new_lr_mult = None if checkpoint is None else checkpoint.description.new_lr_mult
     if new_lr_mult is None:
-        new_lr_mult = new_layers_lr_mult(math.inf if settings.config.time else steps.total)
+        new_lr_mult = new_layers_lr_mult(steps.known_total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

@@ -20,7 +20,7 @@ TILE_SETTINGS = ("tile_visibility", "tile_backgrounds")
 
 
 @dataclass(frozen=True)
-class Rule:
+class SettingRule:
     """A setting, whether it has no effect in a run, and the reason."""
 
     setting: str
@@ -92,64 +92,66 @@ def _overridden(config: TrainConfig) -> set[str]:
     return {item.partition("=")[0].strip() for item in config.override}
 
 
-def _loss_rules(facts: RunFacts) -> Iterator[Rule]:
+def _loss_rules(facts: RunFacts) -> Iterator[SettingRule]:
     """Yields the rules of settings of the loss and the model."""
     config = facts.settings.config
     head = facts.head
     for name in sorted(head.unused_hyperparameters):
-        yield Rule(name, True, "the model's loss does not use it")
-    yield Rule("one2one", not head.is_dual, "the model's loss does not use it")
-    yield Rule("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old")
-    yield Rule("cls_pw", head.num_classes == 1, "the model has one class")
-    yield Rule("noautoanchor", head.anchors is None, "the model has no anchors")
+        yield SettingRule(name, True, "the model's loss does not use it")
+    yield SettingRule("one2one", not head.is_dual, "the model's loss does not use it")
+    yield SettingRule("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old")
+    yield SettingRule("cls_pw", head.num_classes == 1, "the model has one class")
+    yield SettingRule("noautoanchor", head.anchors is None, "the model has no anchors")
 
 
-def _augmentation_rules(facts: RunFacts) -> Iterator[Rule]:
+def _augmentation_rules(facts: RunFacts) -> Iterator[SettingRule]:
     """Yields the rules of settings of augmentations and tiles."""
     config = facts.settings.config
     hyp = facts.settings.hyp
     for name in COLOR_SETTINGS:
-        yield Rule(name, facts.channels != 3, "images without three channels have no color")
+        yield SettingRule(name, facts.channels != 3, "images without three channels have no color")
     for name in MIXING_SETTINGS:
-        yield Rule(name, config.rect and getattr(hyp, name) > 0, "--rect leaves mosaic and mixup out")
-    yield Rule("mosaic_block", not facts.mixes_images, "no image is made of several")
-    yield Rule("close_mosaic", not facts.mixes_images and not facts.head.refines, "there is no mosaic or mixup")
-    yield Rule("close_scale", hyp.scale == 0, "scale is 0")
+        yield SettingRule(name, config.rect and getattr(hyp, name) > 0, "--rect leaves mosaic and mixup out")
+    yield SettingRule("mosaic_block", not facts.mixes_images, "no image is made of several")
+    yield SettingRule("close_mosaic", not facts.mixes_images and not facts.head.refines, "there is no mosaic or mixup")
+    yield SettingRule("close_scale", hyp.scale == 0, "scale is 0")
     for name in TILE_SETTINGS:
-        yield Rule(name, not facts.tile, "the data set's YAML has no 'tile'")
+        yield SettingRule(name, not facts.tile, "the data set's YAML has no 'tile'")
 
 
-def _process_rules(facts: RunFacts) -> Iterator[Rule]:
+def _process_rules(facts: RunFacts) -> Iterator[SettingRule]:
     """Yields the rules of settings that matter with several processes."""
     config = facts.settings.config
     ranks = facts.ctx.world_size
-    yield Rule("spawn", config.spawn == 1, "one process trains anyway")
+    yield SettingRule("spawn", config.spawn == 1, "one process trains anyway")
     validates_once = facts.epochs == 1 or config.val_every == 0
-    yield Rule("eval_ranks", validates_once, "the training processes validate after the last epoch")
-    yield Rule("eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next")
-    yield Rule("sync_bn", ranks == 1, "one process sees the whole batch")
-    yield Rule("sync_bn", config.sync_bn == 1, "each process has its own statistics anyway")
-    yield Rule("zero", ranks == 1, "one process holds the whole state of the optimizer")
+    yield SettingRule("eval_ranks", validates_once, "the training processes validate after the last epoch")
+    yield SettingRule(
+        "eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"
+    )
+    yield SettingRule("sync_bn", ranks == 1, "one process sees the whole batch")
+    yield SettingRule("sync_bn", config.sync_bn == 1, "each process has its own statistics anyway")
+    yield SettingRule("zero", ranks == 1, "one process holds the whole state of the optimizer")
     is_one_shard = config.virtual_ranks == 1 and ranks == 1
-    yield Rule("virtual_ranks", is_one_shard, "one process processes whole batches anyway")
+    yield SettingRule("virtual_ranks", is_one_shard, "one process processes whole batches anyway")
     is_one_each = config.virtual_ranks == ranks and config.deterministic
-    yield Rule("virtual_ranks", is_one_each, "--deterministic cuts batches by process anyway")
+    yield SettingRule("virtual_ranks", is_one_each, "--deterministic cuts batches by process anyway")
 
 
-def _schedule_rules(facts: RunFacts) -> Iterator[Rule]:
+def _schedule_rules(facts: RunFacts) -> Iterator[SettingRule]:
     """Yields the rules of settings of the schedule: epochs, rates, validation and saves."""
     config = facts.settings.config
     hyp = facts.settings.hyp
     length = counted(config.epochs, "epoch")
-    yield Rule("lr_mult", not config.weights, "without --weights")
+    yield SettingRule("lr_mult", not config.weights, "without --weights")
     for name in WARMUP_SETTINGS:
-        yield Rule(name, hyp.warmup_epochs == 0, "warmup_epochs is 0")
+        yield SettingRule(name, hyp.warmup_epochs == 0, "warmup_epochs is 0")
     accumulates = round(config.nominal_batch / config.batch_size) > 1
-    yield Rule("nominal_batch", not accumulates, f"a batch has {counted(config.batch_size, 'image')} already")
-    yield Rule("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is")
-    yield Rule("patience", config.patience >= facts.epochs, f"the run has {length}")
-    yield Rule("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only")
-    yield Rule("save_period", config.save_period > facts.epochs, f"the run has {length}")
+    yield SettingRule("nominal_batch", not accumulates, f"a batch has {counted(config.batch_size, 'image')} already")
+    yield SettingRule("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is")
+    yield SettingRule("patience", config.patience >= facts.epochs, f"the run has {length}")
+    yield SettingRule("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only")
+    yield SettingRule("save_period", config.save_period > facts.epochs, f"the run has {length}")
 
 
 def _shortened_settings(facts: RunFacts) -> list[str]:

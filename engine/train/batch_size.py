@@ -33,7 +33,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
-MAX_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
+MAX_SHARD_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
 MIN_EPOCH_BATCHES = 10  # a batch has at most a tenth of an epoch's samples,
 ALWAYS_ALLOWED = 16  # or as many as by default, if that is more
@@ -123,7 +123,7 @@ def batch_that_fits(
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    most = min(MAX_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
+    most = min(MAX_SHARD_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
     images = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit, most=most))  # the least of all ranks
     if images == 0:
         raise UserError(
@@ -140,7 +140,7 @@ def batch_that_fits(
         BOXES * samples_per_image(config),
         limit / 2**30,
     )
-    if most < MAX_IMAGES and images == sizes_up_to(most)[-1]:
+    if most < MAX_SHARD_IMAGES and images == sizes_up_to(most)[-1]:
         samples = counted(epoch_samples, "sample")
         get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
@@ -156,7 +156,9 @@ def sizes_up_to(most: int) -> list[int]:
     return [*range(min(most + 1, 16)), *range(16, most + 1, 8)]
 
 
-def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MAX_IMAGES) -> int:
+def largest_that_fits(
+    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MAX_SHARD_IMAGES
+) -> int:
     """Returns the largest number of images up to ``most`` that fits, a multiple of 8 from 16 on; 0 if none fits. It has
     been measured to fit, and the next larger number not to, unless that exceeds ``most``.
 
@@ -242,7 +244,7 @@ def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, 
     """Returns the settings of a run for a step that one process takes without the others."""
     config = replace(
         config,
-        optimizer=resolve_optimizer(config.optimizer, steps.total),
+        optimizer=resolve_optimizer(config.optimizer, steps.known_total),
         virtual_ranks=virtual_ranks,
         compile=False,
         zero=False,

@@ -52,7 +52,7 @@ def build_training(
     # Evaluated when an error is raised, so that it sees the batch size chosen by then.
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
-    hook_parts = open_hook_parts(ctx, settings.config)
+    hook_parts = open_hook_parts(ctx, plan)
     prepare_process(ctx, settings, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.

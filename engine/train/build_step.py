@@ -106,7 +106,7 @@ def choose_step_settings(
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=batch.images, shards=shards, has_regions=batch.has_regions)
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
-    searches = has_one_size and steps.total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    searches = has_one_size and steps.known_total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=settings.hyp.clip_norm,

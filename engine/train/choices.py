@@ -67,12 +67,12 @@ def choose_lr_mult(
         return settings
     lr_mult = 1.0
     if settings.config.weights:
-        lr_mult = probe_lr_mult(ctx, settings.config, dataset, model, steps.total)
+        lr_mult = probe_lr_mult(ctx, settings.config, dataset, model, steps)
     return replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
 
 
 def choose_optimizer(settings: RunSettings, steps: StepPlan) -> RunSettings:
-    """Chooses the optimizer by the number of steps, for ``--optimizer auto``. A longer run must not choose another one
-    when it resumes."""
-    optimizer = resolve_optimizer(settings.config.optimizer, steps.total)
+    """Chooses the optimizer by the number of steps, for ``--optimizer auto``; SGD if ``--time`` leaves that open. A
+    longer run must not choose another one when it resumes."""
+    optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
     return replace(settings, config=replace(settings.config, optimizer=optimizer))

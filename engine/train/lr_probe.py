@@ -15,7 +15,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from data.samples.augmented import AugmentedImages
-from engine.optim.schedule import new_layers_lr_mult
+from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
@@ -28,7 +28,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, gath
 from utils.logger import get_logger
 from utils.strings import counted
 
-MAX_IMAGES = 100  # of the training split
+MAX_PROBE_IMAGES = 100  # of the training split
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
 SAME_OBJECT = 0.5  # IoU
@@ -43,19 +43,17 @@ MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not
 
 
 def probe_lr_mult(
-    ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, total_steps: int
+    ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, steps: StepPlan
 ) -> float:
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
-    weights on its share of the images. ``total_steps``: unknown, and not used, if ``--time`` decides."""
+    weights on its share of the images."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     with_objects = len(_images_with_objects(dataset.sample_index))
-    max_images = min(MAX_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
+    max_images = min(MAX_PROBE_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
-    if config.time:
-        lr_mult, reason = lr_mult_by_score(score, REFERENCE_EPOCHS, math.inf)
-    else:
-        lr_mult, reason = lr_mult_by_score(score, config.epochs, total_steps)
+    epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
+    lr_mult, reason = lr_mult_by_score(score, epochs, steps.known_total)
     get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, config.weights, reason, details)
     return lr_mult
 

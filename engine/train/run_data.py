@@ -81,6 +81,9 @@ def describe_run(
     """Returns what all checkpoints of the run say of its settings, data and model."""
     spec = data.spec
     model = starting_model.model
+    origin = starting_model.origin
+    if data.teacher is not None and run.started_from is None:  # a run that continues has stored both
+        origin = data.teacher.origin_of_student(origin)
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     return RunDescription(
         model_spec=model.spec,
@@ -94,6 +97,6 @@ def describe_run(
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},
         new_lr_mult=loaded.new_lr_mult,
-        origin=starting_model.origin,
+        origin=origin,
         teacher=data.teacher.stored if data.teacher else {},
     )

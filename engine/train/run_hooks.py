@@ -20,28 +20,33 @@ from engine.hooks.tracking import Service, Tracking
 from engine.hooks.tracking_services import open_services
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.assembly import RunValidation
-from engine.run.run import TrainingRun
+from engine.run.results_csv import ResultsTable
+from engine.run.run import RunPlan, TrainingRun
 from engine.train.step import TrainStep
-from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HookParts:
-    """What hooks get from outside of the run: opened before the data is, as it may not be there."""
+    """External resources of the hooks, opened before the data so that a missing or unusable one fails early."""
 
+    results: ResultsTable  # of the results.csv that is in the folder already
     services: list[Service]  # of ``--tracker``, on rank 0
     callbacks: UserCallbacks | None  # of ``--callbacks``
 
 
-def open_hook_parts(ctx: DistributedContext, config: TrainConfig) -> HookParts:
-    """Opens what hooks get from outside of the run. Raises UserError for packages that are not installed, accounts that
-    are not set up, and callbacks that cannot be imported."""
+def open_hook_parts(ctx: DistributedContext, plan: RunPlan) -> HookParts:
+    """Opens the external resources of the hooks. Raises UserError for a results.csv that is not one of this program,
+    packages that are not installed, accounts that are not set up, and callbacks that cannot be imported."""
+    config = plan.settings.config
+    results = ResultsTable()
+    if ctx.is_main and plan.used_folder is not None:
+        results = ResultsTable.read_if_exists(plan.used_folder / "results.csv")
     services = open_services(config.tracker) if ctx.is_main else []
     if not config.noplots and ctx.is_main:
         check_plots()
     callbacks = load_callbacks(config.callbacks) if config.callbacks else None
-    return HookParts(services, callbacks)
+    return HookParts(results=results, services=services, callbacks=callbacks)
 
 
 def build_hooks(
@@ -62,7 +67,7 @@ def build_hooks(
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
-        results_csv = ResultsCsv(run.folder / "results.csv")
+        results_csv = ResultsCsv(run.folder / "results.csv", parts.results)
         tensorboard = TensorBoard(run.folder)
         hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
         hooks += [Tracking(service, results_csv.table) for service in parts.services]

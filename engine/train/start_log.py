@@ -49,6 +49,8 @@ def log_start(config: TrainConfig) -> None:
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
     config = plan.settings.config
     if config.optimizer == "auto":
+        if steps.is_timed:
+            return "auto: --time leaves the number of steps open"
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
     if plan.checkpoint is not None and plan.checkpoint.description.config.optimizer == config.optimizer:

@@ -19,12 +19,13 @@ from models.detector import Detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from models.weights.origin import Origin, origin_of, taught_by
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.strings import counted, listed
+from utils.strings import class_key, counted, listed
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,18 @@ class TeacherFile:
     flag: str  # that asks for it
     path: str  # absolute
     sha256: str  # of its tensors
+    origin: Origin
 
     @property
     def stored(self) -> dict[str, str]:
         """Returns what checkpoints store of it."""
         return {"path": self.path, "sha256": self.sha256}
+
+    def origin_of_student(self, origin: dict[str, str]) -> dict[str, str]:
+        """Returns the origin of a new run from weights of ``origin``, fields of `Origin`."""
+        if self.flag == "--keep-old":  # the teacher is these weights
+            return origin
+        return taught_by(Origin(**origin), self.origin)._asdict()
 
     def extended(self, spec: DatasetSpec, name: str) -> DatasetSpec:
         """Returns, for ``--keep-old``, the data set ``spec`` with the classes of the teacher, the file ``name``, before
@@ -78,11 +86,12 @@ class TeacherFile:
                 "same strides"
             )
         self._check_channels(spec, self.path)
-        taught = [name for name in model.names if name in detector.names]
+        known = {class_key(name) for name in detector.names}
+        taught = [name for name in model.names if class_key(name) in known]
         if not taught:
             raise UserError(f"{flag}: {self.path} and {spec.source} have no class in common")
         if flag == "--teacher":
-            untaught = [name for name in model.names if name not in detector.names]
+            untaught = [name for name in model.names if class_key(name) not in known]
             remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
             size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
             classes = counted(len(taught), "class")
@@ -134,15 +143,21 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
     if checkpoint is not None:
         source = _source_of_resumed(config, checkpoint, source)
     path = fetch_weights(source, ctx=ctx, offline=config.offline)
-    detector, _ = load_detector(path)
+    detector, content = load_detector(path)
     if not detector.head.distills:
         raise UserError(
             f"{flag}: {source} has anchors or objectness; only models with anchor-free heads without objectness can "
             "teach (YOLOv8, YOLOv9, YOLO11, YOLO26)"
         )
-    if len(set(detector.names)) < len(detector.names):
+    if len({class_key(name) for name in detector.names}) < len(detector.names):
         raise UserError(f"{flag}: {source} has classes of one name: {listed(detector.names)}")
-    teacher = TeacherFile(detector.eval(), flag, str(Path(path).resolve()), _digest(detector))
+    teacher = TeacherFile(
+        detector=detector.eval(),
+        flag=flag,
+        path=str(Path(path).resolve()),
+        sha256=_digest(detector),
+        origin=origin_of(content, path),
+    )
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
     if checkpoint is not None and teacher.sha256 != checkpoint.description.teacher.get("sha256"):
         stored_path = checkpoint.description.teacher.get("path", "")

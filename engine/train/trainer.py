@@ -20,7 +20,7 @@ from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs
-from utils.errors import UserError
+from utils.errors import ExplainedError, UserError
 
 
 class Validator(Protocol):
@@ -102,7 +102,7 @@ class Trainer:
             try:
                 self._train()
             except Exception as error:
-                if isinstance(error, UserError) or not self.control.has_signal:
+                if isinstance(error, ExplainedError) or not self.control.has_signal:
                     raise
                 self.call_hooks("after_steps")
                 self.control.end_interrupted(error, self.checkpointer.last)

@@ -37,7 +37,7 @@ class Predictions(NamedTuple):
     boxes: Tensor  # (B, N, 4)
 
 
-class Objects(NamedTuple):
+class TargetSlots(NamedTuple):
     """Targets of each image, padded to K slots."""
 
     labels: Tensor  # int64 (B, K), any valid class in an empty slot
@@ -94,7 +94,7 @@ def cells_near_center(cells: Cells, boxes: Tensor) -> Tensor:
     return is_near_x.logical_and_(is_near_y)
 
 
-def find_candidates(objects: Objects, cells: Cells) -> Candidates:
+def find_candidates(objects: TargetSlots, cells: Cells) -> Candidates:
     """Step 1: finds the cells inside each target or near its center."""
     inside = cells_inside(cells.centers, objects.boxes, cells.finest_stride)
     near = cells_near_center(cells, objects.boxes)
@@ -115,7 +115,7 @@ def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tens
     return target_term.sub_(log_negative.sum(-1)[:, None]).clamp_(min=0)
 
 
-def matching_cost(predictions: Predictions, objects: Objects, candidates: Candidates, overlap: Tensor) -> Tensor:
+def matching_cost(predictions: Predictions, objects: TargetSlots, candidates: Candidates, overlap: Tensor) -> Tensor:
     """Step 2: computes the cost of each cell for each target, (B, K, N), inf where the cell is no candidate.
 
     A low score and a low IoU, ``overlap`` (B, K, N), raise it; cells both inside and near the center come first.
@@ -134,7 +134,7 @@ def dynamic_k(overlap: Tensor, max_cells: int) -> Tensor:
     return overlap.topk(max_cells, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
 
 
-def select_cheapest(predictions: Predictions, objects: Objects, cells: Cells) -> CheapestCells:
+def select_cheapest(predictions: Predictions, objects: TargetSlots, cells: Cells) -> CheapestCells:
     """Steps 1 to 4: selects each target's k cells of lowest cost. Several targets may select the same cell."""
     candidates = find_candidates(objects, cells)
     overlap = iou(predictions.boxes[:, None], objects.boxes[:, :, None]).mul_(candidates.mask)
@@ -158,7 +158,7 @@ class SimOtaAssigner:
         self.one_to_one = one_to_one
 
     @torch.no_grad()
-    def __call__(self, predictions: Predictions, objects: Objects, cells: Cells) -> SimOtaAssignment:
+    def __call__(self, predictions: Predictions, objects: TargetSlots, cells: Cells) -> SimOtaAssignment:
         """Assigns the cells of every image; T = min(`MAX_CELLS`, N), or 1 with ``one_to_one``."""
         num_cells = predictions.boxes.shape[1]
         cheapest = self._select_in_groups(predictions, objects, cells)
@@ -169,7 +169,7 @@ class SimOtaAssigner:
         assigned = resolve_conflicts(cheapest.cells, cheapest.selected, cheapness, num_cells)
         return SimOtaAssignment(cheapest.cells, assigned, cheapest.overlap)
 
-    def _select_in_groups(self, predictions: Predictions, objects: Objects, cells: Cells) -> CheapestCells:
+    def _select_in_groups(self, predictions: Predictions, objects: TargetSlots, cells: Cells) -> CheapestCells:
         """Runs `select_cheapest` on a few images at a time, so that intermediates stay small."""
         batch, slots = objects.labels.shape
         num_cells = predictions.boxes.shape[1]
@@ -179,6 +179,6 @@ class SimOtaAssigner:
         for start in range(0, max(batch, 1), group_size):
             images = slice(start, start + group_size)
             group_predictions = Predictions(*(tensor[images] for tensor in predictions))
-            group_objects = Objects(*(tensor[images] for tensor in objects))
+            group_objects = TargetSlots(*(tensor[images] for tensor in objects))
             groups.append(select_cheapest(group_predictions, group_objects, cells))
         return CheapestCells(*(torch.cat(tensors) for tensors in zip(*groups)))

@@ -25,6 +25,7 @@ from models.box_coding import distances_to_xyxy, expected_distances
 from models.layers.ops import split_rows
 from models.losses.ignored_cells import IgnoredCells
 from utils.boxes import iou
+from utils.strings import class_key
 
 MIN_TEACHER_SCORE = 0.1  # class score from which a box of the teacher is a target
 
@@ -60,7 +61,7 @@ class Teacher(nn.Module):
 
         Args:
             detector: the teacher.
-            names: classes of the student.
+            names: classes of the student. Names are compared without case and outer spaces.
             dual: whether the student has a one-to-one branch. It learns from the teacher's, if that has one, too.
             unlabeled_only: whether the student learns only classes that an image does not label.
         """
@@ -69,9 +70,11 @@ class Teacher(nn.Module):
         self.num_levels = len(detector.strides)
         self.is_dual = dual and detector.head.is_dual
         self.unlabeled_only = unlabeled_only
-        self.taught = tuple(i for i, name in enumerate(names) if name in detector.names)  # indices into ``names``
+        number_in_teacher = {class_key(name): number for number, name in enumerate(detector.names)}
+        # Indices into ``names``.
+        self.taught = tuple(i for i, name in enumerate(names) if class_key(name) in number_in_teacher)
         num_sides = 4 * detector.head.reg_max
-        class_channels = [num_sides + detector.names.index(names[i]) for i in self.taught]
+        class_channels = [num_sides + number_in_teacher[class_key(names[i])] for i in self.taught]
         self.register_buffer("channels", torch.tensor([*range(num_sides), *class_channels]), persistent=False)
 
     @torch.no_grad()

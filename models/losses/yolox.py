@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
+from models.assigners.simota import Cells, Predictions, SimOtaAssigner, TargetSlots
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.layers.ops import gather_cells
 from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, canvas_targets, smooth_labels
@@ -27,7 +27,7 @@ _CLASS_GAIN = 2.0
 _L1_GAIN = 2 / 3
 
 
-class AssignedCells(NamedTuple):
+class MatchedCells(NamedTuple):
     """Cells assigned to targets, and their targets. Unused slots have weight 0."""
 
     cells: Tensor  # int64 (B, P)
@@ -66,7 +66,7 @@ class YOLOXLoss(Criterion):
         centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)  # (B, N, 5 + C)
         labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
-        assigned = self._assign(outputs, Objects(labels, boxes, mask), centers, strides)
+        assigned = self._assign(outputs, TargetSlots(labels, boxes, mask), centers, strides)
         cells, weight = assigned.cells, assigned.weight
         cell_center, cell_stride = centers[cells], strides[cells]
 
@@ -84,7 +84,7 @@ class YOLOXLoss(Criterion):
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())
 
     @torch.no_grad()
-    def _assign(self, outputs: Tensor, objects: Objects, centers: Tensor, strides: Tensor) -> AssignedCells:
+    def _assign(self, outputs: Tensor, objects: TargetSlots, centers: Tensor, strides: Tensor) -> MatchedCells:
         """Assigns cells to targets, by the decoded ``outputs`` (B, N, 5 + C), and makes the targets of each."""
         box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
@@ -93,7 +93,7 @@ class YOLOXLoss(Criterion):
         )
         class_targets = smooth_labels(overlap, objects.labels[..., None].expand_as(cells), self.settings)
         weight = is_assigned.flatten(1).float()
-        return AssignedCells(
+        return MatchedCells(
             cells=cells.flatten(1),
             weight=weight,
             boxes=objects.boxes.repeat_interleave(cells.shape[-1], dim=1),

@@ -53,7 +53,7 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     first_box = _clusters(links, view)
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
-    return _suppress(_merge_clusters(clipped, is_cut, is_part, first_box), settings)
+    return _suppress_joined(_merge_clusters(clipped, is_cut, is_part, first_box), settings)
 
 
 def _cut_sides(detections: DetectionTable, windows: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def _merge_clusters(
     return merged.take(kept[np.argsort(-merged.scores[kept], kind="stable")])
 
 
-def _suppress(ranked: DetectionTable, settings: PostprocessSettings) -> DetectionTable:
+def _suppress_joined(ranked: DetectionTable, settings: PostprocessSettings) -> DetectionTable:
     """Runs NMS over the boxes of all views, the best first; at most ``settings.max_det`` remain."""
     group = torch.from_numpy(np.zeros_like(ranked.classes) if settings.agnostic else ranked.classes)
     threshold = CROSS_VIEW_IOU if settings.iou_thres is None else settings.iou_thres

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Origin(NamedTuple):
     """What weights were trained from, and their license; `UNKNOWN` where that was not recorded."""
 
-    weights: str  # that training started from
+    weights: str  # that training started from, and the teacher
     license: str  # of the trained weights
 
 
@@ -39,6 +39,15 @@ def origin_of_run(start: StoredWeights) -> Origin:
         return public_origin(start.path)
     start_origin = origin_of(start.content, start.path)
     return start_origin._replace(weights=f"{start.path.name}, trained from {start_origin.weights}")
+
+
+def taught_by(origin: Origin, teacher: Origin) -> Origin:
+    """Returns the origin of a run from ``origin`` that learns from a teacher's outputs, too: the licenses of both
+    hold."""
+    licenses = list(dict.fromkeys((origin.license, teacher.license)))
+    if origin.license == RANDOM.license:
+        licenses = [teacher.license]
+    return Origin(f"{origin.weights}, taught by {teacher.weights}", " and ".join(licenses))
 
 
 def public_origin(path: Path) -> Origin:

@@ -17,7 +17,7 @@ from models.weights.load import class_count, model_of, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.strings import counted, listed
+from utils.strings import class_key, counted, listed
 
 NOT_IN_FILE = "not in the file"
 
@@ -275,8 +275,8 @@ def _class_rows(
     """
     if file_names is None:
         return [], {}
-    number_in_file = {name.strip().lower(): number for number, name in reversed(list(enumerate(file_names)))}
-    model_keys = enumerate(name.strip().lower() for name in model.names)
+    number_in_file = {class_key(name): number for number, name in reversed(list(enumerate(file_names)))}
+    model_keys = enumerate(class_key(name) for name in model.names)
     common = [(number, number_in_file[key]) for number, key in model_keys if key in number_in_file]
     head = f"model.{len(model.model) - 1}."
     class_rows = {}

@@ -224,8 +224,10 @@ def become(job: dict) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if number not in job["numbers"]:
             setattr(sys, name, None)
-    with contextlib.suppress(OSError):
+    try:
         os.setpgid(0, job["group"])
+    except OSError:  # the group of a client that leads another session
+        os.setsid()
     parent = os.getppid
     me = os.getpid()
     stat = Path(f"/proc/{job['client']}/stat")

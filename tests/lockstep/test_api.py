@@ -30,6 +30,12 @@ from utils.logger import terminal_bars
 ROOT = Path(__file__).parents[2]
 SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
 
+BEGINNING = """
+import os, pathlib, signal, sys, time
+from utils.process.result_file import report_error, take_result_file, write_result
+take_result_file()
+"""
+
 pytestmark = pytest.mark.usefixtures("preloaded")
 
 
@@ -40,7 +46,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def replace(text: str) -> None:
-        text = f"import os, pathlib, signal, sys, time\nfrom utils.program import report_error, write_result\n{text}"
+        text = f"{BEGINNING}{text}"
         monkeypatch.setattr(command_module, "command_prefix", lambda name: [python(), "-c", text, name])
 
     return replace
@@ -84,6 +90,11 @@ def test_numbers_and_arrays_of_numpy_are_settings():
     assert config.override == ["lr0=0.5"]
 
 
+@pytest.mark.parametrize("classes", [["-bg"], ["-bg", "cat"], ["cat", "-bg"], ["--resume"], ['["cat"]']])
+def test_names_that_look_like_flags_are_settings(classes):
+    assert parse_config(TrainConfig, flags_of_keywords("train", {"classes": classes})).classes == classes
+
+
 def test_a_result_that_could_not_be_written_is_one_line(command):
     """The result file is in the temporary folder, whose disk may be full, though that of the run is not."""
     command("print('done')")
@@ -112,6 +123,39 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
     command("os.kill(os.getpid(), signal.SIGKILL)")
     with refused("killed by SIGKILL; is there enough memory?", lockstep.Error):
         lockstep.export("best.pt")
+
+
+def test_a_check_that_fails_after_it_has_found_issues_is_an_error(command):
+    command("write_result(issues=['blurred']); sys.exit(1)")
+    assert lockstep.check("data.yaml") == {"issues": ["blurred"]}
+    command("write_result(issues=['blurred']); report_error('standard output cannot be written'); sys.exit(2)")
+    with refused("standard output cannot be written", lockstep.Error):
+        lockstep.check("data.yaml")
+    command("write_result(issues=[]); sys.exit(1)")
+    with refused("exit status 1", lockstep.Error):
+        lockstep.check("data.yaml")
+
+
+def test_a_program_that_outlives_the_command_is_not_waited_for(command, tmp_path, capsys):
+    """A service that a callback has started holds the output of the command open."""
+    command("""
+import subprocess
+service = '''
+import pathlib, time
+for _ in range(200):
+    time.sleep(0.1)
+    if pathlib.Path("returned").exists():
+        raise SystemExit
+pathlib.Path("was waited for").touch()
+'''
+subprocess.Popen([sys.executable, "-c", service])
+write_result(folder="a")
+print("x" * 100_000 + "end")
+""")
+    assert lockstep.train().folder == tmp_path / "a"
+    (tmp_path / "returned").touch()
+    assert not (tmp_path / "was waited for").exists()
+    assert capsys.readouterr().out == "x" * 100_000 + "end\n"
 
 
 def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path, monkeypatch):
@@ -296,7 +340,8 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     run.folder.mkdir()
     assert run._repr_html_() == f"<p>{tmp_path}/&lt;b&gt;</p>"
     (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4}')
-    assert run._repr_html_().endswith("<tr><th>AP</th><td>0.500</td></tr></table>")
+    assert run.metrics == pytest.approx({"AP": 0.5, "AP50": np.nan}, nan_ok=True)
+    assert run._repr_html_().endswith("<td>0.500</td></tr><tr><th>AP50</th><td>–</td></tr></table>")
     (run.folder / "results.csv").write_text("epoch,time,train/box,metrics/AP\n1,5,2.5,0.1\n2,9,2.0,0.2\n")
     (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
     height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape

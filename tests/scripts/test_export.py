@@ -325,19 +325,20 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     weights = write_detector(
         tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]
     )
-    file = tmp_path / "a.torchscript"
-    rows = tmp_path / "a_end2end.torchscript"  # what reads one layout cannot read the other
     common = ["--weights", weights, "--format", "torchscript", "--data", data]
     end2end = ["--layout", "end2end"]
+    # What reads one branch or layout cannot read the other.
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         call(export.main, *common, "--no-check", *flags)
+        file = tmp_path / ("a_nms.torchscript" if flags else "a.torchscript")
         assert open_model(file, device=CPU, trust=True).nms_iou == nms_iou
     for flags, votes, confidence in (
         ([], False, 0.5),
-        (["--nms"], True, 0.5),
-        (["--nms", "--no-box-voting"], False, 0.3),
+        (["--nms"], True, None),  # training has validated the other branch
+        (["--nms", "--no-box-voting"], False, None),
     ):
         call(export.main, *common, *end2end, *flags, *([] if votes else ["--no-check"]))
+        rows = tmp_path / ("a_nms_end2end.torchscript" if flags else "a_end2end.torchscript")
         model = open_model(rows, device=CPU, trust=True)
         assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
         assert model.confidence == model.info["confidence"] == confidence
@@ -345,7 +346,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
             unvoted = ["--weights", rows, "--data", data, "--no-box-voting", *VAL]
             assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted)
         with (
-            refused("a_end2end.torchscript: box voting is part of the file; export it with --no-box-voting")
+            refused("a_nms_end2end.torchscript: box voting is part of the file; export it with --no-box-voting")
             if votes
             else contextlib.nullcontext()
         ):

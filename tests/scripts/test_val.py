@@ -15,6 +15,7 @@ import train
 import val
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.source.dataset_spec import SINGLE_CLASS_NAME
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
@@ -209,6 +210,19 @@ def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     assert len(results["classes"]) == 1
     assert results["classes"][0]["instances"] == 18
     assert not (tmp_path / "runs/exp/predictions.json").exists()
+
+
+def test_a_model_of_merged_classes_is_scored_so_without_a_flag(tiny, tmp_path, capsys):
+    """Also as an exported file."""
+    model = lively(TINY_MODEL, (SINGLE_CLASS_NAME,))
+    weights = write_detector(tmp_path / "one.pt", model, data={"source": str(tiny[0])}, config={"single_cls": True})
+    call(export.main, "--weights", weights, "--format", "torchscript", "--no-check")
+    for path in (weights, weights.with_suffix(".torchscript")):
+        name = path.suffix[1:]
+        call(val.main, *flags((tiny[0], path), tmp_path, "--noplots", "--trust", "--name", name))
+        assert f"{path}: was trained with --single-cls; all classes count as one" in capsys.readouterr().out
+        results = read(tmp_path / "runs" / name, "results")
+        assert [(row["class"], row["instances"]) for row in results["classes"]] == [(SINGLE_CLASS_NAME, 18)]
 
 
 def test_some_classes_are_scored_as_among_all(tmp_path):

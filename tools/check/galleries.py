@@ -12,7 +12,7 @@ from markupsafe import Markup
 from data.image_io.verify import check_image
 from engine.evaluation.issues import LABEL_ERRORS, Issue, by_kind
 from engine.report.gallery import Galleries, corners_of
-from engine.report.photos import CROP_SIDE, Album, Outline, Source, Version
+from engine.report.photos import CROP_SIDE, Album, Outline, PhotoFile, Version
 from tools.check.issue_kinds import DUPLICATES
 from utils.drawing.page import Card
 from utils.errors import UserError
@@ -79,7 +79,7 @@ class IssueGalleries(Galleries):
         return Card(pictures, Markup("<br>").join(messages), f"{split}: {', '.join(places)}", issues[0].kind)
 
     def _pictures(
-        self, issues: Sequence[Issue], source: Source, rows: np.ndarray, album: Album
+        self, issues: Sequence[Issue], source: PhotoFile, rows: np.ndarray, album: Album
     ) -> list[tuple[str, Markup]]:
         """Draws the boxes of ``issues``, and the other labels of their image, ``rows`` of the index."""
         boxes = [box for issue in issues for box in issue.boxes]
@@ -92,12 +92,12 @@ class IssueGalleries(Galleries):
         window = source.around(corners_of(boxes)) if boxes else source.whole()
         return album.pictures(source, window, CROP_SIDE, version)
 
-    def _left_out(self, split: str, name: str) -> tuple[Source, np.ndarray] | None:
+    def _left_out(self, split: str, name: str) -> tuple[PhotoFile, np.ndarray] | None:
         """Opens an image that training leaves out, without rows of the index; None if it cannot be read."""
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:
-            return Source(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
+            return PhotoFile(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):
             return None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from data.labels import findings as scan_kinds
-from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue, by_kind
+from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, by_kind
 
 # Kinds of issues besides those of the scan (`data.labels.findings`) and label errors (`engine.evaluation.issues`).
 DAMAGED = "damaged image"
@@ -88,7 +88,7 @@ ADVICE = {
         "training clips them to their image", "nothing if objects are cut off, else redraw the box"
     ),
     scan_kinds.NO_LABEL: Advice("training treats these images as background", "label it, or add an empty label file"),
-    MISSED: Advice("the model is sure of an object that is not labeled", "add the label"),
+    MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
     SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
     SWAPPED: Advice("the model is sure of another class", "change the class"),
     MOVED: Advice("the model is sure of another position or size", "draw the box again"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
@@ -82,9 +83,10 @@ def cross_validate(
         if not detections.is_file():
             run.mkdir(parents=True, exist_ok=True)
             train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
-            if not (run / "best.pt").is_file():
+            best = best_of_newest_run(run)
+            if best is None:
                 raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
-            validation = validation_of(config, run / "best.pt", data)
+            validation = validation_of(config, best, data)
             try:
                 score_in_process(validation, detections)
             except UserError as error:  # the process was killed

@@ -77,7 +77,7 @@ def score_fold(validation: ValConfig, out: Path) -> None:
     """Detects in the validation images of a fold, and writes the labels and the detections to ``out``."""
     configure_logging(True)
     ctx = DistributedContext.single(parse_devices(validation.device)[0])
-    model, spec = open_model_and_data(validation, ctx)
+    model, spec, validation = open_model_and_data(validation, ctx)
     scores = score(validation, model, spec, ctx)
     assert scores is not None, "the only process has the scores"
     fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)

@@ -17,7 +17,8 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
     module = _module_file(config.callbacks.partition(":")[0])
     if module is not None:
         files["callbacks"] = module
-    return {name: sha256_of(path) for name, path in sorted(files.items()) if path.is_file()}
+    # Not Path.is_file: a setting may also be a long regular expression, for which it raises before Python 3.14.
+    return {name: sha256_of(path) for name, path in sorted(files.items()) if os.path.isfile(path)}
 
 
 def _module_file(module: str) -> Path | None:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import json
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -68,7 +69,22 @@ def float_or_text(word: str) -> float | str:
     return word
 
 
+_JSON_LIST = '["'  # how a word begins that is a list of texts
 _READERS = {int: int_or_text, float: float_or_text, str: str}
+
+
+class _StoreTexts(argparse.Action):
+    """Stores the words after a flag, or the list that a single word holds as JSON: argparse takes a word that begins
+    with "-" for a flag (`words_with_values`)."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        texts = values
+        if len(values) == 1 and values[0].startswith(_JSON_LIST):
+            with contextlib.suppress(ValueError):
+                texts = json.loads(values[0])
+        setattr(namespace, self.dest, texts)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -128,7 +144,10 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     if origin is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif origin is list:
-        options |= {"nargs": "+", "type": _READERS[typing.get_args(kind)[0]], "choices": choices}
+        (element_type,) = typing.get_args(kind)
+        options |= {"nargs": "+", "type": _READERS[element_type], "choices": choices}
+        if element_type is str:
+            options["action"] = _StoreTexts
         if field.name == "override":
             options |= {"action": "extend", "metavar": "KEY=VALUE"}
     else:
@@ -175,5 +194,14 @@ def words_of_flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, list | tuple):
-        return [flag, *map(str, value)]
+        return words_with_values(flag, [str(element) for element in value])
     return [f"{flag}={value}"]
+
+
+def words_with_values(flag: str, values: Sequence[str]) -> list[str]:
+    """Returns the words of a command line that give a list to ``flag``."""
+    if not any(value.startswith(("-", _JSON_LIST)) for value in values):
+        return [flag, *values]
+    if len(values) == 1 and values[0].startswith("-"):
+        return [f"{flag}={values[0]}"]
+    return [f"{flag}={json.dumps(values)}"]

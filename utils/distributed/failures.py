@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
-from utils.errors import PeerFailure, Stopped, UserError, first_line
+from utils.errors import ExplainedError, PeerFailure, Stopped, UserError, first_line
 from utils.process.entrypoint import line_about
 from utils.process.identity import has_died
 
@@ -47,7 +47,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         raise
 
 
-def _peer_error(store: dist.Store, world_size: int, error: BaseException) -> UserError:
+def _peer_error(store: dist.Store, world_size: int, error: BaseException) -> ExplainedError:
     """Returns what is raised in place of the failure of a collective."""
     message = _lost_peer_message(store, world_size, error)
     if message and _is_first_to_report(store):

@@ -175,6 +175,22 @@ class _Place(NamedTuple):
     device: torch.device
 
 
+class _Role(NamedTuple):
+    """What a process does in its run, and its rank among those that do the same."""
+
+    is_evaluating: bool  # or it trains
+    rank: int
+    world_size: int
+
+
+def _role_of(launch: Launch, eval_ranks: int) -> _Role:
+    """Returns the role of this process: the last ``eval_ranks`` processes evaluate."""
+    num_training = launch.world_size - eval_ranks
+    if launch.rank >= num_training:
+        return _Role(is_evaluating=True, rank=launch.rank - num_training, world_size=eval_ranks)
+    return _Role(is_evaluating=False, rank=launch.rank, world_size=num_training)
+
+
 def join_run(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
     """Creates the context of this process, and joins the process group if it was launched as one of several.
 
@@ -196,20 +212,19 @@ def join_run(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0
         place = _locate_on_node(store, launch, device, eval_ranks)
     except dist.DistError as error:  # another process has ended, and the store with it
         raise rendezvous_error(launch, error) from None
-    training_ranks = launch.world_size - eval_ranks
-    is_evaluating = launch.rank >= training_ranks
+    role = _role_of(launch, eval_ranks)
     ctx = DistributedContext(
-        rank=launch.rank - training_ranks if is_evaluating else launch.rank,
+        rank=role.rank,
         local_rank=place.local_rank,
-        world_size=eval_ranks if is_evaluating else training_ranks,
+        world_size=role.world_size,
         local_world_size=place.local_world_size,
         node_rank=launch.node_rank,
         device=place.device,
         devices=(place.device,),
         backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
-        store=evaluation_store(store) if is_evaluating else store,
+        store=evaluation_store(store) if role.is_evaluating else store,
         launcher=_launcher_name(launch),
-        eval_ranks=0 if is_evaluating else eval_ranks,
+        eval_ranks=0 if role.is_evaluating else eval_ranks,
     )
     make_current(place.device)
     _init_process_group(ctx, launch, timeout_s)

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from utils.errors import PeerFailure, Stopped, UserError, first_line
+from utils.errors import ExplainedError, PeerFailure, Stopped, UserError, first_line
 from utils.process.identity import has_died, this_process
 
 HEARTBEAT_S = 1.0
@@ -127,7 +127,7 @@ class StoreBarrier:
         is_peer_failure = isinstance(error, PeerFailure)
         if is_peer_failure and self._store.check(["failed"]):
             return  # the failed process has reported
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ExplainedError) else f"{type(error).__name__}: {error}"
         if isinstance(error, Stopped):
             self._store.set("stopped", str(error.code))
         self._store.set("failed", f"{self._names[self._rank]} failed: {reason}")

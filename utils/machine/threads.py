@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from enum import Enum
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,39 +48,61 @@ def map_ahead(
     results of the items before it.
     """
     threads = max(threads, 1)
+    calls = _OrderedCalls(function, threads)
     waiting: deque[Future[R]] = deque()
-    failed: list[int] = []  # numbers of the items whose calls have raised
-    error: Exception | None = None
-
-    def call(number: int, item: T) -> R:
-        if failed and number > min(failed):  # an earlier one may still start, as another thread was faster
-            raise CancelledError
-        try:
-            return function(item)
-        except BaseException:
-            failed.append(number)
-            raise
-
-    pool = ThreadPoolExecutor(threads)
-    try:
-        numbered = enumerate(items)
-        while not failed:
+    error_of_items: Exception | None = None
+    remaining = iter(items)
+    with calls:
+        while not calls.have_failed:
             try:
-                number, item = next(numbered)
+                item = next(remaining)
             except StopIteration:
                 break
-            except Exception as raised:
-                error = raised
+            except Exception as error:
+                error_of_items = error
                 break
-            waiting.append(pool.submit(call, number, item))
+            waiting.append(calls.submit(item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
         while waiting:  # of a call that has failed, the result is its exception; it comes before cancelled ones
             yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    if error is not None:
-        raise error
+    if error_of_items is not None:
+        raise error_of_items
+
+
+class _OrderedCalls(Generic[T, R]):
+    """Calls a function in threads. Once a call has raised, no later one starts; at the end of the block, those that
+    have not started are cancelled."""
+
+    def __init__(self, function: Callable[[T], R], threads: int) -> None:
+        self._function = function
+        self._pool = ThreadPoolExecutor(threads)
+        self._num_submitted = 0
+        self._failed: list[int] = []  # numbers of the calls that have raised
+
+    def __enter__(self) -> _OrderedCalls[T, R]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def have_failed(self) -> bool:
+        return bool(self._failed)
+
+    def submit(self, item: T) -> Future[R]:
+        number = self._num_submitted
+        self._num_submitted += 1
+        return self._pool.submit(self._call, number, item)
+
+    def _call(self, number: int, item: T) -> R:
+        if self._failed and number > min(self._failed):  # an earlier one may still start, as another thread was faster
+            raise CancelledError
+        try:
+            return self._function(item)
+        except BaseException:
+            self._failed.append(number)
+            raise
 
 
 def iterate_ahead(items: Generator[T, None, None], ahead: Callable[[], int]) -> Generator[T, None, None]:

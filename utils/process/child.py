@@ -20,7 +20,7 @@ from utils.errors import Stopped, UserError
 from utils.process.child_signals import end_with_parent, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.program import RESULT_VARIABLE, read_result
+from utils.process.result_file import RESULT_VARIABLE, read_result
 
 _STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
 
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a command has ended, and what it has written with `utils.program.write_result`."""
+    """How a command has ended, and what it has written with `utils.process.result_file.write_result`."""
 
     kind: Kind
     reason: str = ""  # the line that a command would print that was refused or has failed

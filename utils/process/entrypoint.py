@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.errors import FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.errors import ExplainedError, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
 from utils.machine.resources import keep_freed_memory
 from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.limits import DISK_FULL, explanation, is_disk_full
+from utils.process.result_file import report_error, take_result_file, write_result
 from utils.process.standard_streams import keep_standard_streams, output_error
-from utils.program import report_error, write_result
 from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
@@ -65,6 +65,7 @@ def _run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | Non
 def _prepare_process() -> None:
     """Sets what must be set before torch and Matplotlib are loaded, and hooks for errors that reach no caller."""
     keep_standard_streams()
+    take_result_file()
     # Importing torch makes some 500,000 objects, none of them garbage. By default they would be searched so often that
     # the start of a training takes half a second longer. Later little changes: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
@@ -80,6 +81,11 @@ def _prepare_process() -> None:
     keep_freed_memory()
     threading.excepthook = _thread_excepthook
     sys.unraisablehook = _unraisablehook
+
+
+class _OutputClosed(Exception):
+    """The reader of standard output is gone. (Any other BrokenPipeError, such as that of a callback's socket, is a
+    bug.)"""
 
 
 class _Ending(NamedTuple):
@@ -113,14 +119,14 @@ def _print_nothing(_: BaseException) -> None:
     pass
 
 
-# The first row whose type fits an error ends the process. Limits of the machine count as UserError.
+# The first matching row applies. Limits of the machine count as UserError.
 _ENDINGS = (
     _Ending(PeerFailure, None, _wait_for_report, skips_cleanup=True),
     _Ending(FailedCheck, CHECK_FAILED, _print_line, skips_cleanup=True),
     _Ending(UserError, USER_ERROR, _print_line, skips_cleanup=True),
     _Ending(Stopped, None, _print_nothing, skips_cleanup=False),
     _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, skips_cleanup=False),
-    _Ending(BrokenPipeError, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
+    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
     _Ending(Exception, BUG, _print_traceback, skips_cleanup=False),
 )
 
@@ -140,13 +146,13 @@ def _listed_type(error: BaseException) -> type[BaseException]:
     # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
     if isinstance(error.__cause__, KeyboardInterrupt):
         return KeyboardInterrupt
-    is_limit = not isinstance(error, UserError | BrokenPipeError) and line_about(error) is not None
+    is_limit = not isinstance(error, ExplainedError) and line_about(error) is not None
     return UserError if is_limit else type(error)
 
 
 def line_about(error: BaseException) -> str | None:
     """Returns the line that `run_main` prints about an error, or None if it is a bug."""
-    if isinstance(error, UserError):
+    if isinstance(error, ExplainedError):
         return str(error)
     return explanation(error) or _explain_os_error(error)
 
@@ -155,7 +161,7 @@ def _check_output() -> None:
     """Raises an error if standard output could not be written, so that the exit code says that some of it is lost."""
     error = output_error()
     if isinstance(error, BrokenPipeError):
-        raise error
+        raise _OutputClosed
     if error is not None:
         raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
 

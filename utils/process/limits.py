@@ -8,7 +8,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator
 
-from utils.errors import UserError
+from utils.errors import ExplainedError, UserError
 from utils.machine.packages import PACKAGES
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
@@ -54,7 +54,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains in one line an error that is a limit of the machine. Returns None for other errors. ``advice``: how to
     use less memory."""
-    if not isinstance(error, Exception) or isinstance(error, UserError):
+    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
         return None
     for recognize in _RECOGNIZERS:
         message = recognize(error, advice)

@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import Any
 
 from utils.errors import PeerFailure, Stopped, UserError
 from utils.process.child_signals import end_with_parent, killed_by
@@ -20,11 +20,13 @@ from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED
 from utils.process.interrupts import exit_on_interrupt
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
+from utils.process.result_file import result_variables
 from utils.process.stop_signals import stop_signals
 
-STOP_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
-FAILED_S = 4.0  # how long it waits for them after one has failed
+SIGNAL_GRACE_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
+FAILURE_GRACE_S = 4.0  # how long it waits for them after one has failed
 _RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
+_STOPPED = (REQUEUE, INTERRUPTED)  # exit codes of processes that a signal has stopped
 _WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, BUG, PIPE_CLOSED)  # exit codes of processes that have printed why
 
 
@@ -36,8 +38,8 @@ def spawn(
     optional: int = 0,
     stop_code: int | None = None,
 ) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun, by
-    `run_main`, which reports its errors.
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, with the variables of torchrun if they are
+    several, by `run_main`, which reports its errors.
 
     Stop signals are forwarded. If a process fails, the others are stopped.
 
@@ -52,12 +54,8 @@ def spawn(
         group.start()
         failed = group.wait(optional)
         signals = list(group.signals)  # without those that come while the others are stopped
-    if failed is None:
-        return
-    codes = group.exit_codes()
-    if signals:
-        _report_stop(codes, signals, stop_code if signal.SIGINT not in signals else None)
-    _report_failure(failed, codes)
+    if failed is not None:
+        raise _error_of(failed, group.exit_codes(), signals, stop_code)
 
 
 class _Group:
@@ -65,11 +63,10 @@ class _Group:
     those that still run are stopped."""
 
     def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
-        port = free_port()
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = [
-            context.Process(target=_run_process, args=(rank, processes, port, function, tuple(args)))
-            for rank in range(processes)
+            context.Process(target=_run_process, args=(variables, function, tuple(args)))
+            for variables in _variables_by_rank(processes)
         ]
         self._previous_handlers: dict[int, Any] = {}
         self.signals: list[int] = []  # that were forwarded, in order
@@ -80,7 +77,7 @@ class _Group:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop(STOP_S if self.signals else FAILED_S)
+        self._stop(SIGNAL_GRACE_S if self.signals else FAILURE_GRACE_S)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
@@ -148,34 +145,45 @@ def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
         process.join(max(deadline - time.monotonic(), 0))
 
 
-def _report_stop(codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> None:
-    """Raises Stopped if ``signals``, which came before the first process failed, have stopped any of the processes.
-    ``codes``: their exit statuses. If all that failed have printed why, no signal was the reason."""
-    for code in codes:
-        if code in (REQUEUE, INTERRUPTED):
-            raise Stopped(code)
-    if any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes):
-        raise Stopped(stop_code or 128 + signals[0])
+def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> BaseException:
+    """Returns what `spawn` raises after the process ``rank`` has failed.
 
-
-def _report_failure(rank: int, codes: Sequence[int]) -> NoReturn:
-    """Raises what `spawn` says about the process ``rank``, which has failed."""
+    Args:
+        codes: exit statuses of all processes, by rank.
+        signals: those that came before the failure. They are the reason, unless all that failed have printed another.
+        stop_code: see `spawn`.
+    """
+    if signals:
+        stop_codes = [code for code in codes if code in _STOPPED]
+        if stop_codes:
+            return Stopped(stop_codes[0])
+        if any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes):  # it did not handle the signal
+            is_interrupt = signal.SIGINT in signals
+            return Stopped(stop_code if stop_code and not is_interrupt else 128 + signals[0])
     code = codes[rank]
-    if code in (REQUEUE, INTERRUPTED):
-        raise Stopped(code)
     name = f"process {rank} of {len(codes)}"
+    if code in _STOPPED:
+        return Stopped(code)
+    if code in _WITH_MESSAGE:
+        return PeerFailure(f"{name} failed", code)
     if code < 0:  # it could not print anything itself
-        raise UserError(f"{name} was {killed_by(-code)}")
-    if code not in _WITH_MESSAGE:
-        raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
-    raise PeerFailure(f"{name} failed", code)
+        return UserError(f"{name} was {killed_by(-code)}")
+    return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
 
 
-def _run_process(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
-    """Runs ``function(*args)`` as process ``index`` of the run. Ends with `_RETURNED`, or as `run_main` says."""
+def _variables_by_rank(processes: int) -> list[dict[str, str]]:
+    """Returns the environment variables of each process: those of torchrun, unless there is only one."""
+    if processes == 1:
+        return [result_variables()]
+    port = free_port()
+    return [torchrun_variables(rank, processes, port) | result_variables() for rank in range(processes)]
+
+
+def _run_process(variables: Mapping[str, str], function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` with these environment variables. Ends with `_RETURNED`, or as `run_main` says."""
     exit_on_interrupt()
     end_with_parent()()
-    os.environ |= torchrun_variables(index, processes, port)
+    os.environ |= variables
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
 

@@ -16,7 +16,7 @@ from data.folds.groups import groups_of
 from data.folds.held_out import scan_settings, validation_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.build import open_index
+from data.loading.open_reader import open_val_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
@@ -149,7 +149,7 @@ def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch
     config = TrainConfig(data=str(data), workers=workers, cache_dir=str(tmp_path / "cache"))
     spec = load_dataset_spec(data)
     load_index(spec, "train", scan_settings(config))
-    open_index(DistributedContext.single(), config, spec, "val")
+    open_val_index(DistributedContext.single(), config, spec, "val")
     assert used[0] == used[1]
 
 

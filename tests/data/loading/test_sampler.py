@@ -215,6 +215,28 @@ def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
         assert counts.sum() == len(order)
 
 
+@pytest.mark.parametrize(
+    ("once", "fractions"),
+    [(2, [0.1] * 4), (2, [0.5]), (5, [0.02, 0.04, 0.06]), (30, [0.2] * 8), (3, [0.3, 0.6, 0.9]), (0, [0.01] * 3)],
+)
+def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fractions):
+    """Even if they sum to less than half a sample per epoch."""
+    weights = np.array([*np.ones(once), *fractions])
+    order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, imgsz=320, stride=32)
+    counts = np.stack([np.bincount(order.indices(epoch), minlength=len(weights)) for epoch in range(200)])
+    assert (counts[:, :once] == 1).all()
+    assert set(counts.sum(1)) == {len(order)} == {once + max(round(sum(weights)) - once, 1)}
+    shares = counts[:, once:].mean(0) / (len(order) - once)
+    np.testing.assert_allclose(shares, np.array(fractions) / sum(fractions), atol=0.08)
+    ranks = [list(sampler_with(order, rank, 2).requests(5)) for rank in range(2)]
+    indices = [key.index for batch in zip(*ranks) for request in batch for key in request.keys]
+    np.testing.assert_array_equal(indices, order.indices(5))
+
+
+def test_a_rounding_error_in_a_weight_repeats_no_sample():
+    np.testing.assert_array_equal(with_whole_sum(np.array([1 + 2e-16, 1, 2 - 1e-15, 0, 1e-16])), [1, 1, 2, 0, 0])
+
+
 def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
     """A tile that must not come as background has no repeats, and few of many backgrounds come."""
     repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
+from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
 from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from tests.helpers.synthetic_index import index_of
@@ -78,7 +78,12 @@ def test_a_missing_label():
     keep = np.arange(len(image)) != 17
     errors = errors_in(image[keep], boxes[keep], classes[keep], table)
     error = first(errors)
-    assert (error.kind, error.images, error.boxes, error.suggestion.class_id) == (MISSED, ("2",), (), classes[17])
+    assert (error.kind, error.images, error.boxes, error.suggestion.class_id) == (
+        MISSING_LABEL,
+        ("2",),
+        (),
+        classes[17],
+    )
     np.testing.assert_allclose(error.suggestion.xyxy_px, boxes[17], atol=8)
 
 
@@ -146,7 +151,7 @@ def test_labels_of_classes_that_the_model_hardly_knows_are_not_judged(ap50):
     """Nor is a label of another class that looks like one of them."""
     split, table = wrong_labels()
     (error,) = find_label_errors(split, table, metrics_of(ap50, 1.0), 0.3)
-    assert (error.kind, error.suggestion.class_name) == (MISSED, "b")
+    assert (error.kind, error.suggestion.class_name) == (MISSING_LABEL, "b")
     for error in find_label_errors(split, table, metrics_of(ap50, 1.0)):
         assert "a" not in [box.class_name for box in (*error.boxes, error.suggestion) if box]
 
@@ -159,11 +164,11 @@ def test_scores_fall_with_the_ap_of_the_class():
         return {(error.kind, error.suggestion.class_name): error.score for error in errors}
 
     full = scores(1.0)
-    assert [kind for kind, _ in full].count(MISSED) == 2
+    assert [kind for kind, _ in full].count(MISSING_LABEL) == 2
     assert len(full) == 3
     assert scores(GOOD_AP50) == full
     for key, score in scores(0.8 * GOOD_AP50).items():
-        assert score == pytest.approx(full[key] * (1 if key == (MISSED, "b") else 0.8), abs=1e-4)
+        assert score == pytest.approx(full[key] * (1 if key == (MISSING_LABEL, "b") else 0.8), abs=1e-4)
 
 
 @pytest.mark.parametrize("ap75", [np.nan, 0.0, MIN_AP - 0.01])

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.export.description import describe_file
 from engine.export.exporter import file_path
 from engine.export.options import resolve_options
 from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
+from models.postprocess.detections import DEFAULT_CONFIDENCE
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig
 
@@ -37,16 +39,32 @@ def test_the_threshold_of_training_is_that_of_the_output(needs_nms: bool, layout
     assert trained_thresholds(model, config) == Thresholds(output, 0.4)
 
 
+def test_the_branch_that_training_does_not_validate_has_no_threshold_and_no_ap():
+    """The thresholds and the AP in a checkpoint are those of the one-to-one branch."""
+    detector = build_detector(TINY_MODEL | {"end2end": True}, 2, names=("a", "b"))
+    info = {"imgsz": 64, "progress": PROGRESS | {"best_fitness": 0.5}}
+    for nms, thresholds, ap in ((False, Thresholds(0.3, 0.4), 0.5), (True, Thresholds(None, None), None)):
+        fused = detector.fuse(one_to_one=not nms)
+        model = CheckpointModel(fused, info, Path("best.pt"), torch.device("cpu"))
+        config = resolve_options(ExportConfig(weights="best.pt", nms=nms), fused, 64)
+        assert trained_thresholds(model, config) == thresholds
+        metadata = describe_file(model, config, None, trained_thresholds(model, config), checked="no")
+        assert (metadata.confidence, metadata.details["ap"]) == (thresholds.output, ap)
+        assert model.threshold(box_voting=True) == (DEFAULT_CONFIDENCE if nms else 0.4)
+
+
 @pytest.mark.parametrize(
     ("format_name", "flags", "file"),
     [
         ("onnx", {}, "best.onnx"),
         ("onnx", {"half": True}, "best_half.onnx"),
+        ("onnx", {"nms": True}, "best_nms.onnx"),
+        ("onnx", {"nms": True, "layout": "end2end", "int8": True}, "best_nms_end2end_int8.onnx"),
         ("openvino", {"int8": True}, "best_int8_openvino_model"),
         ("ncnn", {"half": True}, "best_half_ncnn_model"),
         ("torchscript", {"layout": "end2end", "half": True}, "best_end2end_half.torchscript"),
     ],
 )
-def test_files_of_other_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
+def test_files_of_other_branches_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
     config = ExportConfig(weights="run/best.pt", **flags)
     assert file_path(Path("run/best.pt"), config, format_name) == Path("run", file)

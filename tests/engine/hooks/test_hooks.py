@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.pixels import RGB8
 
 MAIN = DistributedContext.single()
@@ -201,6 +203,36 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     NonFiniteSteps().after_read(trainer, values)
     assert [record.levelname for record in caplog.records] == [level]
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
+
+
+@pytest.mark.parametrize("varying_step", [None, 0, 2])
+def test_blank_images_are_the_reason_only_if_those_of_every_step_are(tmp_path, monkeypatch, varying_step):
+    """Also those of float16's overflows, which are not examined when they happen."""
+    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 3)
+    monkeypatch.setattr(nonfinite, "MAX_SCALE_HALVINGS", 2)
+    blank = tmp_path / "blank.png"
+    varying = tmp_path / "varying.png"
+    cv2.imwrite(str(blank), np.zeros((4, 4, 3), np.uint8))
+    cv2.imwrite(str(varying), np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=True))
+    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
+    hook = NonFiniteSteps()
+
+    def read(number: int) -> None:
+        trainer.progress.count_losses((1.0,), is_finite=False)
+        paths = (str(varying if number == varying_step else blank),)
+        values = SimpleNamespace(finite=False, local_finite=True, paths=paths, grad_norm=float("inf"))
+        hook.after_read(trainer, values)
+
+    read(0)
+    read(1)
+    with pytest.raises(UserError) as error:
+        read(2)
+    message = str(error.value)
+    if varying_step is None:
+        assert "the last 3 steps were not finite, since all of their images have a single color" in message
+    else:
+        assert "the last 3 steps were not finite. There is no checkpoint yet" in message
 
 
 def test_a_low_ap_raises_the_weight_of_a_class():

@@ -1,5 +1,6 @@
 """The charts of a run, and what TensorBoard shows."""
 
+import errno
 import time
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,9 +10,13 @@ import pytest
 
 from engine.checkpoint.progress import Progress
 from engine.evaluation.result import EvalResult
+from engine.hooks import plots
+from engine.hooks.hook import Epoch
 from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
 from engine.hooks.writers import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
+from engine.report.page import ReportPage
+from utils.config.settings import TrainConfig
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
@@ -92,6 +97,38 @@ def test_counts_of_pr_curves_reproduce_precision_and_recall():
     seen = tp > 0
     assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
     assert not curve["true_negative_counts"].any()
+
+
+def test_a_run_goes_on_when_its_plots_cannot_be_written(tmp_path, monkeypatch, caplog):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Loader:
+        index = None
+
+        def __len__(self) -> int:
+            return 1
+
+        def render(self, *_: int) -> None: ...
+
+    for name in ("write_image", "write_preview"):
+        monkeypatch.setattr(plots, name, fail)
+    monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
+    monkeypatch.setattr(ReportPage, "set_validation", fail)
+    monkeypatch.setattr(ReportPage, "write", lambda *_: None)
+    evaluator = SimpleNamespace(scored=Mock(), shown=Mock())
+    hook = plots.Plots(evaluator, None, None, Mock())
+    run = SimpleNamespace(folder=tmp_path, config=TrainConfig(), hyp=None, started_from=None)
+    step = SimpleNamespace(ema=SimpleNamespace(module=SimpleNamespace(names=NAMES, stride=32)))
+    trainer = SimpleNamespace(run=run, step=step, ctx=None, loader=Loader(), epochs=2)
+    hook.start(trainer)
+    for number in (1, 2):
+        hook.report(trainer, Epoch(number, result=make_result()))
+    hook.after_training(trainer)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / name}: cannot be drawn ([Errno 28] No space left on device)"
+        for name in ("train_batch0.jpg", "val_predictions.jpg", "report.html")
+    ]
 
 
 def test_work_after_epochs_takes_its_share_of_the_time():

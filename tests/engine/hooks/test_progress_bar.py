@@ -69,7 +69,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
 
 def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch, capsys):
     configure_logging(True)
-    monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "STEP_LINE_EVERY_S", 0.0)
     assert 0.01 < memory_gb(torch.device("cpu")) < 100
     bar = ProgressBar()
     trainer = trainer_of(2, epoch=0, epochs=1, box=math.nan)

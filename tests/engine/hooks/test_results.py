@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine.hooks.end_log import ClassScores
 from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
+from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
@@ -33,6 +35,10 @@ def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
     return SimpleNamespace(progress=Progress(epoch=epoch), run=run)
 
 
+def results_csv(path: Path) -> ResultsCsv:
+    return ResultsCsv(path, ResultsTable.read_if_exists(path))
+
+
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
     for epoch, row in rows:
         results.record(trainer_at(), Epoch(epoch, row))
@@ -41,9 +47,9 @@ def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
 def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     path = tmp_path / "results.csv"
     rows = [{"train/box": 1.5, "val/ap": math.nan}, {"train/box": 1 / 3, "val/ap": 0.25, "later": 3}, {"train/box": 1}]
-    add(ResultsCsv(path), enumerate(rows, 1))
+    add(results_csv(path), enumerate(rows, 1))
     assert path.read_text() == "epoch,train/box,val/ap,later\n1,1.5,nan,\n2,0.33333333,0.25,3\n3,1,,\n"
-    new_run = ResultsCsv(path)
+    new_run = results_csv(path)
     new_run.start(trainer_at())
     assert not path.exists()
     add(new_run, [(1, {"new": 2.0})])
@@ -53,15 +59,15 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     """A run with --exist-ok may fail before its first checkpoint, and the earlier run be continued."""
     path = tmp_path / "results.csv"
-    add(ResultsCsv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
     earlier = path.read_bytes()
     (tmp_path / "last.pt").touch()
     note_earlier_checkpoint(tmp_path, is_new=True)
-    new_run = ResultsCsv(path)
+    new_run = results_csv(path)
     new_run.start(trainer_at())
     assert path.read_bytes() == earlier
     assert not new_run.table.rows
-    continued = ResultsCsv(path)
+    continued = results_csv(path)
     continued.start(trainer_at(2))
     assert path.read_bytes() == earlier
     add(new_run, [(1, {"loss": 3.0})])
@@ -72,9 +78,9 @@ def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     whole = tmp_path / "whole.csv"
     resumed = tmp_path / "resumed.csv"
     rows = [(e, {"loss": 1 / e, **({"ap": e / 7} if e % 2 else {})}) for e in range(1, 7)]
-    add(ResultsCsv(whole), rows)
-    add(ResultsCsv(resumed), rows[:5])
-    after = ResultsCsv(resumed)  # the checkpoint was of epoch 3: epochs 4 and 5 are repeated
+    add(results_csv(whole), rows)
+    add(results_csv(resumed), rows[:5])
+    after = results_csv(resumed)  # the checkpoint was of epoch 3: epochs 4 and 5 are repeated
     after.start(trainer_at(3))
     assert [r["epoch"] for r in read_csv(resumed)] == ["1", "2", "3"]
     add(after, rows[3:])
@@ -220,4 +226,4 @@ def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text, message):
     special = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
     special.get(text, lambda: path.write_text(text))()
     with refused(message):
-        ResultsCsv(path)
+        results_csv(path)

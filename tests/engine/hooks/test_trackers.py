@@ -22,6 +22,7 @@ from engine.hooks.hook import Epoch, Hooks
 from engine.hooks.tracking import Service, TrackedRun, Tracking
 from engine.hooks.tracking_services import Mlflow, Wandb
 from engine.hooks.writers import ResultsCsv
+from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
@@ -88,7 +89,8 @@ class Process:
         trains_like: bool = True,
         **limits: float,
     ) -> None:
-        self.results = ResultsCsv(folder / "results.csv")
+        path = folder / "results.csv"
+        self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
         started_from = SimpleNamespace(description=None) if first > 1 else None
         run = SimpleNamespace(
@@ -344,6 +346,25 @@ def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
     assert done.stdout.count("warning: MLflow: ") == 1, done.stdout
     assert "warning: MLflow lacks 2 epochs that results.csv has" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_wandb_makes_one_run_however_often_it_is_asked(tmp_path, monkeypatch):
+    """The service may have created the run of a call that ends with an error."""
+    ids = []
+
+    def init(**options: Any) -> SimpleNamespace:
+        ids.append(options["id"])
+        if len(ids) < 3:
+            raise TimeoutError("no answer within 90 s")
+        return SimpleNamespace(id=options["id"], offline=False, url="", step=0)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    service = Wandb()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            service.open(tmp_path, TrackedRun(), SETTINGS)
+    assert service.open(tmp_path, TrackedRun(), SETTINGS).key == ids[0]
+    assert len(set(ids)) == 1
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])

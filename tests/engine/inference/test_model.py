@@ -188,15 +188,24 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
     detector = build_detector({**TINY_MODEL, "end2end": True}, 2, names=("light", "dark")).eval()
     write_detector(tmp_path / "a.pt", detector, progress={"confidence": 0.25})
     images = torch.rand(2, 3, 64, 64)
-    for nms, iou in ((False, None), (True, 0.7)):
+    # The threshold is that of the branch that training validates.
+    for nms, iou, confidence in ((False, None, 0.25), (True, 0.7, None)):
         model = open_model(tmp_path / "a.pt", device=CPU, nms=nms)
-        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, 0.25, 64)
+        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, confidence, 64)
+        assert model.is_unscored_branch == nms
         expected = detector.fuse(one_to_one=not nms).to(memory_format=torch.channels_last)
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
         detections = detections_to_score(model, model(images))
         wanted = select(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
+
+
+def test_false_and_zero_are_stored_values(tmp_path: Path):
+    stored = {"tile": 0, "config": {"single_cls": False, "max_bad": 0.0, "tile": 64, "data": None}}
+    model = open_model(write_detector(tmp_path / "a.pt", build_detector(TINY_MODEL, 1), **stored), device=CPU)
+    assert [model.stored(key) for key in ("single_cls", "max_bad", "tile", "data")] == [False, 0.0, 0, None]
+    assert model.tile == 0
 
 
 def test_class_names_of_older_files_become_one_line(tmp_path: Path):

@@ -582,6 +582,8 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
     ):
         with refused(message):
             predictor(source)
+    with refused("vid_stride 2: is for videos and streams; yield only every n-th image instead"):
+        predictor.stream([np.zeros((64, 64, 3), np.uint8)], vid_stride=2, color="rgb")
     with refused("vid_stride: must be at least 1, got 0"):
         predictor.stream("clip.mp4", vid_stride=0)
     with refused("amp: must be one of auto, off, bf16, fp16, got 'bfloat16'"):

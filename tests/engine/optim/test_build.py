@@ -19,8 +19,11 @@ from engine.optim.build import (
 )
 from engine.optim.muon import orthogonalize
 from engine.optim.optimizer_set import OptimizerSet
-from engine.optim.schedule import Schedule
+from engine.optim.schedule import Schedule, step_plan
+from engine.run.run import RunSettings
+from engine.train.choices import choose_optimizer
 from tests.helpers.ranks import run_ranks
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -231,6 +234,10 @@ def test_biases_begin_at_an_absolute_rate(settings):
 def test_auto_depends_on_the_length_of_the_run():
     assert resolve_optimizer("auto", 100) == "Muon"
     assert resolve_optimizer("auto", 10**6) == "SGD"
+    for time, optimizer in ((0, "Muon"), (1, "SGD")):  # with --time the length is unknown, as for all other choices
+        settings = RunSettings(TrainConfig(epochs=2, time=time), Hyperparameters())
+        steps = step_plan(settings.config, epoch_batches=10)
+        assert choose_optimizer(settings, steps).config.optimizer == optimizer
     assert resolve_optimizer("Adam", 100) == "Adam"
 
 

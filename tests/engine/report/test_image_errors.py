@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import CORRECT, IGNORED, KINDS, split_errors
+from engine.evaluation.analysis import CORRECT, IN_CROWD, KINDS, split_errors
 from engine.evaluation.matching import match_detections
 from engine.report.image_errors import ImageErrors, worst_images
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
@@ -37,7 +37,7 @@ def scene():
         (0, 0, 0.55, 430, 430, 490, 490, BOTH),  # IoU 1/7 with an object of class 1, which is thus missed
         (0, 1, 0.5, 150, 400, 180, 430, BACKGROUND),
         (1, 0, 0.95, 10, 10, 60, 60, CORRECT),
-        (1, 1, 0.95, 210, 210, 290, 290, IGNORED),
+        (1, 1, 0.95, 210, 210, 290, 290, IN_CROWD),
         (3, 0, 0.4, 0, 0, 10, 10, BACKGROUND),
         (3, 1, 0.3, 50, 50, 80, 80, BACKGROUND),
         (4, 1, 0.01, 50, 50, 80, 80, None),  # below the threshold

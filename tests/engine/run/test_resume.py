@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+import lockstep
 from engine.checkpoint.checkpoint import Checkpoint, StoredState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import EARLIER_CHECKPOINT, checkpoint_of_newest_run, note_earlier_checkpoint
-from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
+from engine.checkpoint.newest_run import (
+    EARLIER_CHECKPOINT,
+    best_of_newest_run,
+    checkpoint_of_newest_run,
+    note_earlier_checkpoint,
+)
+from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
+from engine.commands.export import export_best
 from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.plan import plan_run
 from engine.run.resume import (
@@ -170,6 +177,13 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
         return
     with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
         check_unfinished(checkpoint, config, given)
+
+
+def test_a_run_whose_last_epoch_has_no_scores_yet_has_not_ended():
+    """``--eval-ranks``, stopped and resumed with fewer epochs."""
+    pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=5), ema={})
+    checkpoint = checkpoint_of(progress=Progress(epoch=5), pending=pending)
+    check_unfinished(checkpoint, TrainConfig(epochs=5), ("epochs",))
 
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
@@ -380,6 +394,28 @@ def test_a_restart_continues_what_its_own_start_has_saved(tmp_path: Path):
     assert checkpoint_of_newest_run(folder) == last
     note_earlier_checkpoint(folder, is_new=False)
     assert checkpoint_of_newest_run(folder) == last
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_best_pt_of_an_earlier_run_is_not_that_of_the_newest(tmp_path: Path, caplog, is_resumed):
+    """Not for ``--export`` and `lockstep.Run`, until the new run has replaced it or turns out to be the earlier one."""
+    progress = Progress(epoch=4, best_epoch=4, best_fitness=0.5)
+    checkpoint = saved(tmp_path / "best.pt", progress)
+    saved(tmp_path / "last.pt", progress)
+    note_earlier_checkpoint(tmp_path, is_new=True)
+    note_earlier_checkpoint(tmp_path, is_new=False)  # the run is interrupted and continues
+    assert best_of_newest_run(tmp_path) is None
+    with pytest.raises(UserError, match=r"best\.pt: is of an earlier run in this folder"):
+        _ = lockstep.Run(tmp_path).best
+    export_best(tmp_path, TrainConfig(export=["onnx"]))
+    assert caplog.messages == ["--export: no epoch could be scored, so there is no best.pt to export"]
+    checkpointer = Checkpointer(tmp_path, ctx=DistributedContext.single(), description=checkpoint.description)
+    if is_resumed:
+        keep_best_epoch(checkpointer.ctx, checkpoint.description, checkpointer, progress)
+    else:
+        checkpointer.copy_to_best(tmp_path / "last.pt")
+        checkpointer.finish()
+    assert best_of_newest_run(tmp_path) == tmp_path / "best.pt" == lockstep.Run(tmp_path).best
 
 
 def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):

@@ -25,7 +25,7 @@ from engine.run.run import RunSettings
 from engine.run.starting_model import freeze_layers
 from engine.train.batch_size import (
     BOXES,
-    MAX_IMAGES,
+    MAX_SHARD_IMAGES,
     CudaMemory,
     batch_that_fits,
     check_batch_search,
@@ -44,7 +44,7 @@ from utils.process.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
-SIZES = [*range(1, 16), *range(16, MAX_IMAGES + 1, 8)]
+SIZES = [*range(1, 16), *range(16, MAX_SHARD_IMAGES + 1, 8)]
 GIB = 2**30
 
 

@@ -246,6 +246,19 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     assert not (folder / "runs").exists()
 
 
+def test_a_foreign_results_file_is_refused_while_the_earlier_run_is_untouched(folder, monkeypatch):
+    """YOLOv5 writes a header with spaces."""
+    used = folder / "runs" / "exp"
+    used.mkdir(parents=True)
+    contents = {"results.csv": "   epoch,  train/box_loss\n  0,  0.1\n", "settings.yaml": "{}\n", "last.pt": ""}
+    for name, content in contents.items():
+        (used / name).write_text(content)
+    monkeypatch.setattr("engine.train.run_data.open_data", fail)
+    with refused("results.csv: not a results file of this program; move it away"), built("--exist-ok"):
+        pass
+    assert {path.name: path.read_text() for path in used.iterdir()} == contents
+
+
 @pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
 def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
     """A run of 40 steps has raised it."""

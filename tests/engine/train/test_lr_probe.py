@@ -18,6 +18,7 @@ from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
+from engine.optim.schedule import StepPlan
 from engine.train import lr_probe
 from engine.train.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
 from models.detector import Detector, build_detector
@@ -175,7 +176,8 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
 
 def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
-    return probe_lr_mult(ALONE, config, dataset, model, steps)
+    plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
+    return probe_lr_mult(ALONE, config, dataset, model, plan)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:

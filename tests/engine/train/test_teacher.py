@@ -17,6 +17,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.train.teacher import TeacherFile, check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
+from models.weights.origin import RANDOM, Origin
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
@@ -38,6 +39,7 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
+TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="", origin=RANDOM)
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +169,37 @@ def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, cha
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
+    """That of the weights with ``--keep-old``, which are the teacher."""
+    public = Origin("big, a public file", "AGPL-3.0")
+    student = Origin("small, a public file", "Apache-2.0")
+    big = replace(TEACHER, origin=public)
+    for origin, expected in (
+        (RANDOM, Origin("random weights, taught by big, a public file", "AGPL-3.0")),
+        (student, Origin("small, a public file, taught by big, a public file", "Apache-2.0 and AGPL-3.0")),
+        (public, Origin("big, a public file, taught by big, a public file", "AGPL-3.0")),
+    ):
+        assert big.origin_of_student(origin._asdict()) == expected._asdict()
+    assert replace(big, flag="--keep-old").origin_of_student(student._asdict()) == student._asdict()
+
+
+def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):
+    """As those of ``--weights``."""
+    detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
+    same = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
+    student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
+    replace(TEACHER, detector=detector).check(load_dataset_spec(str(world / "set" / "data.yaml")), student)
+    teacher, expected = (replace(TEACHER, detector=each.eval()).build(student) for each in (detector, same))
+    assert teacher.taught == (0, 1)
+    images = make_batch(2).images / 255
+    assert all(torch.equal(a, b) for a, b in zip(teacher(images), expected(images), strict=True))
+
+
 def test_a_teacher_of_other_strides_is_refused(world):
-    teacher = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="")
     student = build_detector({**TINY_MODEL, "head": [[[1, 2, 3], 1, "Detect", ["nc"]]]}, 2)
     spec = load_dataset_spec(str(world / "set" / "data.yaml"))
     with pytest.raises(UserError, match="teacher has strides 8, 16, 32, the model 4, 8, 16; choose models of the same"):
-        teacher.check(spec, student)
+        TEACHER.check(spec, student)
 
 
 def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):
@@ -208,6 +235,8 @@ def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world,
     given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
     call(train.main, *given, "--name", "whole")
     assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
+    origin = {"weights": "random weights, taught by teacher.pt, a file of unknown origin", "license": "unknown"}
+    assert read_checkpoint(tmp_path / "whole" / "last.pt")["origin"] == origin
     header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
     (tmp_path / "again").mkdir()

@@ -318,17 +318,19 @@ def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     assert trainer.checkpointer.scored == []
 
 
-def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once():
-    """Also without ``--eval-ranks``."""
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(epochs):
+    """Also without ``--eval-ranks``, and if no other epoch follows."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
     validator = LocalValidator(evaluated_by(Evaluates()), val_every=1, pending=pending)
-    trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1))
+    trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1), epochs=epochs)
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
-    assert watch.of("record", "before_epoch") == [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
+    calls = [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
+    assert watch.of("record", "before_epoch") == calls[: 2 * epochs - 1]
     saved = [(epoch, batch, header.pending) for epoch, batch, header in trainer.checkpointer.saved]
-    assert saved == [(1, 0, None), (2, 0, None)]
+    assert saved == [(1, 0, None), (2, 0, None)][:epochs]
     assert trainer.checkpointer.scored == [(1, True)]
 
 

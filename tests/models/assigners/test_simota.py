@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.assigners import simota
-from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner, SimOtaAssignment
+from models.assigners.simota import Cells, Predictions, SimOtaAssigner, SimOtaAssignment, TargetSlots
 from models.box_coding import cell_centers
 from tests.helpers.scoring import iou_by_hand
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
@@ -35,7 +35,7 @@ def assign(
 ) -> SimOtaAssignment:
     """The assignment of what `simota_scene` returns."""
     predictions = Predictions(objectness, logits, predicted)
-    objects = Objects(labels, boxes, mask)
+    objects = TargetSlots(labels, boxes, mask)
     return SimOtaAssigner(one_to_one=one_to_one)(predictions, objects, Cells(centers, strides, min(STRIDES)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.simota import Cells, Objects, Predictions, SimOtaAssigner
+from models.assigners.simota import Cells, Predictions, SimOtaAssigner, TargetSlots
 from models.box_coding import cell_centers
 from models.losses.base import pad_targets
 from tests.helpers.scoring import iou_by_hand
@@ -54,7 +54,7 @@ def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
     decoded = torch.tensor([[box for _, box, _ in cells] for cells in images])
     assignment = SimOtaAssigner()(  # has a separate test
         Predictions(table[..., 4:5], table[..., 5:], decoded),
-        Objects(padded[..., 0].long(), boxes, mask),
+        TargetSlots(padded[..., 0].long(), boxes, mask),
         Cells(centers * strides, strides, 8),
     )
     owner = {(b, int(assignment.cells[b, k, t])): k for b, k, t in assignment.assigned.nonzero().tolist()}

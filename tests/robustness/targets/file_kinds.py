@@ -11,7 +11,7 @@ from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.hooks.writers import ResultsCsv
+from engine.run.results_csv import ResultsTable
 from models.spec import load_spec
 from models.weights.read import read_weights
 from tests.robustness import fuzz_inputs
@@ -81,7 +81,7 @@ def odd_alone(case: Case, root: Path, name: str) -> str:
         "model.yaml": load_spec,
         "last.pt": Checkpoint.read,
         "x.safetensors": read_weights,
-        "results.csv": lambda path: ResultsCsv(path).table.write(path),
+        "results.csv": lambda path: ResultsTable.read(path).write(path),
         "x.jpg": read_image,
     }
     path = case.folder / name

@@ -13,9 +13,9 @@ import pytest
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import MISSED, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
+from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
-from engine.report.photos import COLORS, Album, Source, Version
+from engine.report.photos import COLORS, Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
@@ -107,7 +107,7 @@ def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data
 def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
     path = tmp_path / "red.png"
     cv2.imwrite(str(path), np.full((80, 100, 3), (0, 0, 255), np.uint8))
-    source = Source(str(path), 80, 100)
+    source = PhotoFile(str(path), 80, 100)
     window = source.around(np.array([[80.0, 30, 120, 60]]))
     assert window[0] > 0
     assert window[2] > 120
@@ -145,7 +145,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     better = LabelBox("cat", 0, (30.0, 20.0, 75.0, 60.0))
     image = ("images/train/0.png",)
     errors = [
-        Issue(MISSED, "dog without a label", "train", image, "", (), 0.9, dog),
+        Issue(MISSING_LABEL, "dog without a label", "train", image, "", (), 0.9, dog),
         Issue(
             SWAPPED, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, LabelBox("dog", 1, cat.xyxy_px)
         ),
@@ -158,7 +158,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     read, _ = page_of(
         data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.25), "val": DrawnDetections(empty, 0.25)}
     )
-    assert cards(read, "Label errors") == {MISSED: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
+    assert cards(read, "Label errors") == {MISSING_LABEL: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
     text = read.sections["Label errors"]
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
     rows = re.findall(r"(?:add|write) <code>(.*?)</code>", written)
@@ -229,7 +229,7 @@ def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
         rows += [f"{a} 0.{j:02} 0.{k} 0.02 0.04" for j in range(2, 98, 2) for k in range(6, 9)]
         data.write(f"{split}/{name}", "\n".join(rows))
         image = (f"images/{split}/{name}.jpg",)
-        errors.append(Issue(MISSED, f"{names[a]} without a label", split, image, "", (), 0.9, box))
+        errors.append(Issue(MISSING_LABEL, f"{names[a]} without a label", split, image, "", (), 0.9, box))
     corners = np.c_[rng.uniform(60, 100, (300, 2)), rng.uniform(110, 200, (300, 2))]
     image = np.repeat(np.arange(images // 2 + 4), 300)
     boxes = np.tile(corners, (images // 2 + 4, 1))

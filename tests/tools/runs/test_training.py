@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("preloaded")
         [],
         ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
         ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
+        ["--classes=-bg"],
+        ["--classes", '["-bg", "cat", "-"]', "--export", "onnx", "torchscript"],
+        ["--classes", '["a', "[b]"],
         ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
     ],
 )

@@ -134,7 +134,7 @@ def test_validation_compares_settings_too(world, tmp_path):
 def _compare(ctx, facts):
     try:
         check_agreement(ctx, facts[ctx.rank])
-    except UserError as error:
+    except (UserError, PeerFailure) as error:
         return type(error), str(error)
     return None
 

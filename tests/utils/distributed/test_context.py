@@ -13,7 +13,7 @@ from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
 from utils.distributed.rendezvous import join_run
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 from utils.machine.devices import parse_devices
 
 
@@ -95,7 +95,7 @@ def _fail(ctx):
         with torch_distributed_zero_first(ctx):
             if ctx.is_node_leader:
                 raise UserError("no such folder: x")
-    except UserError as error:
+    except (UserError, PeerFailure) as error:
         return type(error).__name__, str(error), time.monotonic() - started
     return None
 

@@ -46,7 +46,8 @@ if __name__ == "__main__":
     ],
 )
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
-    impatient = "import utils.process.spawn as module\nmodule.FAILED_S = 0.5\n"  # the other process sleeps anyway
+    # The other process sleeps anyway.
+    impatient = "import utils.process.spawn as module\nmodule.FAILURE_GRACE_S = 0.5\n"
     (tmp_path / "program.py").write_text(impatient + PROGRAM)
     begun = time.monotonic()
     done = subprocess.run(

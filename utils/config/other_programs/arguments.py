@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from utils.config.flags import flag_name, int_or_text
+from utils.config.flags import flag_name, int_or_text, words_with_values
 from utils.config.other_programs.table import (
     actions_of,
     flags_of_known_value,
@@ -54,16 +54,18 @@ def flags_of_argument(command: str, name: str, value: str) -> list[str]:
         _check_without_effect(command, name, flag, text)
         return []
     is_switch = bool(fixed_words) or isinstance(action, argparse.BooleanOptionalAction) or action.nargs == "?"
-    if is_switch and text == "true":
-        return [flag, *fixed_words]
-    if is_switch and text == "false":
-        is_off_by_default = action.default is False or not isinstance(action, argparse.BooleanOptionalAction)
-        return [] if is_off_by_default else [f"--no-{flag.removeprefix('--')}"]
+    if is_switch and text in ("true", "false"):
+        return [flag, *fixed_words] if text == "true" else _flags_to_switch_off(flag, action)
     refusal = table_of(command).refused_values.get(flag, {}).get(text)
     if refusal:
         raise UserError(refusal)
-    first, *more = _words(value, action)
-    return [f"{flag}={first}", *more] if first.startswith("-") else [flag, first, *more]
+    return words_with_values(flag, _words(value, action))
+
+
+def _flags_to_switch_off(flag: str, action: argparse.Action) -> list[str]:
+    """Returns the flags for a switch that is false: none if that is its default."""
+    is_on_by_default = isinstance(action, argparse.BooleanOptionalAction) and action.default is not False
+    return [f"--no-{flag.removeprefix('--')}"] if is_on_by_default else []
 
 
 def _check_without_effect(command: str, name: str, flag: str, text: str) -> None:

@@ -124,7 +124,7 @@ def _late(ctx, source, places, how):
         before_each_file(pytest.MonkeyPatch(), act)  # in a process that ends with this function
     try:
         spec = open_data(DataSource(source, ("val",), stage=places), ctx)
-    except (UserError, OSError) as error:
+    except (UserError, PeerFailure, OSError) as error:
         return type(error), str(error), time.monotonic() - begun
     return contents(spec.root), time.monotonic() - begun
 

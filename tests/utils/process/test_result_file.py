@@ -1,0 +1,115 @@
+"""The result file: what a command tells the process that has started it."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.preloaded import python
+from tests.helpers.processes import ROOT
+from utils.errors import UserError
+from utils.process.child import start
+from utils.process.entrypoint import run_main
+from utils.process.result_file import RESULT_VARIABLE, read_result, take_result_file, write_result
+
+
+@pytest.fixture(autouse=True)
+def _no_result_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the process of the tests forget the file of a test."""
+    yield
+    monkeypatch.delenv(RESULT_VARIABLE, raising=False)
+    take_result_file()
+
+
+def fill_disk():
+    raise OSError(errno.EDQUOT, "Disk quota exceeded", "last.pt")
+
+
+def explain_full_disk():
+    try:
+        fill_disk()
+    except OSError:
+        raise UserError("last.pt: could not be written") from None
+
+
+def find_mistake():
+    raise UserError("lr0: wrong")
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "fail", "is_refused"),
+    [
+        (True, fill_disk, True),
+        (True, explain_full_disk, True),
+        (True, find_mistake, False),
+        (False, find_mistake, True),
+    ],
+)
+def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, is_refused):
+    result_file = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+
+    def main(argv):
+        if has_begun:
+            write_result(folder="exp")
+        fail()
+
+    with pytest.raises(SystemExit):
+        run_main(main)
+    assert read_result(result_file)["refused"] is is_refused
+
+
+def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "gone/result.jsonl"))
+    with pytest.raises(SystemExit):
+        run_main(lambda argv: find_mistake())
+    assert "error: " in capsys.readouterr().err
+
+
+def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp_path, monkeypatch):
+    result_file = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
+    take_result_file()
+    write_result(folder="exp")
+    with open(result_file, "a") as file:
+        file.write('\n{"error": "the disk')
+    write_result(error="lr0: wrong", refused=False)
+    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "refused": False}
+
+
+COMMAND = """
+import subprocess, sys
+from utils.process.entrypoint import run_main
+from utils.process.result_file import write_result
+from utils.process.spawn import spawn
+
+def start_another():
+    subprocess.run([sys.executable, __file__, "another"])
+
+def main(argv):
+    if argv == ["another"]:
+        write_result(folder="another")
+        raise LookupError("no such key")
+    write_result(folder="exp")
+    spawn(start_another, 2) if argv == ["spawn"] else start_another()
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["spawn"]])
+@pytest.mark.usefixtures("preloaded")
+def test_a_command_that_a_callback_starts_has_a_result_of_its_own(tmp_path: Path, words):
+    """Its folder became that of the training, and its error was not printed."""
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND}")
+    with start([python(), str(program), *words], stderr=subprocess.PIPE) as child:
+        _, errors = child.process.communicate()
+        result = child.wait()
+    assert result.values == {"folder": "exp"}
+    assert errors.count(b"LookupError: no such key") == max(2 * len(words), 1)

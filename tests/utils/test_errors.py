@@ -1,0 +1,19 @@
+"""Errors that are no mistakes of the user: nothing takes them for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils.errors import FailedCheck, Mistakes, PeerFailure, UserError, errors_of
+
+
+@pytest.mark.parametrize("error", [PeerFailure("rank 0 failed", 70), FailedCheck("a.onnx: differs")])
+def test_only_mistakes_of_the_user_are_noted_and_get_the_name_of_a_file(error):
+    mistakes = Mistakes()
+    with pytest.raises(type(error)) as raised, mistakes.noted(), errors_of("data.yaml"):
+        raise error
+    assert raised.value is error
+    assert not mistakes
+    with mistakes.noted(), errors_of("data.yaml"):
+        raise UserError("no such split")
+    assert mistakes.messages == ["data.yaml: no such split"]

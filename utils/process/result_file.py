@@ -1,0 +1,68 @@
+"""The result file: how a command tells the process that has started it (utils/process/child.py) what it has done.
+
+Each line is a mapping in JSON; all processes of a run append to the file, and the newest value of a key counts.
+
+| key | written by | value |
+| --- | --- | --- |
+| folder | a training, a validation | the folder of the run, as soon as it has begun or continues |
+| files | export.py | the exported files |
+| issues, and all else that ``--json`` prints | tools.check | what was found in a data set |
+| error | `utils.process.entrypoint.run_main` | the line about the error that has ended a process |
+| refused | the same | whether nothing was begun, or the disk is full: another try would end in the same way |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the result file of the process that is started with it
+
+_path = ""  # the result file of this process; "": nobody reads its result
+
+
+def take_result_file() -> None:
+    """Reads `RESULT_VARIABLE` and removes it from the environment: a command that a callback starts, say, must not
+    write its result in place of this one's."""
+    global _path
+    _path = os.environ.pop(RESULT_VARIABLE, "")
+
+
+def result_variables() -> dict[str, str]:
+    """Returns the environment variables for a process that does part of this one's work, and shares its result file."""
+    return {RESULT_VARIABLE: _path} if _path else {}
+
+
+def write_result(**values: Any) -> bool:
+    """Adds ``values`` to the result file. Returns whether they are in it: there may be none, or its disk may be
+    full."""
+    if not _path:
+        return False
+    line = f"\n{json.dumps(values)}".encode()
+    try:
+        with open(_path, "ab", buffering=0) as file:
+            return file.write(line) == len(line)  # at once, as all processes of a run have the same file
+    except OSError:
+        return False
+
+
+def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads what processes have written with `write_result`, without lines that are incomplete."""
+    values: dict[str, Any] = {}
+    with suppress(OSError):
+        for line in Path(path).read_bytes().splitlines():
+            with suppress(ValueError):
+                values |= json.loads(line)
+    return values
+
+
+def report_error(line: str, *, is_disk_full: bool = False) -> None:
+    """Writes why a command fails, and whether it was refused, to the result file; prints it if that is not
+    possible."""
+    has_begun = bool(_path) and "folder" in read_result(_path)
+    if not write_result(error=line, refused=is_disk_full or not has_begun):
+        print(f"error: {line}", file=sys.stderr, flush=True)
