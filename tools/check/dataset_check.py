@@ -15,7 +15,7 @@ from tools.check.duplicates import image_issues
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
 from tools.check.label_errors import examine_labels
 from tools.check.out_folder import make_out
-from tools.check.result import CheckResult, ModelFindings
+from tools.check.result import CheckResult, ModelOpinion
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
@@ -35,7 +35,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     workers = available_cores() if config.workers < 0 else config.workers
     splits = scan_dataset(spec, tuple(dict.fromkeys(config.split or spec.splits)), workers=workers)
     issues = _data_issues(splits, imgsz, workers)
-    by_model = ModelFindings()
+    by_model = ModelOpinion()
     if model is not None:
         by_model = examine_labels(validation, model, spec, splits, config.min_score)
     issues += by_model.issues

@@ -40,13 +40,13 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
-    """Returns the findings of the scan, sorted by kind."""
+    """Makes issues of the findings of the scan, sorted by kind."""
     issues = [issue for part in split.parts for issue in _issues_of(split, part)]
     return sorted(issues, key=lambda issue: issue.kind)
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Returns the findings of a part of a split; those of shards name no images."""
+    """Makes issues of the findings of a part of a split; those of shards name no images."""
     issues = []
     for finding in part.findings:
         location = split.relative(part, finding.where)

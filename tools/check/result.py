@@ -13,7 +13,7 @@ from tools.check.issue_kinds import summary_lines
 
 
 @dataclass(frozen=True)
-class ModelFindings:
+class ModelOpinion:
     """What a model says about the labels; empty without a model."""
 
     issues: list[Issue] = field(default_factory=list)  # the most probable first
@@ -23,12 +23,12 @@ class ModelFindings:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """All findings about a data set."""
+    """All issues of a data set."""
 
     spec: DatasetSpec
     splits: list[CheckedSplit]
     issues: list[Issue]  # those of the model included
-    by_model: ModelFindings
+    by_model: ModelOpinion
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
 
