@@ -21,7 +21,7 @@ from engine.evaluation.evaluator import Evaluator, build_evaluator
 from engine.evaluation.result import EvalResult
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns
-from models.detector import IMAGES_IN_CACHE
+from models.detector import CPU_CHUNK
 from models.postprocess.detections import ValidationSettings, select_for_validation
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
@@ -117,7 +117,7 @@ def _with_tiles(
 ) -> TiledDetector:
     """Returns a model that takes whole images and runs ``detector`` in their tiles. ``detector``: ``model`` or, with
     test-time augmentation, a wrapper of it."""
-    batch = IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size
+    batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
     return TiledDetector(
         detector,
         partial(select_for_validation, settings=settings),

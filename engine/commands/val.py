@@ -10,6 +10,7 @@ from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, canvases_of, check_size, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
+from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
@@ -53,7 +54,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         ctx=ctx,
         imgsz=config.imgsz,
         stride=model.stride,
-        indexes={config.task: scores.index},
+        train=None,
+        validated=CheckedSplit(config.task, scores.index),
     )
     folder = _open_folder(config)
     with listing_written(folder):
@@ -85,7 +87,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
     if not config.box_voting and config.iou_thres is None and model.nms_iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
-    if model.votes and not config.box_voting:
+    if model.has_builtin_voting and not config.box_voting:
         raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
     check_size(config, model)
     if model.has_merged_classes and not config.single_cls:
@@ -122,7 +124,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     """Prints the tables and writes the files of ``folder``."""
     result = scores.result
     truth = scores.evaluator.ground_truth
-    names = subject.validated.names
+    names = subject.validated.index.names
     # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
     matches = match_detections(truth, scores.scored, len(names))
     rows = tables.result_rows(result, truth, names)

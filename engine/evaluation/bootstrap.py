@@ -32,7 +32,7 @@ class ClassOutcomes(NamedTuple):
 
     image: np.ndarray  # int64 (D,)
     counted: np.ndarray  # bool (D,) at any threshold
-    varying: np.ndarray  # int64 (n,) rows whose outcome depends on the threshold, ascending
+    threshold_dependent: np.ndarray  # int64 (n,) rows whose outcome depends on the threshold, ascending
     true_positive: np.ndarray  # bool (n, T)
     ignored: np.ndarray  # bool (n, T)
     targets: np.ndarray  # int64 (N,) objects in each image
@@ -54,14 +54,14 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         true_positive = outcomes.true_positive[rows, ALL_SIZES]
         counts = true_positive | outcomes.false_positive[rows, ALL_SIZES]
-        varying = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
+        threshold_dependent = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
         result.append(
             ClassOutcomes(
                 image=image[rows],
                 counted=counts.any(1),
-                varying=varying,
-                true_positive=true_positive[varying],
-                ignored=~counts[varying],
+                threshold_dependent=threshold_dependent,
+                true_positive=true_positive[threshold_dependent],
+                ignored=~counts[threshold_dependent],
                 targets=np.bincount(object_image[is_target & (object_class == c)], minlength=gt.num_images),
             )
         )
@@ -80,13 +80,13 @@ def draw_images(num_images: int, draws: int, seed: int = 0) -> np.ndarray:
     return rng.multinomial(num_images, np.full(num_images, 1 / num_images), size=draws)
 
 
-def resampled_ap(outcomes: list[ClassOutcomes], times: np.ndarray) -> np.ndarray:
+def resampled_ap(outcomes: list[ClassOutcomes], draw_counts: np.ndarray) -> np.ndarray:
     """Computes AP at IoU 0.50:0.95 of each class on each draw: float64 (S, C), nan where a draw has no object of the
     class.
 
-    ``times``: int64 (S, N), how often each image is drawn, images in the order of their ids.
+    ``draw_counts``: int64 (S, N), how often each image is drawn, images in the order of their ids.
     """
-    return np.stack([_class_ap(class_outcomes, times) for class_outcomes in outcomes], axis=1)
+    return np.stack([_class_ap(class_outcomes, draw_counts) for class_outcomes in outcomes], axis=1)
 
 
 def mean_ap(ap: np.ndarray) -> np.ndarray:
@@ -94,27 +94,27 @@ def mean_ap(ap: np.ndarray) -> np.ndarray:
     return nanmean(ap, axis=1)
 
 
-def _class_ap(outcomes: ClassOutcomes, times: np.ndarray) -> np.ndarray:
+def _class_ap(outcomes: ClassOutcomes, draw_counts: np.ndarray) -> np.ndarray:
     """Computes the AP of one class on each draw: float64 (S,)."""
-    targets = times @ outcomes.targets
+    targets = draw_counts @ outcomes.targets
     ap = np.where(targets > 0, 0.0, np.nan)
-    if not outcomes.varying.size:
+    if not outcomes.threshold_dependent.size:
         return ap
-    times = times.astype(np.int32)
+    draw_counts = draw_counts.astype(np.int32)
     step = max(_CELLS // len(outcomes.image), 1)
-    for start in range(0, len(times), step):
+    for start in range(0, len(draw_counts), step):
         chunk = slice(start, start + step)
-        ap[chunk] = np.where(targets[chunk] > 0, _ap_of_draws(outcomes, times[chunk], targets[chunk]), np.nan)
+        ap[chunk] = np.where(targets[chunk] > 0, _ap_of_draws(outcomes, draw_counts[chunk], targets[chunk]), np.nan)
     return ap
 
 
-def _ap_of_draws(outcomes: ClassOutcomes, times: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _ap_of_draws(outcomes: ClassOutcomes, draw_counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Computes the AP of draws with ``targets`` (S,) objects: float64 (S,), undefined where there are none."""
-    weight = times[:, outcomes.image]
-    counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.varying]
-    weight = weight[:, outcomes.varying]
-    wanted = _counts_at_recall(targets)
-    total = np.zeros(len(times))
+    weight = draw_counts[:, outcomes.image]
+    counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.threshold_dependent]
+    weight = weight[:, outcomes.threshold_dependent]
+    required_tp = _counts_at_recall(targets)
+    total = np.zeros(len(draw_counts))
     for true_positive, ignored in zip(outcomes.true_positive.T, outcomes.ignored.T):
         rows = np.flatnonzero(true_positive)  # the envelope and the recall change nowhere else
         if not rows.size:
@@ -125,7 +125,7 @@ def _ap_of_draws(outcomes: ClassOutcomes, times: np.ndarray, targets: np.ndarray
             detections = detections - np.cumsum(weight * ignored, axis=1)[:, rows]
         precision = tp / np.maximum(detections, 1)
         envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        total += _at_counts(tp, envelope, wanted).mean(axis=1)
+        total += _at_counts(tp, envelope, required_tp).mean(axis=1)
     return total / outcomes.true_positive.shape[1]
 
 
@@ -138,12 +138,22 @@ def _counts_at_recall(targets: np.ndarray) -> np.ndarray:
     return counts + (counts / objects < RECALL_POINTS)
 
 
-def _at_counts(tp: np.ndarray, envelope: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``wanted`` (S, R): (S, R), 0 where it never
-    does."""
+def _at_counts(tp: np.ndarray, envelope: np.ndarray, required_tp: np.ndarray) -> np.ndarray:
+    """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``required_tp`` (S, R): (S, R), 0 where it never
+    does.
+
+    One search serves all draws: the counts of each draw are raised above those of the draws before.
+    For example, three draws with counts up to 3 are raised by 0, 4 and 8:
+
+        tp      raised    required_tp  raised  position in all  position in the draw
+        1 2 3   1 2 3     2            2       1                1
+        0 1 1   4 5 5     1            5       4                1
+        0 0 2   8 8 10    3            11      9                3, which does not exist: never reached
+    """
     rows, length = tp.shape
-    shift = np.arange(rows)[:, None] * (max(int(tp.max()), int(wanted.max())) + 1)
-    first = np.searchsorted((tp + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)
-    first -= np.arange(rows)[:, None] * length
+    draw = np.arange(rows)[:, None]
+    raised_by = draw * (max(int(tp.max()), int(required_tp.max())) + 1)
+    first = np.searchsorted((tp + raised_by).ravel(), (required_tp + raised_by).ravel()).reshape(rows, -1)
+    first -= draw * length
     values = np.take_along_axis(envelope, np.minimum(first, length - 1), axis=1)
-    return np.where(wanted <= tp[:, -1:], values, 0.0)
+    return np.where(required_tp <= tp[:, -1:], values, 0.0)

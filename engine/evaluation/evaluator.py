@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
 from engine.evaluation.result import EvalResult
-from models.detector import IMAGES_IN_CACHE, Detector
+from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
 from models.postprocess.detections import (
@@ -200,9 +200,7 @@ class Evaluator:
         """Scores the detections of all ranks and keeps them. ``arrays``: of `_run_shard`, joined over ranks; the
         detections are removed from it."""
         self._check_visits(arrays["visited"])
-        unvoted = _take_table(arrays, SHOWN_UNVOTED)
-        plain_confidence = best_threshold(self.ground_truth, unvoted, self.num_classes)
-        del unvoted  # only its threshold is needed
+        plain_confidence = self._take_threshold(arrays, SHOWN_UNVOTED)
         self.scored = _take_table(arrays, SCORED)
         self.shown = _take_table(arrays, SHOWN)
         result = score_detections(
@@ -213,6 +211,10 @@ class Evaluator:
             in_order = np.argsort(arrays["first_images"])
             result.extras.update(_mean_losses(self.criterion.names, arrays["loss_sums"][in_order]))
         return result
+
+    def _take_threshold(self, arrays: dict[str, np.ndarray], name: str) -> float | None:
+        """Removes the detections ``name`` from ``arrays``, and returns their threshold with the best mean F1."""
+        return best_threshold(self.ground_truth, _take_table(arrays, name), self.num_classes)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
@@ -304,7 +306,7 @@ def is_channels_last(model: nn.Module) -> bool:
 def _forward_in_chunks(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Returns ``model(images)``; on a CPU a few images at a time, so that a layer's output is still in the cache when
     the next layer reads it."""
-    chunk = IMAGES_IN_CACHE if images.device.type == "cpu" else len(images)
+    chunk = CPU_CHUNK if images.device.type == "cpu" else len(images)
     outputs = [model(part) for part in images.split(chunk)]
     if len(outputs) == 1:
         return outputs[0]

@@ -76,9 +76,9 @@ def find_label_errors(
     """
     truth = split.index.ground_truth()
     is_repeated = split.index.repeated
-    seen = np.flatnonzero(table.scores > MIN_DETECTION_SCORE)
-    seen = seen[np.argsort(table.image_index[seen], kind="stable")]
-    table = table.take(seen)
+    confident_rows = np.flatnonzero(table.scores > MIN_DETECTION_SCORE)
+    by_image = np.argsort(table.image_index[confident_rows], kind="stable")
+    table = table.take(confident_rows[by_image])
     # All pairs of a detection and a label, of any classes.
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
     pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
@@ -293,21 +293,23 @@ def _moved_scores(truth: GroundTruth, table: DetectionTable, matched: _Match) ->
     moved = np.zeros(count)
     moved_to = np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
-    low = _deviations_below(matched.overlap[rows], truth.classes[rows])
+    deviations = _deviations_below(matched.overlap[rows], truth.classes[rows])
     overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
-    apart = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2  # people draw boxes loosely, too
-    if_moved = table.scores[moved_to[rows]] * apart
-    if_placed = np.maximum(overlaps_less, np.exp(-low))
+    # People draw boxes loosely, too.
+    offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
+    if_moved = table.scores[moved_to[rows]] * offset_likelihood
+    if_placed = np.maximum(overlaps_less, np.exp(-deviations))
     moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
     return moved, moved_to
 
 
 def _spurious_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> np.ndarray:
     """Scores labels by how little the model sees near them, of any class: float64 (M,)."""
-    support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
-    near, _ = _best(pairs, support, np.ones(len(support), bool), len(truth.classes))
-    seen_less = _fraction_below(np.maximum(near, FAINT), truth.classes)
-    return _posterior((1 - near) ** 2, np.maximum(seen_less, near))
+    pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
+    is_any = np.ones(len(pair_support), bool)
+    support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
+    supported_less = _fraction_below(np.maximum(support, FAINT), truth.classes)
+    return _posterior((1 - support) ** 2, np.maximum(supported_less, support))
 
 
 def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:

@@ -187,27 +187,47 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
     # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
     candidates = pairs.take(np.lexsort((pairs.target, pairs.overlap, pairs.detection, step_of_pair)))
     step_ends = np.cumsum(np.bincount(step_of_pair))
-    candidate_crowd = crowd[overlapped]
-    candidate_ignored = target_ignored[overlapped]
-
-    shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
-    is_taken = np.zeros((overlapped.size, *shape), dtype=bool)
-    matched = np.zeros((overlapping.size, *shape), dtype=bool)
-    ignored = np.zeros_like(matched)
-    matched_target = np.full(overlapping.size, -1, dtype=np.int64)
+    state = _CocoState(len(overlapping), crowd[overlapped], target_ignored[overlapped])
     for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
-        step = candidates.take(slice(low, high))
-        is_available = ~is_taken[step.target] | candidate_crowd[step.target, None, None]
-        is_ignored = candidate_ignored[step.target]
-        chosen = _choose_objects(step, is_available, is_ignored)
-        # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
-        is_taken[step.target] |= chosen
+        state.step(candidates.take(slice(low, high)))
+    target = np.where(state.target >= 0, overlapped[state.target], -1)
+    return CocoAssignment(overlapping, state.matched, state.ignored, target)
+
+
+class _CocoState:
+    """The assignment of N detections to L objects, which grows with each step.
+
+    Attributes:
+        matched, ignored: see `CocoAssignment`.
+        target: int64 (N,), as in `CocoAssignment`, but one of the L objects.
+    """
+
+    def __init__(self, detections: int, crowd: np.ndarray, target_ignored: np.ndarray) -> None:
+        """Nothing is assigned. ``detections``: N; ``crowd``: bool (L,); ``target_ignored``: bool (L, A)."""
+        shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
+        self._crowd = crowd
+        self._target_ignored = target_ignored
+        self._is_taken = np.zeros((len(crowd), *shape), dtype=bool)
+        self.matched = np.zeros((detections, *shape), dtype=bool)
+        self.ignored = np.zeros_like(self.matched)
+        self.target = np.full(detections, -1, dtype=np.int64)
+
+    def step(self, pairs: Pairs) -> None:
+        """Matches the detections of ``pairs``, at most one of each group, to objects that are free or crowd.
+
+        Pairs are sorted by detection, then by ascending overlap. No object is in two of them, as an object has one
+        group, so that plain indexed assignment is safe.
+        """
+        is_available = ~self._is_taken[pairs.target] | self._crowd[pairs.target, None, None]
+        is_ignored = self._target_ignored[pairs.target]
+        chosen = _choose_objects(pairs, is_available, is_ignored)
+        self._is_taken[pairs.target] |= chosen
         at_first = np.flatnonzero(chosen[:, ALL_SIZES, IOU_50])
-        matched_target[step.detection[at_first]] = overlapped[step.target[at_first]]
-        starts = _run_starts(step.detection)
-        matched[step.detection[starts]] = np.logical_or.reduceat(chosen, starts, axis=0)
-        ignored[step.detection[starts]] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
-    return CocoAssignment(overlapping, matched, ignored, matched_target)
+        self.target[pairs.detection[at_first]] = pairs.target[at_first]
+        starts = _run_starts(pairs.detection)
+        detections = pairs.detection[starts]
+        self.matched[detections] = np.logical_or.reduceat(chosen, starts, axis=0)
+        self.ignored[detections] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
 
 
 def _compact(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, Pairs]:

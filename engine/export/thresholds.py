@@ -25,10 +25,12 @@ def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Threshol
 def output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig, *, votes: bool) -> float | None:
     """Returns the threshold for the output of a file as it is; None: unknown.
 
-    A file returns neither of the detections that ``scores`` has thresholds for. Those of an end2end file are most like
-    the scored ones if these were voted on alike (``votes``: whether boxes voted in them); all others are most like the
-    shown ones without votes. That the NMS differs matters less: for yolov8n on COCO128, the threshold is 0.289 with
-    votes, and without votes 0.203 under one kind of NMS, 0.205 under the other.
+    No stored threshold matches a file's output exactly. An end2end file is closest to `SCORED` if both use box voting
+    or neither does; everything else is closest to `SHOWN_UNVOTED` (models/postprocess/detections.py). That the NMS
+    differs matters less: for yolov8n on COCO128, the threshold is 0.289 with votes, and without votes 0.203 under one
+    kind of NMS, 0.205 under the other.
+
+    ``votes``: whether boxes have voted in the scored detections.
     """
     has_final_rows = config.layout == "end2end"
     if has_final_rows and config.box_voting == votes:

@@ -13,6 +13,7 @@ import numpy as np
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
@@ -71,7 +72,8 @@ class Plots(Hook):
             ctx=trainer.ctx,
             imgsz=run.config.imgsz,
             stride=model.stride,
-            indexes={"train": trainer.loader.index, "val": self._val},
+            train=trainer.loader.index,
+            validated=CheckedSplit("val", self._val),
             fitness=self._fitness,
             batches=len(trainer.loader),
         )

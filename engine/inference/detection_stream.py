@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import FileProblem, Frame, Items
+from engine.inference.frames import FileProblem, Frame, FrameStream
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.images import Color, Source, as_frames, check_many
 from engine.inference.object_tracks import ObjectTracks, check_sequence
@@ -48,7 +48,7 @@ class DetectionStream:
 
     def __init__(
         self,
-        source: Items,
+        source: FrameStream,
         detector: ImageDetector,
         settings: ResolvedSettings,
         *,

@@ -85,7 +85,7 @@ class ExportedModel(InferenceModel):
         self.nms_iou = metadata.nms_iou
         if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
             self.nms_iou = FOREIGN_IOU
-        self.votes = metadata.box_voting
+        self.has_builtin_voting = metadata.box_voting
         self.validation_iou = metadata.validation_iou or FOREIGN_IOU
         self.squares = metadata.squares
         self.plain_confidence = metadata.confidence

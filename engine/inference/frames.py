@@ -38,7 +38,7 @@ class FileProblem:
         get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
 
 
-Items: TypeAlias = Generator[Frame | FileProblem, None, None]
+FrameStream: TypeAlias = Generator[Frame | FileProblem, None, None]
 
 
 class SourceOptions(NamedTuple):

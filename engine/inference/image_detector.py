@@ -15,7 +15,7 @@ from torch import Tensor
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from engine.inference.settings import ResolvedSettings
-from models.detector import IMAGES_IN_CACHE
+from models.detector import CPU_CHUNK
 from models.postprocess.detections import SHOWN, select_detections
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
@@ -179,7 +179,7 @@ class ImageDetector:
                 stride=self.model.stride,
                 imgsz=settings.imgsz,
                 only_hw=self.model.input_hw,
-                batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
+                batch=CPU_CHUNK if on_cpu else BATCH_SIZE,
             ),
             selections={SHOWN: settings.postprocess},
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
-from engine.inference.frames import Frame, Items
+from engine.inference.frames import Frame, FrameStream
 from engine.inference.source_files import VIDEO_SUFFIXES
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
@@ -68,7 +68,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
     return frames
 
 
-def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> Items:
+def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
     """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
     number = 0
     for item in images:

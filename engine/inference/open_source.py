@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from data.image_io.decode import MAX_IMAGE_BYTES, OnWarning, decode_image, read_image
 from data.image_io.file_kinds import image_suffixes, unread_summary
 from data.image_io.header import read_header
-from engine.inference.frames import FileProblem, Frame, Items, SourceOptions
+from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
 from engine.inference.video import open_stream, stream_frames, video_file_frames
 from utils.errors import UserError
@@ -23,7 +23,7 @@ from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 
 
-def open_source(source: str, **settings: Any) -> Items:
+def open_source(source: str, **settings: Any) -> FrameStream:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
     Args:
@@ -60,7 +60,7 @@ def _names_image(url: str, suffixes: frozenset[str]) -> bool:
     return False  # if it is neither, OpenCV reports it
 
 
-def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Items:
+def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> FrameStream:
     """Yields the image in ``content``, which was read from ``url``."""
     name = without_login(url)
     problems: list[Frame | FileProblem] = []
@@ -69,7 +69,7 @@ def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> Items:
     yield Frame(name, image, sequence=name)
 
 
-def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> Items:
+def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> FrameStream:
     """Yields the frames of files, and their problems."""
     usable = 0
     read = partial(_read_image, pixels=options.pixels)
@@ -119,7 +119,7 @@ def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProbl
     return content
 
 
-def _each(items: Iterable[Frame | FileProblem]) -> Items:
+def _each(items: Iterable[Frame | FileProblem]) -> FrameStream:
     yield from items
 
 

@@ -53,7 +53,7 @@ class DetectionSettings:
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that no model takes, or this one does not."""
         classes, imgsz, max_det = self._checked_numbers(model)
-        if model.votes and not self.box_voting:
+        if model.has_builtin_voting and not self.box_voting:
             raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
         iou = self.iou
         if iou is None:

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from data.image_io.channels import to_format
-from engine.inference.frames import FileProblem, Frame, Items, SourceOptions
+from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.source_files import is_webcam
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
@@ -27,7 +27,7 @@ STREAM_TIMEOUT_S = 30.0
 MIN_READ_FRACTION = 0.95  # of the frames that a container states, which is an estimate; fewer: the video is damaged
 
 
-def video_file_frames(path: Path, options: SourceOptions) -> Items:
+def video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
     """Yields the frames of a video, or the problem why it cannot be read."""
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
@@ -44,7 +44,7 @@ def video_file_frames(path: Path, options: SourceOptions) -> Items:
         yield from items
 
 
-def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> Items:
+def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields every n-th frame; the others are not decoded. A video that ends early is a problem."""
     fps = _fps(capture)
     total = _length(capture)
@@ -81,7 +81,7 @@ def open_stream(source: str) -> cv2.VideoCapture:
     return capture
 
 
-def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> Items:
+def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True

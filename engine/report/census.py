@@ -74,7 +74,7 @@ class CensusSection:
     censuses: Sequence[Census]  # the first is of the training split if there is one
     figures: dict[str, dict[str, Picture]]  # by split and title; splits without boxes have none
     imgsz: int
-    least_px: float  # boxes with shorter sides are too small for most models
+    min_side_px: float  # boxes with shorter sides are too small for most models
     remedy: str | None  # what to do about them; None if there are not many
     classes: page.Table
     scans: Sequence[tuple[str, ScanReport, list[str]]]  # splits, reports and their first lines
@@ -98,7 +98,7 @@ def census_content(
         censuses=censuses,
         figures={c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
         imgsz=imgsz,
-        least_px=SMALL_PX,
+        min_side_px=SMALL_PX,
         remedy=remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
         classes=page.Table(
             ("class", *(f"{c.split}: {unit}" for c in censuses for unit in ("boxes", "images"))),

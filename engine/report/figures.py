@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,45 +31,44 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     recall = "recall (fraction of the objects)"
     threshold = result.threshold
     best = None if threshold is None else (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
-
-    def chart(
-        title: str,
-        x: np.ndarray,
-        curves: np.ndarray,
-        labels: tuple[str, str],
-        mark: tuple[float, str] | None = None,
-        mean_label: str = "mean",
-        class_labels: Sequence[str] = names,
-    ) -> Chart:
-        note = ""
-        drawn = scored[np.argsort(class_ap50[scored], kind="stable")]
-        if scored.size > MANY_CLASSES:
-            drawn = drawn[:FEW_CLASSES]
-            note = f"the {FEW_CLASSES} of {scored.size} classes with the lowest AP50"
-        if scored.size == 1:
-            note = class_labels[scored[0]]  # a single line has no legend
-            lines = [Line(note, x, curves[scored[0]], is_strong=True)]
-        else:
-            lines = [Line(mean_label, x, curves[scored].mean(0), is_strong=True)]
-            lines += [Line(class_labels[c], x, curves[c]) for c in drawn]
-        return Chart(f"{title} at IoU {FOREGROUND_IOU}", lines, *labels, (0, 1), (0, 1.02), mark=mark, note=note)
-
     confidence = result.curve_confidence
     axis = "confidence threshold"
-    mean_ap = f"mean AP50 {result.metrics['AP50']:.3f}"
-    return {
-        "PR": chart(
-            "Precision and recall",
-            result.pr_recall,
-            result.pr_precision,
-            (recall, precision),
-            mean_label=mean_ap,
-            class_labels=ap_names,
-        ),
-        "F1": chart("F1", confidence, result.curve_f1, (axis, "F1"), mark=best),
-        "P": chart("Precision", confidence, result.curve_precision, (axis, precision)),
-        "R": chart("Recall", confidence, result.curve_recall, (axis, recall)),
+    curves = {
+        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, (recall, precision)),
+        "F1": _Curves("F1", confidence, result.curve_f1, (axis, "F1"), mark=best),
+        "P": _Curves("Precision", confidence, result.curve_precision, (axis, precision)),
+        "R": _Curves("Recall", confidence, result.curve_recall, (axis, recall)),
     }
+    by_ap = scored[np.argsort(class_ap50[scored], kind="stable")]
+    charts = {name: each.chart(by_ap, names, "mean") for name, each in curves.items()}
+    charts["PR"] = curves["PR"].chart(by_ap, ap_names, f"mean AP50 {result.metrics['AP50']:.3f}")
+    return charts
+
+
+class _Curves(NamedTuple):
+    """One curve of each class."""
+
+    title: str
+    x: np.ndarray  # float64 (S,)
+    y: np.ndarray  # float64 (C, S)
+    axes: tuple[str, str]  # what x and y are
+    mark: tuple[float, str] | None = None  # an x and its label
+
+    def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
+        """Draws the curves of ``classes``, int64 (n,), those of the lowest AP50 first, and their mean."""
+        note = ""
+        if len(classes) == 1:
+            note = class_labels[classes[0]]  # a single line has no legend
+            lines = [Line(note, self.x, self.y[classes[0]], is_strong=True)]
+        else:
+            drawn = classes
+            if len(classes) > MANY_CLASSES:
+                drawn = classes[:FEW_CLASSES]
+                note = f"the {FEW_CLASSES} of {len(classes)} classes with the lowest AP50"
+            lines = [Line(mean_label, self.x, self.y[np.sort(classes)].mean(0), is_strong=True)]
+            lines += [Line(class_labels[c], self.x, self.y[c]) for c in drawn]
+        title = f"{self.title} at IoU {FOREGROUND_IOU}"
+        return Chart(title, lines, *self.axes, (0, 1), (0, 1.02), mark=self.mark, note=note)
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:

@@ -67,7 +67,7 @@ class ReportPage:
         """Sets the newest validation. With few objects, the epochs that are set are compared on the same draws of the
         images, which takes seconds."""
         self.validation = validation
-        index = self._subject.validated
+        index = self._subject.validated.index
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
             self._ap_of_draws[validation.epoch] = ap_of_draws(
                 index.ground_truth(), validation.scored, len(index.names), DRAWS
@@ -118,7 +118,7 @@ class ReportPage:
         data = self._data_section()
         validation = None
         if self.validation is not None:
-            validation = validation_sections(self.validation, subject.validated_split)
+            validation = validation_sections(self.validation, subject.validated)
         facts = collect_facts(
             subject, history, data, validation, ap_of_draws=self._ap_of_draws, last=self._folder / "last.pt"
         )
@@ -139,8 +139,8 @@ class ReportPage:
         """Returns the census of the data, which is taken once."""
         subject = self._subject
         if self._data is None:
-            censuses = [take_census(index, split, subject.imgsz) for split, index in subject.indexes.items()]
-            indexes = list(subject.indexes.values())
+            censuses = [take_census(split.index, split.name, subject.imgsz) for split in subject.splits]
+            indexes = [split.index for split in subject.splits]
             self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
         return self._data
 

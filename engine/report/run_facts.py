@@ -155,11 +155,11 @@ def collect_facts(
     last: Path,
 ) -> RunFacts:
     """Collects the facts from the sections of a page. Arguments: see `RunFacts`."""
-    train = subject.indexes.get("train")
+    train = next((split.index for split in subject.splits if split.name == "train"), None)
     facts = RunFacts(
         history=history,
         epochs=subject.epochs,
-        names=subject.validated.names,
+        names=subject.validated.index.names,
         imgsz=subject.imgsz,
         stride=subject.stride,
         train=next((census for census in data.censuses if census.split == "train"), None),
@@ -169,7 +169,7 @@ def collect_facts(
         balances=any(getattr(subject.config, name, 0) for name in BALANCING),
         ap_of_draws=ap_of_draws,
         few_steps=subject.few_steps,
-        tile=subject.validated.tile,
+        tile=subject.validated.index.tile,
         ignored=() if train is None else tuple(train.names_ignored_everywhere()),
     )
     if validation is None:

@@ -35,7 +35,7 @@ def write_validation_report(
     page.validation = ScoredValidation(result, evaluator.scored, evaluator.shown, errors=errors)
     page.write({})
     page.log_path()
-    write_preview(evaluator, result, subject.validated.names, folder / "predictions.jpg")
+    write_preview(evaluator, result, subject.validated.index.names, folder / "predictions.jpg")
 
 
 def write_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:

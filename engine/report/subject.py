@@ -25,7 +25,8 @@ class Subject:
     ctx: DistributedContext
     imgsz: int
     stride: int
-    indexes: dict[str, DatasetIndex]  # by split: first that of the training, if it is known, last the validated one
+    train: DatasetIndex | None  # None: not known, for the validation of a checkpoint
+    validated: CheckedSplit
     fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
 
@@ -43,14 +44,11 @@ class Subject:
         return few_steps_warning(step_plan(config, self.batches), from_weights=bool(config.weights))
 
     @property
-    def validated(self) -> DatasetIndex:
-        """Index of the split that is validated."""
-        return self.validated_split.index
-
-    @property
-    def validated_split(self) -> CheckedSplit:
-        name, index = list(self.indexes.items())[-1]
-        return CheckedSplit(name, index)
+    def splits(self) -> list[CheckedSplit]:
+        """The known splits: that of the training, if it is known, then the validated one."""
+        if self.train is None:
+            return [self.validated]
+        return [CheckedSplit("train", self.train), self.validated]
 
 
 @dataclass(frozen=True)

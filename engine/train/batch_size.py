@@ -26,7 +26,7 @@ from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext, max_over_ranks
+from utils.distributed.context import DistributedContext, min_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
 from utils.logger import get_logger
@@ -123,8 +123,9 @@ def batch_that_fits(
 
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
-    most = min(MAX_SHARD_IMAGES, max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1))
-    images = -max_over_ranks(ctx, -largest_that_fits(peak_bytes_of, limit, most=most))  # the least of all ranks
+    max_for_data = max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1)
+    max_images = min(MAX_SHARD_IMAGES, max_for_data)
+    images = min_over_ranks(ctx, largest_that_fits(peak_bytes_of, limit, max_images=max_images))
     if images == 0:
         raise UserError(
             f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
@@ -140,7 +141,7 @@ def batch_that_fits(
         BOXES * samples_per_image(config),
         limit / 2**30,
     )
-    if most < MAX_SHARD_IMAGES and images == sizes_up_to(most)[-1]:
+    if max_images < MAX_SHARD_IMAGES and images == sizes_up_to(max_images)[-1]:
         samples = counted(epoch_samples, "sample")
         get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
@@ -151,16 +152,16 @@ def largest_for_data(epoch_samples: int) -> int:
     return max(epoch_samples // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED)
 
 
-def sizes_up_to(most: int) -> list[int]:
+def sizes_up_to(max_images: int) -> list[int]:
     """Returns the numbers of images that may be tried, ascending from 0: multiples of 8 from 16 on."""
-    return [*range(min(most + 1, 16)), *range(16, most + 1, 8)]
+    return [*range(min(max_images + 1, 16)), *range(16, max_images + 1, 8)]
 
 
 def largest_that_fits(
-    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MAX_SHARD_IMAGES
+    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_SHARD_IMAGES
 ) -> int:
-    """Returns the largest number of images up to ``most`` that fits, a multiple of 8 from 16 on; 0 if none fits. It has
-    been measured to fit, and the next larger number not to, unless that exceeds ``most``.
+    """Returns the largest number of images up to ``max_images`` that fits, a multiple of 8 from 16 on; 0 if none fits.
+    It has been measured to fit, and the next larger number not to, unless that exceeds ``max_images``.
 
     ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """
@@ -169,7 +170,7 @@ def largest_that_fits(
         peak = peak_bytes_of(number)
         return peak is None or peak > limit_bytes
 
-    sizes = sizes_up_to(most)
+    sizes = sizes_up_to(max_images)
     end = 1
     while end < len(sizes) and not is_too_much(sizes[end]):
         end *= 2

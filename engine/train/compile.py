@@ -52,7 +52,7 @@ class Compilation:
         of ``batch_images``."""
         if batch_images != self.images:
             return torch.compiler.set_stance("force_eager")
-        if self.dynamic:  # else a first batch of square images would be compiled for square images
+        if self.dynamic:  # otherwise a square first batch would specialize the graph to height == width
             torch._dynamo.maybe_mark_dynamic(images, [2, 3])
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of earlier runs are no longer used

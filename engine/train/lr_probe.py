@@ -48,8 +48,8 @@ def probe_lr_mult(
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
     weights on its share of the images."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    with_objects = len(_images_with_objects(dataset.sample_index))
-    max_images = min(MAX_PROBE_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), with_objects)
+    num_with_objects = len(_images_with_objects(dataset.sample_index))
+    max_images = min(MAX_PROBE_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), num_with_objects)
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
@@ -123,17 +123,18 @@ def score_on_objects(
     if side is None:
         raise ValueError("images of different sizes make no batch: the samples need an imgsz")
     plain = dataset.without_augmentation()
-    with_objects = _images_with_objects(plain.sample_index)
-    places = np.linspace(0, len(with_objects) - 1, min(max_images, len(with_objects))).round().astype(np.int64)
-    batches = [with_objects[places[first : first + BATCH_IMAGES]] for first in range(0, len(places), BATCH_IMAGES)]
-    best = {}
+    images_with_objects = _images_with_objects(plain.sample_index)
+    count = min(max_images, len(images_with_objects))
+    sampled = images_with_objects[np.linspace(0, len(images_with_objects) - 1, count).round().astype(np.int64)]
+    batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, count, BATCH_IMAGES)]
+    scores_by_batch = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
         samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]
-        best[str(number)] = _object_scores(detector, samples, side)
-    shards = broadcast_object(ctx, gather_arrays(ctx, best)) or []
-    by_batch = {int(number): values for shard in shards for number, values in shard.items()}
-    values = np.concatenate([np.zeros(0), *(by_batch[number] for number in sorted(by_batch))])
-    return values.mean().item() if len(values) else math.nan, len(values)
+        scores_by_batch[str(number)] = _object_scores(detector, samples, side)
+    shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
+    gathered = {int(number): scores for shard in shards for number, scores in shard.items()}
+    scores = np.concatenate([np.zeros(0), *(gathered[number] for number in sorted(gathered))])
+    return scores.mean().item() if len(scores) else math.nan, len(scores)
 
 
 def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> np.ndarray:

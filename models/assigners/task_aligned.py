@@ -66,12 +66,8 @@ def list_pairs(
     size = (np.minimum(last, np.stack((widths, heights), -1) - 1) + 1 - first).clip(0)
     level_start = np.cumsum(heights * widths) - heights * widths
     corner_cell = level_start + first[..., 1] * widths + first[..., 0]
-    # Windows (M * L) become rows of cells, then cells.
-    columns, rows = size.reshape(-1, 2).T
-    window_of_row = np.repeat(np.arange(len(rows)), rows)
-    row_start = corner_cell.ravel()[window_of_row] + _ranges(rows) * np.tile(widths, len(targets))[window_of_row]
-    row_length = columns[window_of_row]
-    cell = np.repeat(row_start, row_length) + _ranges(row_length)
+    row_start, row_length = _rows_of_windows(corner_cell.ravel(), size.reshape(-1, 2), np.tile(widths, len(targets)))
+    cell = _cells_of_rows(row_start, row_length)
 
     image = targets[:, 0].astype(np.int64)
     pair_count = size.prod(-1).sum(-1)
@@ -83,6 +79,28 @@ def list_pairs(
     ends[slot] = pair_count
     pair_slot, pair_cell = from_host(pairs, device)
     return CandidatePairs(pair_slot, pair_cell, from_host(ends.cumsum(), device))
+
+
+def _rows_of_windows(
+    corner_cell: np.ndarray, size: np.ndarray, level_width: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Expands W windows of cells to their rows: a window of 2 columns and 3 rows gives three rows of two cells.
+
+    Args:
+        corner_cell: int64 (W,) the window's first cell.
+        size: int64 (W, 2) numbers of columns and rows; either may be 0.
+        level_width: int64 (W,) cells in a row of the window's level.
+
+    Returns the first cell and the number of cells of each row, window after window.
+    """
+    columns, rows = size.T
+    window = np.repeat(np.arange(len(rows)), rows)  # of each row
+    return corner_cell[window] + _ranges(rows) * level_width[window], columns[window]
+
+
+def _cells_of_rows(row_start: np.ndarray, row_length: np.ndarray) -> np.ndarray:
+    """Expands rows of consecutive cells to their cells, row after row."""
+    return np.repeat(row_start, row_length) + _ranges(row_length)
 
 
 def _ranges(lengths: np.ndarray) -> np.ndarray:

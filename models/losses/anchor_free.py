@@ -52,6 +52,44 @@ def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
     return -(logits.log_softmax(-1) * weight).sum(-1)
 
 
+class _CompiledTerms:
+    """`AnchorFreeLoss._terms`, compiled once for the batches of a training, whatever their sizes."""
+
+    def __init__(self, terms: Callable[..., LossOutput], *, has_regions: bool) -> None:
+        """``has_regions``: whether batches may have ignore regions, see `prepare`."""
+        self._terms = torch.compile(terms, dynamic=True)
+        self._has_regions = has_regions
+
+    def accepts(self, targets: Targets) -> bool:
+        """Whether a batch is computed so: in training, and with two targets or more. torch would compile once more for
+        a tensor with one row, and for one without."""
+        return torch.is_grad_enabled() and len(targets.rows) >= 2
+
+    def prepare(self, targets: Targets, images: int) -> Targets:
+        """Adds empty ignore regions to a batch of ``images`` that has none, if others have some: with and without
+        regions are two compilations."""
+        if not self._has_regions:
+            return targets
+        return replace(targets, ignore=with_empty_regions(targets.ignore, images, min_images=2))
+
+    def __call__(
+        self,
+        raw: Sequence[Tensor],
+        targets: Tensor,
+        max_targets: int,
+        pairs: CandidatePairs,
+        ignored: IgnoredCells | None,
+        teacher_maps: Sequence[Tensor] | None,
+    ) -> LossOutput:
+        """Arguments: see `AnchorFreeLoss._terms`."""
+        # torch takes sizes that are equal in the first batch for one symbol, and would compile again when they differ.
+        for level in raw:
+            torch._dynamo.maybe_mark_dynamic(level, [2, 3])
+        for tensor in (targets, *(ignored or ())):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._terms(raw, targets, max_targets, pairs, ignored, teacher_maps)
+
+
 class AnchorFreeLoss(Criterion):
     """BCE on all cells, CIoU and a distance loss on assigned ones (TOOD, Feng et al. 2021; GFL, Li et al. 2020).
 
@@ -75,41 +113,24 @@ class AnchorFreeLoss(Criterion):
             self.gains = (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, one_to_one=settings.one_to_one)
-        self._compiled_terms: Callable[..., LossOutput] | None = None
-        self._has_regions = False  # whether the compiled terms always get ignore regions, see `compile_terms`
+        self._compiled_terms: _CompiledTerms | None = None
 
     def compile_terms(self, *, has_regions: bool = False) -> None:
-        """See `Criterion.compile_terms`.
-
-        With and without ignore regions are two compilations. Where some batches have regions, the others get empty
-        ones, so that one is enough.
-        """
-        self._compiled_terms = torch.compile(self._terms, dynamic=True)
-        self._has_regions = has_regions
+        """See `Criterion.compile_terms`."""
+        self._compiled_terms = _CompiledTerms(self._terms, has_regions=has_regions)
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w), one per level."""
         images = raw[0].shape[0]
-        # The compiled terms are for training, and for two targets or more: torch would compile once more for a tensor
-        # with one row, and for one without.
-        compiled_terms = self._compiled_terms
-        if not torch.is_grad_enabled() or len(targets.rows) < 2:
-            compiled_terms = None
-        if compiled_terms is not None and self._has_regions:
-            targets = replace(targets, ignore=with_empty_regions(targets.ignore, images, min_images=2))
+        compute_terms: Callable[..., LossOutput] = self._terms
+        if self._compiled_terms is not None and self._compiled_terms.accepts(targets):
+            compute_terms = self._compiled_terms
+            targets = self._compiled_terms.prepare(targets, images)
         pairs = list_pairs(targets.on_host, images, targets.max_targets, grid_shapes(raw), self.strides, raw[0].device)
         ignored = self.ignored_cells(raw, targets)
-        arguments = (raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
-        if compiled_terms is None:
-            return self._terms(*arguments)
-        # torch takes sizes that are equal in the first batch for one symbol, and would compile again when they differ.
-        for level in raw:
-            torch._dynamo.maybe_mark_dynamic(level, [2, 3])
-        for tensor in (targets.rows, *(ignored or ())):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled_terms(*arguments)
+        return compute_terms(raw, targets.rows, targets.max_targets, pairs, ignored, teacher_maps)
 
     def _terms(
         self,

@@ -1,6 +1,7 @@
 """The cells of regions in which a class is ignored, so that outputs there have no loss.
 
-Legend: B images, I images with ignore regions, N cells over all levels, C classes, R regions, S any shape.
+Legend: B images, I images with ignore regions, N cells over all levels, C classes, R rows of regions, K region slots of
+an image, S any shape.
 """
 
 from __future__ import annotations
@@ -52,22 +53,42 @@ def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[i
     shapes = grid_shapes(raw)
     device = raw[0].device
     centers, sizes = cell_centers(shapes, tuple(strides), device)
-    # A region of several classes, such as an image that does not label them, has consecutive rows and is computed once.
-    places = ignore[:, [0, 2, 3, 4, 5]]
-    is_new = np.append(True, (places[1:] != places[:-1]).any(1))
-    region_of_row = np.cumsum(is_new) - 1
-    images, first, image = np.unique(ignore[is_new, 0].astype(np.int64), return_index=True, return_inverse=True)
-    slot = np.arange(len(image)) - first[image]
-    boxes = np.full((len(images), slot.max() + 1, 4), -1.0, np.float32)  # padding has no cell inside
-    boxes[image, slot] = ignore[is_new, 2:]
-    ignores_class = np.zeros((*boxes.shape[:2], num_classes + 1), np.float32)  # class -1, for all, is the last column
-    ignores_class[image[region_of_row], slot[region_of_row], ignore[:, 1].astype(np.int64)] = 1
-    ignores_class[..., :-1] += ignores_class[..., -1:]
-
-    device_boxes = from_host(boxes, device)
-    device_classes = from_host(ignores_class[..., :-1], device)
+    regions = _pad_regions(ignore, num_classes)
+    device_boxes = from_host(regions.boxes, device)
+    device_classes = from_host(regions.ignores_class, device)
     canvas_h, canvas_w = (side * strides[0] for side in shapes[0])
     low, high = scale_boxes(cxcywh_to_xyxy(device_boxes), canvas_w, canvas_h)[:, None].split(2, -1)
     points = (centers * sizes)[:, None]
-    inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, regions of an image)
-    return IgnoredCells(from_host(images, device), inside.float() @ device_classes > 0)
+    inside = ((points >= low) & (points <= high)).all(-1)  # (I, N, K)
+    return IgnoredCells(from_host(regions.images, device), inside.float() @ device_classes > 0)
+
+
+class _PaddedRegions(NamedTuple):
+    """Regions of the images that have some, padded to K of each."""
+
+    images: np.ndarray  # int64 (I,) ascending
+    boxes: np.ndarray  # float32 (I, K, 4), cxcywh as fractions of the canvas; padding has no cell inside
+    ignores_class: np.ndarray  # float32 (I, K, C), 1 where the region ignores the class
+
+
+def _pad_regions(ignore: np.ndarray, num_classes: int) -> _PaddedRegions:
+    """Pads ignore regions. Arguments: see `ignored_cells`.
+
+    A region of several classes, such as an image that does not label them, has consecutive rows, and becomes one slot.
+    For example, four rows of the images 0, 2, 2 and 2, of which the second and the third have equal boxes, are three
+    regions: ``region_of_row`` is 0 1 1 2, and their ``row`` and ``slot`` in the padded arrays are 0 1 1 and 0 0 1.
+    """
+    places = ignore[:, [0, 2, 3, 4, 5]]
+    is_new_region = np.append(True, (places[1:] != places[:-1]).any(1))
+    region_of_row = np.cumsum(is_new_region) - 1
+    image_of_region = ignore[is_new_region, 0].astype(np.int64)
+    images, first_region, row = np.unique(image_of_region, return_index=True, return_inverse=True)
+    slot = np.arange(len(row)) - first_region[row]
+    boxes = np.full((len(images), slot.max() + 1, 4), -1.0, np.float32)
+    boxes[row, slot] = ignore[is_new_region, 2:]
+    classes = ignore[:, 1].astype(np.int64)
+    # The last column is class -1, for all classes.
+    ignores_class = np.zeros((*boxes.shape[:2], num_classes + 1), np.float32)
+    ignores_class[row[region_of_row], slot[region_of_row], classes] = 1
+    ignores_class[..., :-1] += ignores_class[..., -1:]
+    return _PaddedRegions(images, boxes, ignores_class[..., :-1])

@@ -76,18 +76,9 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
 
     Returns boxes float32 (P, 4) and scores float32 (P,).
     """
-    x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
-    # A box with an IoU above t is at most 1 / t as wide, and more than t of the larger width is common to both.
-    reach = (x2 - x1) * (1 - iou_thres + _IOU_ROUNDING)
-    left = torch.cat((x1 - reach / max(iou_thres, _MIN_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
-    keys = _sort_keys(left, torch.cat((kept.group, kept.group, others.group)))
-    lowest, highest, voter_keys = keys.split((len(x1), len(x1), len(others.group)))
-    voter_keys, order = voter_keys.sort(stable=True)
-    first = torch.searchsorted(voter_keys, lowest)
-    count = (torch.searchsorted(voter_keys, highest, right=True) - first).clamp_(min=0) * moves
-    voters = BoxGroups(*(column.index_select(0, order) for column in others))
-
-    sum_dtype = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
+    voters, first, count = _near_voters(kept, others, iou_thres)
+    count = count * moves
+    sum_dtype = torch.float32 if kept.scores.device.type == "mps" else torch.float64  # MPS has no float64
     sums = _with_ones(kept.boxes_xyxy).to(sum_dtype) * kept.scores[:, None]
     misses = torch.zeros_like(sums[:, 0])
     for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, count, iou_thres):
@@ -98,6 +89,24 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
     mean = (sums[:, :4] / sums[:, 4:]).float()
     boxes = torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
     return boxes, raised_scores(kept.scores.to(sum_dtype), misses).float()
+
+
+def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[BoxGroups, Tensor, Tensor]:
+    """Finds the voters of each kept box's group whose left side is so near to its own that their IoU may be above the
+    threshold.
+
+    Returns the ``others`` sorted by group, then by left side; and the position of each kept box's first voter among
+    them and the number of its voters, int64 (P,).
+    """
+    x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
+    # A box with an IoU above t is at most 1 / t as wide, and more than t of the larger width is common to both.
+    reach = (x2 - x1) * (1 - iou_thres + _IOU_ROUNDING)
+    lowest = _sort_keys(x1 - reach / max(iou_thres, _MIN_IOU), kept.group)
+    highest = _sort_keys(x1 + reach, kept.group)
+    voter_keys, order = _sort_keys(others.boxes_xyxy[:, 0], others.group).sort(stable=True)
+    first = torch.searchsorted(voter_keys, lowest)
+    count = (torch.searchsorted(voter_keys, highest, right=True) - first).clamp_(min=0)
+    return BoxGroups(*(column.index_select(0, order) for column in others)), first, count
 
 
 def _sort_keys(left: Tensor, group: Tensor) -> Tensor:

@@ -263,8 +263,8 @@ class _CandidateSet:
     boxes: Tensor  # float32 (M, 4)
     scores: Tensor  # float32 (M,)
     classes: Tensor  # int64 (M,)
-    allowed_per_image: Tensor  # int64 (B,) number of pairs that may be candidates, of which the best are
-    most_allowed: int  # the largest of these numbers, on the host
+    candidates_per_image: Tensor  # int64 (B,) pairs above the threshold; only `MAX_CANDIDATES` are in this set
+    max_per_image: int  # the largest of these numbers, on the host
 
     def take(self, rows: Tensor) -> _CandidateSet:
         """Selects ``rows``: a mask, bool (M,), or indices."""
@@ -321,9 +321,9 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, classes: Tensor, lowest_s
     batch = boxes.shape[0]
     allowed = scores > lowest_score
     image, box, label = allowed.nonzero(as_tuple=True)
-    allowed_per_image = _starts(image, batch).diff()
-    most_allowed = max(allowed_per_image.tolist(), default=0)
-    is_crowded = most_allowed > MAX_CANDIDATES
+    candidates_per_image = _starts(image, batch).diff()
+    max_per_image = max(candidates_per_image.tolist(), default=0)
+    is_crowded = max_per_image > MAX_CANDIDATES
     if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
@@ -338,8 +338,8 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, classes: Tensor, lowest_s
         boxes=boxes[image, box],
         scores=score[order],
         classes=classes[image, box, label[order]],
-        allowed_per_image=allowed_per_image,
-        most_allowed=most_allowed,
+        candidates_per_image=candidates_per_image,
+        max_per_image=max_per_image,
     )
     return candidates.take(rank < MAX_CANDIDATES) if is_crowded else candidates
 
@@ -356,7 +356,7 @@ class _Suppressed:
 
     def detections(self, *, voted: bool) -> Detections:
         """Returns the best kept candidates; with ``voted``, suppressed ones have moved them."""
-        if voted and self.candidates.most_allowed > 1:
+        if voted and self.candidates.max_per_image > 1:
             kept = _vote(self.candidates, self.keep, self.groups)
         else:
             kept = self.candidates.take(self.keep)
@@ -392,20 +392,20 @@ def _needed_for_classes(candidates: _CandidateSet, wanted: Tensor, box_voting: b
     is_wanted = wanted[candidates.classes]
     if not box_voting:
         return is_wanted
-    is_crowded = (candidates.allowed_per_image > _MAX_VOTED)[candidates.image]
+    is_crowded = (candidates.candidates_per_image > _MAX_VOTED)[candidates.image]
     return is_wanted | (is_crowded & (candidates.rank < VOTERS))
 
 
 def _keep(candidates: _CandidateSet, groups: _Groups, *, needed: int, max_kept: int) -> Tensor:
     """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
     only if fewer than ``needed`` of these are kept. ``max_kept``: see `_Groups.nms`."""
-    if candidates.most_allowed <= _FIRST_CANDIDATES:
+    if candidates.max_per_image <= _FIRST_CANDIDATES:
         return groups.nms(candidates, max_kept)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.
     is_first = candidates.rank < _FIRST_CANDIDATES
     keep = is_first.masked_scatter(is_first, groups.nms(candidates.take(is_first), max_kept))
-    kept_per_image = torch.zeros_like(candidates.allowed_per_image).index_add_(0, candidates.image, keep.long())
-    is_crowded = candidates.allowed_per_image > _FIRST_CANDIDATES
+    kept_per_image = torch.zeros_like(candidates.candidates_per_image).index_add_(0, candidates.image, keep.long())
+    is_crowded = candidates.candidates_per_image > _FIRST_CANDIDATES
     needs_all = (is_crowded & (kept_per_image < needed))[candidates.image]
     if needs_all.any():
         keep = keep.masked_scatter(needs_all, groups.nms(candidates.take(needs_all), max_kept))

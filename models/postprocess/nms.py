@@ -68,6 +68,9 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
 def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
     """Arranges groups, of which ``group`` (M,) is sorted, in tables with a row for each, the largest groups first.
 
+    For example, groups of 40, 2, 9, 1 and 33 boxes with sizes of 1, 8 and 32: the first table has the groups of 40 and
+    33 boxes as rows of 40 columns, the second one that of 9, the third one that of 2. The single box has no table.
+
     Yields indices int64 (G, Q) into M, and bool (G, Q), False for padding.
     """
     edges = torch.searchsorted(group, torch.arange(groups + 1, device=group.device))
@@ -78,15 +81,21 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
     end = _count_larger(host_lengths, sizes.groups[0])
     while first < end:
         longest = host_lengths[first]
-        similar = _count_larger(host_lengths, max(size for size in sizes.groups if size < longest))
-        block = min(longest, sizes.block)
-        compared = block  # boxes compared with each column of a block
-        if longest > block:
-            compared = max(block, min(max_det, longest) // 2)
-        last = min(first + max(sizes.cells // (block * compared), 1), similar)
+        next_smaller_size = max(size for size in sizes.groups if size < longest)
+        end_of_similar = _count_larger(host_lengths, next_smaller_size)
+        last = min(first + _rows_in_table(longest, max_det, sizes), end_of_similar)
         columns = torch.arange(longest, device=group.device)
         yield starts[first:last, None] + columns, columns < lengths[first:last, None]
         first = last
+
+
+def _rows_in_table(columns: int, max_det: int, sizes: _TableSizes) -> int:
+    """Returns how many rows of a table are compared together, at least one. ``columns``: Q."""
+    block = min(columns, sizes.block)
+    compared = block  # boxes compared with each column of a block: those of the block,
+    if columns > block:  # or those kept before, on average half of all that are kept
+        compared = max(block, min(max_det, columns) // 2)
+    return max(sizes.cells // (block * compared), 1)
 
 
 def _count_larger(descending: list[int], size: int) -> int:

@@ -340,7 +340,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         call(export.main, *common, *end2end, *flags, *([] if votes else ["--no-check"]))
         rows = tmp_path / ("a_nms_end2end.torchscript" if flags else "a_end2end.torchscript")
         model = open_model(rows, device=CPU, trust=True)
-        assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
+        assert (model.nms_iou, model.info["end2end"], model.has_builtin_voting) == (None, True, votes)
         assert model.confidence == model.info["confidence"] == confidence
         if votes:
             unvoted = ["--weights", rows, "--data", data, "--no-box-voting", *VAL]

@@ -127,6 +127,11 @@ def max_over_ranks(ctx: DistributedContext, value: int) -> int:
     return int(largest)
 
 
+def min_over_ranks(ctx: DistributedContext, value: int) -> int:
+    """Returns the smallest value of any rank, on every rank. Returns only after all ranks have called it."""
+    return -max_over_ranks(ctx, -value)
+
+
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
     """Gathers every rank's value, by rank, on every rank."""
     if not ctx.is_distributed:
