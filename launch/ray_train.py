@@ -141,7 +141,7 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
     folder = Path(config.project, config.name)
     trainer = TorchTrainer(
-        partial(work, config, os.getcwd()),
+        partial(run_worker, config, os.getcwd()),
         torch_config=TorchConfig(backend="gloo"),  # of Ray's own workers, which only pass on results
         scaling_config=ScalingConfig(
             num_workers=options.workers,
@@ -169,9 +169,9 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
     print(f"done: {folder}", *epochs_of(folder)[-1:])
 
 
-def work(config: TrainConfig, working_folder: str) -> str:
-    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the line with which
-    a process was refused: another try would end in the same way.
+def run_worker(config: TrainConfig, working_folder: str) -> str:
+    """Runs a process of train.py until it ends, in each of Ray's workers. Returns "", or the line with which a process
+    was refused: another try would end in the same way.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -189,7 +189,7 @@ def work(config: TrainConfig, working_folder: str) -> str:
     environment = dict(os.environ) | rank_variables(context, plan)
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        refusal = follow(folder, child, rank, plan.num_reported)
+        refusal = report_until_done(folder, child, rank, plan.num_reported)
         if refusal:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
@@ -247,9 +247,9 @@ def rank_variables(context: TrainContext, plan: Plan) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def follow(folder: Path, child: Child, rank: int, num_reported: int) -> str:
-    """Follows the job until it is over, and reports new epochs to Ray, which all workers do together, with the values
-    of rank 0. Returns the line of a process that was refused; "" if none was.
+def report_until_done(folder: Path, child: Child, rank: int, num_reported: int) -> str:
+    """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
+    the line of a process that was refused; "" if none was.
 
     ``num_reported``: epochs that Ray knows, or that an earlier job has trained.
     """

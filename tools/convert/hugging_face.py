@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -42,7 +42,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
             if boxes is None:
                 annotations.unlabeled_inside += 1
                 continue
-            path = annotations.keep(image, file, row)
+            path = annotations.extract_image(image, file, row)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=_size(path, location)))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
@@ -113,7 +113,7 @@ def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[Ann
     boxes = []
     for bbox, category, crowd in zip(bboxes, categories, crowds):
         name = _class_name(category, names.get(category_column, []), f"{location}: {category_column}")
-        is_crowd = is_set(crowd, f"{location}: {crowd_column}")
+        is_crowd = parse_flag(crowd, f"{location}: {crowd_column}")
         boxes.append(AnnotatedBox.of_xywh(name, *_xywh(bbox, location), crowd=is_crowd))
     return boxes
 
