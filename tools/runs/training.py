@@ -130,7 +130,7 @@ def previous_training(folder: Path, config: TrainConfig) -> PreviousTraining:
     """
     last = folder / "last.pt"
     if not last.is_file():
-        num_epochs = len(ResultsTable.read(folder / _RESULTS).rows) if (folder / _RESULTS).is_file() else 0
+        num_epochs = len(ResultsTable.read_if_exists(folder / _RESULTS).rows)
         if num_epochs > 1:
             raise UserError(
                 f"{folder}: has results of {num_epochs} epochs, but no last.pt from which they continue; restore it, "
