@@ -20,6 +20,7 @@ from utils.logger import get_logger
 from utils.machine.resources import available_cores
 
 MAX_FOLDS = 20  # folds of which `validation_images` takes some
+MAX_DEVIATION = 0.5  # of the share that is held out from the one that is asked for, relative to the latter
 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:
@@ -46,6 +47,20 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
     return [index.paths[i] for i in np.flatnonzero(fold < taken.numerator).tolist()]
 
 
+def _log_share(fraction: float, num_held_out: int, num_images: int) -> None:
+    """Logs how many images are held out; a warning if these are a share far from ``fraction``."""
+    message = "--val-fraction %g: %d of %d training images are held out for validation"
+    share = num_held_out / num_images
+    if abs(share - fraction) <= MAX_DEVIATION * fraction:
+        get_logger().info(message, fraction, num_held_out, num_images)
+        return
+    message += (
+        " (%.0f %%): near-duplicates and copies stay together, in groups that are too few or too large for this "
+        "fraction; for another part, give the data set a 'val' split"
+    )
+    get_logger().warning(message, fraction, num_held_out, num_images, 100 * share)
+
+
 def hold_out_validation(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
 ) -> DatasetSpec:
@@ -59,6 +74,5 @@ def hold_out_validation(
         if ctx.is_main and not names:
             index = load_index(spec, "train", scan_settings(config))
             names = validation_images(index, config.val_fraction)
-            message = "--val-fraction %g: %d of %d training images are held out for validation"
-            get_logger().info(message, config.val_fraction, len(names), len(index))
+            _log_share(config.val_fraction, len(names), len(index))
     return spec.hold_out(broadcast_object(ctx, names))

@@ -63,21 +63,20 @@ def _log_joining(loaded: LoadedSplit) -> None:
 
 
 def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
-    """Logs what was corrected, misread and lost, unless a check has warned that too much is lost, and which files are
-    unusual."""
+    """Logs what was corrected, misread and lost, and which files are unusual. If a check has warned that too much is
+    lost, it has said what is misread and lost."""
     full = loaded.full
-    ledger = full.index.report.ledger
-    has_logged_losses = full.has_lost_too_much(max_bad) or _log_labels(full.index.report, title)
-    logged_kinds = {loss.kind for loss in ledger.main_losses} if has_logged_losses else set()
+    report = full.index.report
+    for note in report.notes:
+        get_logger().info("%s: %s", title, note)
+    has_logged_losses = full.has_lost_too_much(max_bad) or _warn_about_labels(report, title)
+    logged_kinds = {loss.kind for loss in report.ledger.main_losses} if has_logged_losses else set()
     if full.listing is not None and full.has_labels:
         _warn_about_files(full.listing, loaded.spec, title, logged_kinds)
 
 
-def _log_labels(report: ScanReport, title: str) -> bool:
-    """Logs what was corrected, what is probably misread, and what is lost. Returns whether anything worth a warning
-    is lost."""
-    for note in report.notes:
-        get_logger().info("%s: %s", title, note)
+def _warn_about_labels(report: ScanReport, title: str) -> bool:
+    """Logs what is probably misread, and what is lost. Returns whether anything worth a warning is lost."""
     for advice in report.advice:
         get_logger().warning("%s: %s", title, advice)
     lost = loss_warning(report.ledger)

@@ -14,6 +14,7 @@ from data.labels.label_format import TOP_LEFT, LabelFiles, LabelFormat, LabelReq
 from data.labels.per_split import LabelsPerSplit, SplitFile
 from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
 from utils.errors import UserError, one_line
+from utils.files.once_per_file import once_per_file
 from utils.files.paths import path_of
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
@@ -218,7 +219,7 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
-    categories = _sorted_categories(read_json(paths[0], _EXPECTED), paths[0])
+    categories: Sequence[dict] = _categories_of(paths[0])
     root = _root_category(categories, paths)
     if root is not None:
         message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
@@ -231,6 +232,12 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
             raise _same_name(name, id_of[name], category["id"], paths[0])
         id_of[name] = category["id"]
     return tuple(id_of)
+
+
+@once_per_file
+def _categories_of(path: Path) -> tuple[dict, ...]:
+    """Reads the categories of a COCO JSON, ordered by id. Raises UserError."""
+    return tuple(_sorted_categories(read_json(path, _EXPECTED), path))
 
 
 def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
     """
     if annotations is None:
         return YOLO
-    if annotations.is_dir():
+    if os.path.isdir(annotations):
         formats = [each for each in LABEL_FORMATS if each.per_image is not None and each.per_image.in_annotations]
     else:
         suffix = annotations.suffix.lower()

@@ -35,6 +35,7 @@ from utils.strings import counted
 _SAMPLED = 32  # label files that are searched for keypoints
 _ROUNDING = 1e-6  # a polygon that fills its box but for this fraction is the box itself
 _ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
+_MAX_SHOWN_CLASS = 1e15  # larger numbers of classes are abbreviated
 _MIN_KEYPOINT_ROWS = 20  # fewer rows cannot tell keypoints without visibility from polygons
 
 
@@ -73,11 +74,11 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
     if class_id != int(class_id):
-        return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
+        return RowProblem(line, BAD_ROW, f"class {fields[0][:60]} is not a whole number")
     corners, area, shape = _box(*values[1:]) if count == 5 else _polygon(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        class_name = f"class {int(class_id)}"
+        class_name = f"class {int(class_id)}" if abs(class_id) < _MAX_SHOWN_CLASS else f"class {class_id:g}"
         return RowProblem(
             line=line,
             kind=UNKNOWN_CLASS,

@@ -65,6 +65,7 @@ class Original(NamedTuple):
     findings: tuple[Finding, ...]  # all: a list of images has other lines in the copy
     unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
     other_images: OtherImages  # see `Listing`
+    shares_folders: bool  # see `DatasetSpec.shares_folders`: the copy need not have the other split
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,12 @@ class DatasetSpec:
         if source.annotations is not None:
             paths.append(source.annotations)
         for path in paths:
-            if not path.exists():
+            try:
+                exists = path.exists()
+            except PermissionError:
+                reason = f"permission denied (named by '{name}' of {self.source})"
+                raise UserError(f"{path}: {reason}; let this user read it, or correct the path") from None
+            if not exists:
                 raise self.missing_error(path)
 
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
@@ -127,6 +133,8 @@ class DatasetSpec:
     def shares_folders(self, split: str) -> bool:
         """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
         images that the one of ``split`` does not name."""
+        if split in self.originals:
+            return self.originals[split].shares_folders
         this = self.split(split)
         others = [source.images for source in self.splits.values() if source.annotations != this.annotations]
         pairs = itertools.product(this.images, itertools.chain.from_iterable(others))

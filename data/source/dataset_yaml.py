@@ -158,7 +158,7 @@ def _read_split(value: Any, annotations: Path | None, split: str, place: _Place)
         return SplitSource((), None, None, parts)
     images = tuple(resolve_entry(checked_path(entry, location), place.root) for entry in entries)
     if annotations is None:
-        images = tuple(Path(folder_with_labels(str(path))) if path.is_dir() else path for path in images)
+        images = tuple(Path(folder_with_labels(str(path))) if os.path.isdir(path) else path for path in images)
     return SplitSource(images, annotations, format_of(annotations))
 
 

@@ -15,7 +15,8 @@ from data.source.diagnosis.missing_data import labels_without_images
 from data.source.diagnosis.other_exports import first_unread_export
 from data.source.folder_labels import find_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of
-from data.source.yaml_keys import CLASS_KEYS
+from data.source.yaml_keys import CLASS_KEYS, SPLITS
+from data.source.yaml_paths import resolve_root
 from utils.config.commands import COMMANDS
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
@@ -37,14 +38,14 @@ def read_folder(folder: Path) -> FolderContent:
     """Finds the splits of ``folder`` and their labels, unless it has a YAML. Raises UserError, with what the folder has
     instead."""
     folder = _unpacked(folder)
-    splits = find_splits(folder)
     yaml = _own_yaml(folder)
     values: dict[str, Any] = {}
     if yaml is not None:
         content = load_yaml(yaml, text_under=CLASS_KEYS)
-        if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc"}:
+        if not _has_names_only(content, yaml, folder):
             return FolderContent({}, yaml, f"{folder}: its YAML is {yaml.name}")
-        values |= content  # Supervision writes the names alone
+        values |= content
+    splits = find_splits(folder)
     labels = find_labels(folder, splits, values.get("names"))
     if labels is None:
         raise UserError(f"--data {folder}: {_content_summary(folder, splits)}")
@@ -52,7 +53,7 @@ def read_folder(folder: Path) -> FolderContent:
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
     unused = _unused_folders(folder, splits.values())
     if unused:
-        places += f"; called like no split, and not used: {listed(unused, 5)}"
+        places += f"; not named after a split, and not used: {listed(unused, 5)}"
     return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
 
 
@@ -68,11 +69,31 @@ def _unpacked(folder: Path) -> Path:
 
 
 def _own_yaml(folder: Path) -> Path | None:
-    """Returns the YAML of a folder; of several, the one that is named like a data set."""
-    yamls = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
-    if len(yamls) > 1:
-        yamls = [path for path in yamls if path.stem in ("data", "dataset", folder.name)]
-    return yamls[0] if yamls else None
+    """Returns the YAML that describes the data of a folder: one that is named like a data set, or else the only one
+    with a split or names. Other programs have YAMLs of their own, such as dvc.yaml."""
+    files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
+    yamls = sorted(path for path in files if not path.name.startswith("."))
+    for path in yamls:
+        if path.stem in ("data", "dataset", folder.name):
+            return path
+    describing = [path for path in yamls if _describes_data(path)]
+    return describing[0] if len(describing) == 1 else None
+
+
+def _describes_data(yaml: Path) -> bool:
+    """Returns whether a YAML has a split or names. True if it is malformed: who reads it says why."""
+    try:
+        content = load_yaml(yaml, text_under=CLASS_KEYS)
+    except UserError:
+        return True
+    return isinstance(content, dict) and not content.keys().isdisjoint((*SPLITS, "names"))
+
+
+def _has_names_only(content: Any, yaml: Path, folder: Path) -> bool:
+    """Returns whether a YAML names the classes and no images, as Supervision writes it."""
+    if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc", "path"}:
+        return False
+    return resolve_root(content.get("path"), yaml, known_root="") == folder
 
 
 def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
@@ -83,7 +104,7 @@ def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
         if not has_split_folders or not parent.is_dir():
             continue
         for path in sorted(parent.iterdir()):
-            if path.is_dir() and not _is_known_folder(path, used) and _has_images(images_in(path)):
+            if not _is_known_folder(path, used) and _has_images(path):
                 unused.append(str(path.relative_to(folder)))
     return unused
 
@@ -96,7 +117,11 @@ def _is_known_folder(path: Path, used: Collection[Path]) -> bool:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir())
+    """Returns whether a folder has images. False if it cannot be listed, such as lost+found: it is not used anyway."""
+    try:
+        return folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in images_in(folder).iterdir())
+    except OSError:
+        return False
 
 
 def _content_summary(folder: Path, splits: dict[str, Path]) -> str:

@@ -14,6 +14,7 @@ from data.labels.voc import is_voc, object_names
 from data.labels.yolo import has_row, label_folders
 from data.source.folder_splits import IMAGE_FOLDERS, split_of
 from utils.errors import UserError
+from utils.files.once_per_file import once_per_file
 from utils.files.safe_io import read_regular, read_text
 
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
@@ -39,11 +40,12 @@ def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabe
         splits: the folder or list of the images of each split.
         names: value of the key ``names``, if the folder has a YAML with it; else None.
     """
-    return _find_annotations(folder, splits) or _find_yolo(folder, splits, names)
+    return _find_annotations(folder, splits, names) or _find_yolo(folder, splits, names)
 
 
-def _find_annotations(folder: Path, splits: dict[str, Path]) -> FolderLabels | None:
-    """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either."""
+def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
+    """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either. Without ``names``, those
+    of Pascal VOC are those of all its objects."""
     coco_files = _CocoFiles(folder)
     annotations: dict[str, Path] = {}
     for split, images in splits.items():
@@ -63,7 +65,7 @@ def _find_annotations(folder: Path, splits: dict[str, Path]) -> FolderLabels | N
             reason = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
             raise UserError(f"--data {folder}: {reason}")
     values: dict[str, Any] = {"annotations": {split: str(path) for split, path in annotations.items()}}
-    if voc_folders:
+    if voc_folders and not names:
         values["names"] = _voc_names(voc_folders)
         if not values["names"]:
             raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
@@ -81,19 +83,18 @@ class _Json(NamedTuple):
 
 
 class _CocoFiles:
-    """Finds the COCO JSON of the splits of a folder, and reads each file once."""
+    """Finds the COCO JSON of the splits of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._content: dict[Path, _Json] = {}
 
     def find(self, split: str, images: Path) -> Path | None:
         """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes; None
         if there is none."""
         without_boxes: Path | None = None  # such as image_info_test2017.json
         for paths in self._candidates(split, images):
-            coco = [path for path in paths if self._read(path).is_coco]
-            with_boxes = [path for path in coco if self._read(path).has_boxes]
+            coco = [path for path in paths if _summary_of(path).is_coco]
+            with_boxes = [path for path in coco if _summary_of(path).has_boxes]
             if with_boxes:
                 _check_one_has_all(with_boxes, split)
                 return with_boxes[0]
@@ -114,12 +115,13 @@ class _CocoFiles:
         of_no_split = [path for path in in_folder if _split_in(path) == ""]
         return [nearby, of_split, of_no_split]
 
-    def _read(self, path: Path) -> _Json:
-        if path not in self._content:
-            text = _json_text(path)
-            is_coco = _CATEGORIES.search(text) is not None and _IMAGES.search(text) is not None
-            self._content[path] = _Json(is_coco, has_boxes='"bbox"' in text)
-        return self._content[path]
+
+@once_per_file
+def _summary_of(path: Path) -> _Json:
+    """Reads what a JSON file has. Raises UserError if it cannot be read."""
+    text = _json_text(path)
+    is_coco = _CATEGORIES.search(text) is not None and _IMAGES.search(text) is not None
+    return _Json(is_coco, has_boxes='"bbox"' in text)
 
 
 def _split_in(path: Path) -> str:

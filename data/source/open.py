@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         if source.stage:
             from data.source.staging.stage import stage_dataset
 
-            named = replace(source, data=known_by_name(source.data))
-            spec = stage_dataset(named, ctx, lambda: _open_files(source, note))
+            spec = stage_dataset(source, ctx, lambda: _open_files(source, note))
         elif source.data == DEMO:
             from data.source.demo import ensure_demo
             from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
@@ -44,7 +44,8 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         else:
             spec = _open_files(source, note)
     except UserError as error:
-        error.args = (f"{error}{note}",)
+        if not str(error).endswith(note):  # as the message about missing data does
+            error.args = (f"{error}{note}",)
         raise
     if source.val_images and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(source.val_images)
@@ -53,14 +54,24 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
     """Opens a data set in its own folder. ``stored_note``: which file names it, for the message about missing data."""
-    if source.stored_in and not Path(known_by_name(source.data)).exists():
-        raise UserError(f"{source.data}: no such file")
-    spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
-    for line in spec.notes:
-        get_logger().info("%s", line)
-    for split in source.splits:  # report missing data before weights are read
-        spec.check_split(split)
+    with _denied_access_refused(source.data):
+        if source.stored_in and not Path(known_by_name(source.data)).exists():
+            raise UserError(f"{source.data}: no such file")
+        spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
+        for line in spec.notes:
+            get_logger().info("%s", line)
+        for split in source.splits:  # report missing data before weights are read
+            spec.check_split(split)
     return replace(spec, if_missing=spec.if_missing + stored_note)
+
+
+@contextlib.contextmanager
+def _denied_access_refused(data: str) -> Iterator[None]:
+    """Raises UserError for a file or folder of the data set ``data`` that this user may not read."""
+    try:
+        yield
+    except PermissionError as error:
+        raise UserError(f"--data {data}: {error.filename}: permission denied; let this user read it") from None
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
@@ -78,12 +89,13 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     not checked yet: reading them may take long. Needs no torch."""
     if data == DEMO:
         return
-    data = find_data(data)
-    values = None if Path(data).is_dir() else read_yaml(Path(data))
-    if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
-        spec = load_dataset_spec(data).use_classes(typed_classes(classes))
-        for split in splits:
-            spec.check_split(split)
+    with _denied_access_refused(data):
+        data = find_data(data)
+        values = None if Path(data).is_dir() else read_yaml(Path(data))
+        if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
+            spec = load_dataset_spec(data).use_classes(typed_classes(classes))
+            for split in splits:
+                spec.check_split(split)
 
 
 def known_by_name(data: str) -> str:

@@ -35,7 +35,7 @@ def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     if known_root and not path.is_absolute():
         candidates.append(Path(known_root))
     for candidate in candidates:
-        if candidate.is_dir():
+        if os.path.isdir(candidate):  # false without permission: who opens the splits says so
             return normal_path(candidate)
     is_below_current_folder = yaml_folder == YAML_FOLDER and not path.is_absolute()  # a public data set's, as a rule
     return normal_path(candidates[1] if is_below_current_folder else candidates[0])

@@ -97,7 +97,8 @@ class IssueGalleries(Galleries):
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:
-            return PhotoFile(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
+            height, width = check_image(path, pixels=index.pixels).size_hw
+            return PhotoFile(path, height, width, index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):
             return None
 

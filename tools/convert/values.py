@@ -76,5 +76,5 @@ def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None
 
 def image_size(path: Path) -> tuple[int, int]:
     """Returns width and height of an image file."""
-    height, width = check_image(path)
+    height, width = check_image(path).size_hw
     return width, height

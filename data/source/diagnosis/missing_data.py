@@ -16,7 +16,6 @@ _MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
 _MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
 _FIRST_BYTES = 4096  # suffice to recognize a file with labels
 _MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
-_LABEL_FILES = {each.files.suffix: each.files for each in LABEL_FORMATS}
 
 
 def labels_without_images(root: Path) -> str:
@@ -44,15 +43,17 @@ def labels_without_images(root: Path) -> str:
 
 
 def _is_label_file(path: str) -> bool:
-    """Returns whether a file has the suffix of a label file, and begins like one."""
-    files = _LABEL_FILES.get(os.path.splitext(path)[1].lower())
-    if files is None:
+    """Returns whether a file has the suffix of a label file, and begins like one of its formats."""
+    suffix = os.path.splitext(path)[1].lower()
+    formats = [label_format.files for label_format in LABEL_FORMATS if label_format.files.suffix == suffix]
+    if not formats:
         return False
     try:
         with open_regular(path) as file:
-            return files.is_labels(file.read(_FIRST_BYTES))
+            head = file.read(_FIRST_BYTES)
     except OSError:
         return False
+    return any(files.is_labels(head) for files in formats)
 
 
 def nearby_paths_hint(path: Path) -> str:

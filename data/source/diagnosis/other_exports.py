@@ -48,8 +48,11 @@ _EXPORTS = (
 
 
 def unread_export(path: Path) -> str:
-    """Returns what the export in a file is, and what to export instead; "" for other files."""
+    """Returns what the export in a file is, and what to export instead; "" for other files. A YAML may mention the
+    words of an export, in a comment or a path; one that begins like JSON is JSON."""
     head = _head(path)
+    if path.suffix.lower() not in EXPORT_SUFFIXES and not head.lstrip().startswith(("{", "[")):
+        return ""
     for export in _EXPORTS:
         if export.sign.search(head):
             return f"{export.title}: {export.instead}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from data.source.walk import Folders, Visit, none_if_missing, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
+from utils.logger import get_logger
 
 OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
@@ -58,34 +58,37 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
             raise spec.missing_error(entry)
         if not entry.is_dir() and not _is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-    split_images = _read_entries(entries, folders, image_suffixes(spec.pixels))
+    split_images = SplitImages()
+    for entry in entries:
+        _read_entry(split_images, entry, folders, image_suffixes(spec.pixels))
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     return split_images
 
 
 def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself."""
-    return _read_entries(spec.split(split).images, folders, image_suffixes(spec.pixels), ignored=UserError)
+    """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
+    of a folder or list that cannot be read, whose images seem to be of no split."""
+    split_images = SplitImages()
+    for entry in spec.split(split).images:
+        try:
+            _read_entry(split_images, entry, folders, image_suffixes(spec.pixels))
+        except UserError as error:
+            get_logger().warning("%s: '%s': not all of its images are known: %s", spec.source, split, error)
+    return split_images
 
 
 def _is_list(entry: Path) -> bool:
     return entry.suffix.lower() == ".txt" and entry.is_file()
 
 
-def _read_entries(
-    entries: Iterable[Path], folders: Folders, suffixes: frozenset[str], *, ignored: type[UserError] | None = None
-) -> SplitImages:
-    """Returns the images of folders and lists. ``ignored``: errors for which the rest of an entry is left out."""
-    split_images = SplitImages()
-    for entry in entries:
-        with contextlib.suppress(*([ignored] if ignored else [])):
-            if entry.is_dir():
-                for visit in walk(entry):
-                    _add_folder(split_images, visit, entry, folders, suffixes)
-            elif _is_list(entry):
-                _add_list(split_images, entry, folders, suffixes)
-    return split_images
+def _read_entry(split_images: SplitImages, entry: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+    """Adds the images of a folder or list."""
+    if entry.is_dir():
+        for visit in walk(entry):
+            _add_folder(split_images, visit, entry, folders, suffixes)
+    elif _is_list(entry):
+        _add_list(split_images, entry, folders, suffixes)
 
 
 def _add_list(split_images: SplitImages, file: Path, folders: Folders, suffixes: frozenset[str]) -> None:

@@ -176,7 +176,8 @@ class StageCopy:
         self._remove_other_images()
         for name, text in self.plan.lists.items():
             self._write_text(self._name(name), text)
-        self._write_text(_originals_file(self.yaml).name, json.dumps(self.plan.originals))
+        content = {"source": self.plan.spec.source, "splits": self.plan.originals}
+        self._write_text(_originals_file(self.yaml).name, json.dumps(content))
         self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
 
     def _remove_other_images(self) -> None:
@@ -198,20 +199,23 @@ class StageCopy:
             os.replace("text", os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
 
 
-def open_copy(path: Path, source: str) -> DatasetSpec:
-    """Opens the copy of the data set ``source`` that the YAML ``path`` describes."""
+def open_copy(path: Path) -> DatasetSpec:
+    """Opens the copy of a data set that the YAML ``path`` describes."""
     content = json.loads(read_text(_originals_file(path)))
-    originals = {split: _original_of(*values) for split, values in content.items()}
-    return replace(load_dataset_spec(path), source=source, originals=originals)
+    originals = {split: _original_of(*values) for split, values in content["splits"].items()}
+    return replace(load_dataset_spec(path), source=content["source"], originals=originals)
 
 
-def _original_of(findings: list[list], unusual_labels: dict[str, str], other_images: list) -> Original:
+def _original_of(
+    findings: list[list], unusual_labels: dict[str, str], other_images: list, shares_folders: bool
+) -> Original:
     """Restores an `Original` from JSON."""
     before, after, *names = other_images
     return Original(
         findings=tuple(Finding(*each) for each in findings),
         unusual_labels=unusual_labels,
         other_images=OtherImages([ImageFile(*each) for each in before], [ImageFile(*each) for each in after], *names),
+        shares_folders=shares_folders,
     )
 
 

@@ -71,7 +71,12 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     for split in splits:
         listing = list_split(spec, split)
         _warn_of_files_left_out(listing.findings, split)
-        originals[split] = Original(tuple(listing.findings), listing.unusual_labels, listing.others)
+        originals[split] = Original(
+            findings=tuple(listing.findings),
+            unusual_labels=listing.unusual_labels,
+            other_images=listing.others,
+            shares_folders=spec.shares_folders(split),
+        )
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}

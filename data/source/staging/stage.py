@@ -33,7 +33,8 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
 
     Every process of the run must call this; the first one calls ``open_original``, which opens the data set in its own
     folder. ``source.stage`` is on this node's disk; it may differ between nodes. ``{node_rank}`` in it is replaced by
-    the node's number. The ``source`` of the result is the original YAML. Raises UserError: the data set cannot be read,
+    the node's number. The ``source`` of the result is that of the original: its YAML, also if
+    ``source.data`` is a folder that has one. Raises UserError: the data set cannot be read,
     the disk is too small or cannot be written, or two nodes use one folder.
     """
     if source.data == DEMO:
@@ -50,7 +51,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
         else:
             assert ctx.store is not None
             yaml = Path(os.fsdecode(ctx.store.get(store_key)))
-        return open_copy(yaml, source.data)
+        return open_copy(yaml)
 
 
 def _copy_as_leader(

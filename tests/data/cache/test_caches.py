@@ -114,8 +114,9 @@ def test_memory_is_freed_with_its_cache(index, cached):
 
 
 def _open_in_memory(ctx, index):
-    with torch_distributed_zero_first(ctx):
-        cache = open_ram_cache(ctx, index, 64, decoding.Decoding())
+    for images in (index.take(np.array([1])), index):  # the second call shares its own memory
+        with torch_distributed_zero_first(ctx):
+            cache = open_ram_cache(ctx, images, 64, decoding.Decoding())
     return str(cache.path), same_as_the_files(cache, index)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
-from data.folds.held_out import scan_settings, validation_images
+from data.folds.held_out import hold_out_validation, scan_settings, validation_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.open_reader import open_val_index
@@ -25,6 +26,7 @@ from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.logger import get_logger
 
 
 def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
@@ -164,6 +166,21 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
     counts = class_counts(taken).sum(0)
     of_all = class_counts(index).sum(0)
     assert (np.abs(counts - fraction * of_all) <= 3).all()
+
+
+@pytest.mark.parametrize(("fraction", "level"), [(0.1, logging.WARNING), (0.4, logging.INFO)])
+def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, monkeypatch, fraction, level):
+    """Two images can only be halved."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    data = write_dataset(tmp_path / "set", train=2, val=1)
+    data.write_text(data.read_text().replace("val: images/val", ""))
+    config = TrainConfig(data=str(data), val_fraction=fraction, cache_dir=str(tmp_path / "cache"))
+    with caplog.at_level(logging.INFO, "lockstep"):
+        hold_out_validation(DistributedContext.single(), config, load_dataset_spec(data), ())
+    (record,) = [record for record in caplog.records if "--val-fraction" in record.message]
+    assert record.levelno == level
+    assert f"{fraction}: 1 of 2 training images" in record.message
+    assert ("(50 %): near-duplicates" in record.message) == (level == logging.WARNING)
 
 
 def test_whole_groups_are_held_out(config):

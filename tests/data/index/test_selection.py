@@ -14,6 +14,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.issues import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.synthetic_index import smooth_image
+from tests.helpers.tiny import write_dataset
 from utils.logger import get_logger
 
 BAD_ROW = "1 0.5 0.5 0.2\n"
@@ -36,6 +37,17 @@ def places(index, scans) -> list[str]:
     split = CheckedSplit("train", index, scans)
     boxes = [split.box(row) for row in range(len(index.classes))]
     return [f"{index.paths[split.image_of(row)]} {box.where}" for row, box in enumerate(boxes)]
+
+
+def test_a_check_logs_the_notes_also_if_too_much_is_lost(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = write_dataset(tmp_path / "set", train=4, val=1)
+    for number, text in enumerate(["", "", "", "0 0.5 0.5 0.2 0.2\nx\ny\n"]):
+        (tmp_path / "set" / "labels" / "train" / f"00{number}.txt").write_text(text)
+    with caplog.at_level(logging.INFO, "lockstep"):
+        scan_for_check(load_dataset_spec(path), "train", settings(tmp_path))
+    assert "2 of 3 labeled objects can't be used" in caplog.text
+    assert "train: 3 of 4 labeled images have no object" in caplog.text
 
 
 @pytest.mark.parametrize("change", [{"ignore": ["cat"]}, {"--classes": ["dog"]}, {"fraction": 0.5}])

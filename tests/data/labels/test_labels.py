@@ -173,6 +173,14 @@ def test_commas_are_named_by_what_they_stand_for(row, text):
     assert problem.text.startswith(text)
 
 
+@pytest.mark.parametrize(("number", "shown"), [("99", "99"), ("-1", "-1"), ("1e300", "1e+300"), ("9" * 300, "1e+300")])
+def test_a_long_class_number_is_abbreviated(number, shown):
+    (problem,) = parse_yolo(f"{number} 0.5 0.5 0.1 0.1".encode(), 2).problems
+    assert problem.text == f"class {shown} is not among the classes (0 to 1)"
+    (problem,) = parse_yolo(b"0." + b"1" * 300 + b" 0.5 0.5 0.1 0.1", 2).problems
+    assert len(problem.text) < 100
+
+
 def test_voc_objects_are_parsed():
     raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
     assert raw.size_hw == (100, 200)

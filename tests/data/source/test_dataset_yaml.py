@@ -3,15 +3,18 @@
 import json
 import os
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from data.labels.coco import read_coco
+from data.labels.yolo import YOLO
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.diagnosis.missing_data import nearby_paths_hint
+from data.source.diagnosis.missing_data import labels_without_images, nearby_paths_hint
 from data.source.files import list_split
 from data.source.open import open_data
 from tests.helpers.messages import refused
@@ -143,6 +146,24 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
         (tmp_path / path).mkdir(parents=True)
     with refused(f"{entry}: not found (named by .../d.yaml){message}; correct its paths"):
         list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
+
+
+@pytest.mark.parametrize("text", ["# converted from darwin_json", "url: ../region_attributes/set.zip"])
+def test_a_yaml_may_mention_an_export(tmp_path, text):
+    for name in ("data.yaml", "data.txt"):
+        (tmp_path / name).write_text(f"{text}\ntrain: images\nnames: [a]\n")
+        assert load_dataset_spec(tmp_path / name).names == ("a",)
+    (tmp_path / "export.yaml").write_text('{"version": "darwin_json"}')
+    with refused("export.yaml: V7's Darwin JSON: export as COCO or YOLO instead"):
+        load_dataset_spec(tmp_path / "export.yaml")
+
+
+def test_labels_without_images_are_seen_in_each_format_of_a_suffix(tmp_path, monkeypatch):
+    write_dataset(tmp_path, train=2, val=1)
+    shutil.rmtree(tmp_path / "images")
+    other = replace(YOLO, files=replace(YOLO.files, is_labels=lambda head: False))
+    monkeypatch.setattr("data.source.diagnosis.missing_data.LABEL_FORMATS", (YOLO, other))
+    assert "has 3 label files" in labels_without_images(tmp_path)
 
 
 def test_there_is_no_hint_where_no_folder_exists(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,13 +21,14 @@ from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.folder_splits import split_of
-from data.source.open import open_data
+from data.source.open import check_data, open_data
 from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset
 from train import main as train
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files import safe_io
 
 NAMES = ["light", "dark"]
 
@@ -443,7 +445,90 @@ def test_folders_of_images_that_are_called_like_no_split_are_named(export, place
     export(source, folder)
     assert "not used" not in load_dataset_spec(folder).notes[0]
     copy_set(source, folder / place, folder / place, ".txt", {"train": ""})
-    assert load_dataset_spec(folder).notes[0].endswith(f"; called like no split, and not used: {place}")
+    assert load_dataset_spec(folder).notes[0].endswith(f"; not named after a split, and not used: {place}")
+
+
+def test_a_yaml_decides_which_of_the_folders_are_splits(source, tmp_path):
+    folder = tmp_path / "export"
+    copy_set(source, folder / "{}", folder / "{}", ".txt", {"train": "train", "val": "test1"})
+    copy_set(source, folder / "{}", folder / "{}", ".txt", {"val": "test2"})
+    with refused("test1 and ...test2 are both 'test'; rename one, or write a YAML with 'train:' and 'val:'"):
+        load_dataset_spec(folder)
+    (folder / "data.yaml").write_text("train: train\nval: test1\ntest: test2\nnames: [light, dark]\n")
+    assert list(load_dataset_spec(folder).splits) == ["train", "val", "test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "names"),
+    [
+        (".pre-commit-config.yaml", "train: gone\n", NAMES),
+        ("dvc.yaml", "stages:\n  train:\n    cmd: train.py\n", NAMES),
+        ("my.yaml", "names: [a, b]\npath: .\n", ["a", "b"]),
+        ("my.yaml", "names: [a, b]\nnc: 2\n", ["a", "b"]),
+    ],
+)
+def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, source, tmp_path):
+    folder = tmp_path / "export"
+    copy_set(source, folder / "{}", folder / "{}", ".txt")
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    (folder / name).write_text(text)
+    assert load_dataset_spec(folder).names == tuple(names)
+    (folder / "docker-compose.yml").write_text("services: {}\n")
+    assert load_dataset_spec(folder).names == tuple(names)
+
+
+def test_the_names_of_a_yaml_number_the_classes_of_voc(source, tmp_path):
+    roboflow_voc(source, tmp_path / "export")
+    names = ["zebra", *NAMES]
+    (tmp_path / "export" / "data.yaml").write_text(f"names: {names}\nnc: 3\n")
+    assert load_dataset_spec(tmp_path / "export").names == tuple(names)
+    index = load_index(load_dataset_spec(tmp_path / "export"), "train", IndexSettings(progress=False))
+    assert set(index.classes.tolist()) <= {1, 2}
+
+
+def test_a_folder_beside_the_splits_that_cannot_be_listed_is_no_mistake(source, tmp_path, monkeypatch):
+    folder = tmp_path / "export"
+    copy_set(source, folder / "{}", folder / "{}", ".txt")
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    (folder / "lost+found").mkdir()
+    deny_access(monkeypatch, folder / "lost+found")
+    assert list(load_dataset_spec(folder).splits) == ["train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("data", "denied", "message"),
+    [
+        ("private/set", "private", "--data .../private/set: .../private/set: permission denied; let this user read it"),
+        ("y.yaml", "private", ".../private/set/images/train: permission denied (named by 'train' of .../y.yaml); ..."),
+        ("private/set", "private/set/images", ".../images: permission denied; let this user read it"),
+    ],
+)
+def test_what_may_not_be_read_is_named(data, denied, message, tmp_path, monkeypatch):
+    write_dataset(tmp_path / "private" / "set", train=2, val=2)
+    (tmp_path / "private" / "set" / "data.yaml").unlink()
+    lines = ["path: private/set", "train: images/train", "val: images/val", "names: [a, b]"]
+    (tmp_path / "y.yaml").write_text("\n".join(lines))
+    deny_access(monkeypatch, tmp_path / denied)
+    source = DataSource(str(tmp_path / data), ("train", "val"))
+    with refused(message):
+        check_data(source.data, source.splits)
+    with refused(message):
+        open_data(source, DistributedContext.single())
+
+
+def deny_access(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Makes the content of a folder inaccessible, also for root."""
+    for name in ("stat", "listdir", "scandir"):
+        plain = getattr(os, name)
+
+        def checked(path=".", *args, plain=plain, **kwargs):
+            if not isinstance(path, int):
+                inside = Path(path).is_relative_to(folder) if plain.__name__ != "stat" else folder in Path(path).parents
+                if inside:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return plain(path, *args, **kwargs)
+
+        patch.setattr(os, name, checked)
 
 
 def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):
@@ -484,6 +569,27 @@ def test_the_json_files_of_a_folder_are_not_all_in_memory(source, tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 5 * size
     finally:
         tracemalloc.stop()
+
+
+def test_a_json_is_read_twice_however_often_the_data_set_is_opened(source, tmp_path, monkeypatch):
+    coco_2017(source, tmp_path / "export")
+    for path in (tmp_path / "export" / "annotations").iterdir():
+        path.write_text(path.read_text().replace('"supercategory"', '"group"'))
+    reads = []
+    plain = safe_io.read_regular
+
+    def read_and_count(path, *args):
+        reads.append(Path(path).name)
+        return plain(path, *args)
+
+    monkeypatch.setattr(safe_io, "read_regular", read_and_count)
+    check_data(str(tmp_path / "export"), ("train", "val"))
+    for _ in range(2):
+        names = load_dataset_spec(tmp_path / "export").names
+    assert sorted(reads) == ["instances_train2017.json"] * 2 + ["instances_val2017.json"]
+    path = tmp_path / "export" / "annotations" / "instances_train2017.json"
+    path.write_text(path.read_text().replace('"light"', '"brighter"'))
+    assert load_dataset_spec(tmp_path / "export").names == tuple(name.replace("light", "brighter") for name in names)
 
 
 def test_names_of_splits():

@@ -22,7 +22,9 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
+from data.source.listing.images import find_valid_images
 from data.source.open import open_data
+from data.source.walk import Folders
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
@@ -774,3 +776,14 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     (loss,) = index.report.ledger.losses
     assert loss.images == 1
     assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example
+
+
+def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog, monkeypatch):
+    """The labels of its images seem to be of no image."""
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = write_dataset(tmp_path, train=2, val=2)
+    path.write_text(path.read_text().replace("images/val", "val.txt"))
+    (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
+    spec = load_dataset_spec(path)
+    assert find_valid_images(spec, "val", Folders(spec.root)).images == {}
+    assert f"{path}: 'val': not all of its images are known: {tmp_path / 'val.txt'}: " in caplog.text

@@ -34,7 +34,7 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed import file_exchange
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import assign
+from utils.distributed.file_exchange import assign_readers
 from utils.errors import PeerFailure, UserError
 
 BOTH = ("train", "val")
@@ -276,6 +276,30 @@ def test_a_copy_of_a_list_with_missing_and_repeated_rows_has_its_fingerprint(tmp
     assert {line.split(": ")[0] for line in copied.report.lines[:2]} == {"train.txt:2", "train.txt:4"}
 
 
+def test_a_copy_of_a_folder_has_the_caches_of_its_yaml(tmp_path):
+    """Also if a split that is not copied shares the folder, and has another label file."""
+    folder = tmp_path / "set"
+    write_three_formats(folder, ["a"], {"1.png": (40, 60)}, {"1.png": [(0, 5, 5, 20, 30)]})
+    shutil.copy(folder / "instances.json", folder / "others.json")
+    annotations = {"train": "instances.json", "val": "instances.json", "test": "others.json"}
+    values = dict.fromkeys(annotations, "images/train") | {"annotations": annotations, "names": ["a"]}
+    (folder / "data.yaml").write_text(yaml.safe_dump(values))
+    spec = stage(folder, tmp_path / "stage")
+    copied, original = (load_index(each, "train") for each in (spec, load_dataset_spec(folder)))
+    assert copied.source == original.source
+    assert copied.fingerprint == original.fingerprint
+
+
+def test_a_missing_file_names_what_stores_the_path_once(tmp_path):
+    source = write_dataset(tmp_path / "set", train=2, val=2)
+    shutil.rmtree(source.parent / "images" / "val")
+    for folder in ("", str(tmp_path / "stage")):
+        data = DataSource(str(source), ("train", "val"), stage=folder, stored_in="last.pt")
+        with pytest.raises(UserError) as caught:
+            open_data(data, DistributedContext.single())
+        assert str(caught.value).count("last.pt stores the path of this data set") == 1
+
+
 @pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
 def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
     source = write_dataset(tmp_path / "set", train=4, val=2)
@@ -373,16 +397,16 @@ def test_parts_of_the_nodes_are_disjoint_and_even():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 1 << 20, 1000)
     held = np.zeros((4, 1000), bool)
-    shares = assign(sizes, held)
+    shares = assign_readers(sizes, held)
     assert sorted(np.concatenate(shares)) == list(range(1000))
     amounts = [sizes[s].sum() for s in shares]
     assert max(amounts) < 1.05 * min(amounts)
     held[1, :500] = held[:, 900:] = True
-    shares = assign(sizes, held)
+    shares = assign_readers(sizes, held)
     assert sorted(np.concatenate(shares)) == list(range(900))
     assert set(range(500)) <= set(shares[1])  # from its own disk
-    assert [len(s) for s in assign(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
-    assert [len(s) for s in assign(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
+    assert [len(s) for s in assign_readers(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
+    assert [len(s) for s in assign_readers(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
 
 
 def _run_script(cwd: Path, *words: str) -> str:
