@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
-    if completed is None:
-        return
-    if completed.run.config.export:  # outside the block: here a signal ends the process, as in export.py
-        from engine.commands.export import export_best
+        if completed is not None and completed.run.config.export:  # only Ctrl-C ends it (`ignore_requeue`)
+            from engine.commands.export import export_best
 
-        export_best(completed.run.folder, completed.run.config)
-    if completed.failure is not None:
+            export_best(completed.run.folder, completed.run.config)
+    if completed is not None and completed.failure is not None:
         raise completed.failure
 
 

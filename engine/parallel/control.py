@@ -74,9 +74,11 @@ class RunControl:
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
         """Defers signals within the block, in which the watchdog expects steps. ``is_writing``: whether a checkpoint is
-        being written, to whose end the watchdog waits."""
+        being written, to whose end the watchdog waits. What follows a training that has ended by itself, such as the
+        report, is completed in spite of SIGTERM and SIGUSR1."""
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
+        self._signals.ignore_requeue()
 
     @property
     def has_signal(self) -> bool:

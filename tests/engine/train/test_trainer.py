@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -400,6 +402,20 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert stopped.value.code == REQUEUE
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 3)]
     assert not watch.of("after_training", "finish")
+
+
+def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal():
+    finished = []
+
+    class Report(Hook):
+        def finish(self, trainer: Training) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            finished.append(trainer.progress.epoch)
+
+    with StopSignals() as signals:
+        build(Report(), signals=signals, epochs=2).fit()
+    assert finished == [2]
+    assert not signals.received
 
 
 def test_the_last_epochs_refine():
