@@ -17,7 +17,7 @@ from utils.config.settings import TrainConfig
 from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import REQUEUE
-from utils.process.launch import is_eval_rank, read_launch
+from utils.process.launch import Launch, is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
-    if completed is None:
-        return
-    if completed.run.config.export:  # outside the block: here a signal ends the process, as in export.py
-        from engine.commands.export import export_best
+        if completed is not None and completed.run.config.export:  # only Ctrl-C ends it (`ignore_requeue`)
+            from engine.commands.export import export_best
 
-        export_best(completed.run.folder, completed.run.config)
-    if completed.failure is not None:
+            export_best(completed.run.folder, completed.run.config)
+    if completed is not None and completed.failure is not None:
         raise completed.failure
 
 
@@ -44,9 +42,10 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
 
-    check_processes(config.spawn, config.device, threads=config.threads)
-    check_training_files(config)
     launch = read_launch()
+    check_processes(config.spawn, config.device, threads=config.threads)
+    if launch is None:
+        check_training_files(config)
     if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 
@@ -55,11 +54,13 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
     if is_eval_rank(launch, config.eval_ranks):
         from engine.eval_ranks.process import run_evaluation_process
 
-        run_evaluation_process(config, command.explicit_flags)  # does not return
-    return _train(config, command.explicit_flags, signals)
+        run_evaluation_process(launch, config, command.explicit_flags)  # does not return
+    return _train(launch, config, command.explicit_flags, signals)
 
 
-def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals) -> CompletedRun | None:
+def _train(
+    launch: Launch | None, config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals
+) -> CompletedRun | None:
     # What imports torch is imported once the flags and files are known to be valid.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
@@ -68,7 +69,7 @@ def _train(config: TrainConfig, explicit_flags: frozenset[str], signals: StopSig
 
     with ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(signals))
-        ctx = join_run(config.device, eval_ranks=config.eval_ranks)
+        ctx = join_run(launch, config.device, eval_ranks=config.eval_ranks)
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
         from engine.train.build import build_training  # in here, so that only one process reports a failing import

@@ -30,9 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What follows takes longer to import than --help may.
     from engine.commands.input_files import check_scoring_files
 
+    launch = read_launch()
     check_processes(config.spawn, config.device)
-    check_scoring_files(config.weights, config.data, (config.task,), config.classes)
-    if config.spawn > 1 and read_launch() is None:
+    if launch is None:
+        check_scoring_files(config.weights, config.data, (config.task,), config.classes)
+    if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,))
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from utils.distributed.failures import report_errors_once
     from utils.distributed.rendezvous import join_run
 
-    ctx = join_run(config.device)
+    ctx = join_run(launch, config.device)
     configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), limits_as_user_errors(lambda: advice):

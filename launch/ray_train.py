@@ -44,6 +44,8 @@ from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
+SETTINGS = "ray.yaml"  # in the run's folder: the settings with which this program has begun the run
+MAY_CHANGE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
 
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
     _connect(options.address)
+    begin_or_check(config, Path(config.project, config.name))
     run(config, options)
 
 
@@ -96,6 +99,41 @@ def read_workers(text: str) -> int | tuple[int, int]:
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
+def begin_or_check(config: TrainConfig, folder: Path) -> None:
+    """Stores the settings in the folder of a run that begins, or checks that they are those of the run that is there.
+
+    Raises UserError if they differ, if this program has not begun that run, or if another process trains it.
+    """
+    from engine.run.new_folder import check_run_dir
+    from tools.runs.stored_settings import StoredSettings, recipe_contents
+    from tools.runs.training import wait_for_previous  # imports torch
+
+    check_run_dir(config.project, config.name, exist_ok=True)
+    wait_for_previous(folder)
+    settings = StoredSettings(folder / SETTINGS, config, may_change=MAY_CHANGE)
+    recipe = recipe_contents(config)
+    if not is_trained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        settings.store(recipe, {})
+    elif settings.path.is_file():
+        settings.check_unchanged(recipe, {})
+    else:
+        raise UserError(f"{folder}: has a run that was not begun with launch/ray_train.py; choose another --name")
+
+
+def is_trained(folder: Path) -> bool:
+    """Returns whether an epoch of the run in ``folder`` has been trained, or a checkpoint saved."""
+    return any((folder / name).is_file() for name in ("last.pt", "results.csv"))
+
+
+def remove_if_untrained(folder: Path) -> None:
+    """Removes the stored settings, and the folder if nothing else is in it, unless an epoch has been trained."""
+    if not is_trained(folder):
+        (folder / SETTINGS).unlink(missing_ok=True)
+        with suppress(OSError):  # it has a log
+            folder.rmdir()
+
+
 def run(config: TrainConfig, options: argparse.Namespace) -> None:
     """Trains, and prints the last epoch's results. Raises UserError if the job fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -103,7 +141,7 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
     folder = Path(config.project, config.name)
     trainer = TorchTrainer(
-        partial(work, config, os.getcwd()),
+        partial(run_worker, config, os.getcwd()),
         torch_config=TorchConfig(backend="gloo"),  # of Ray's own workers, which only pass on results
         scaling_config=ScalingConfig(
             num_workers=options.workers,
@@ -126,13 +164,14 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
         reason = first_line(failures[min(failures)])
         raise UserError(f"{folder}: the job has failed ({reason}); the same command resumes it") from None
     if result.return_value:
+        remove_if_untrained(folder)
         raise UserError(result.return_value)
     print(f"done: {folder}", *epochs_of(folder)[-1:])
 
 
-def work(config: TrainConfig, working_folder: str) -> str:
-    """Runs one process of train.py until it ends; the work of each of Ray's workers. Returns "", or the line with which
-    a process was refused: another try would end in the same way.
+def run_worker(config: TrainConfig, working_folder: str) -> str:
+    """Runs a process of train.py until it ends, in each of Ray's workers. Returns "", or the line with which a process
+    was refused: another try would end in the same way.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -150,7 +189,7 @@ def work(config: TrainConfig, working_folder: str) -> str:
     environment = dict(os.environ) | rank_variables(context, plan)
     # In a session of its own, as Ray kills the process group of a worker that it ends.
     with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        refusal = follow(folder, child, rank, plan.num_reported)
+        refusal = report_until_done(folder, child, rank, plan.num_reported)
         if refusal:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
@@ -208,9 +247,9 @@ def rank_variables(context: TrainContext, plan: Plan) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def follow(folder: Path, child: Child, rank: int, num_reported: int) -> str:
-    """Follows the job until it is over, and reports new epochs to Ray, which all workers do together, with the values
-    of rank 0. Returns the line of a process that was refused; "" if none was.
+def report_until_done(folder: Path, child: Child, rank: int, num_reported: int) -> str:
+    """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
+    the line of a process that was refused; "" if none was.
 
     ``num_reported``: epochs that Ray knows, or that an earlier job has trained.
     """

@@ -19,7 +19,7 @@ from models.layers import conv
 from models.registry import Kind, build_head, build_layer, check_depth, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 
@@ -227,7 +227,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
     try:
         return functional_call(module, _storage(module), (inputs if takes_list else inputs[0],))
     except (RuntimeError, ValueError) as error:
-        if explanation(error):
+        if explain_limit(error):
             raise layer.error("args", f"{layer.module} has more weights than this machine has memory") from None
         raise layer.error("args", f"{layer.module} does not fit its input: {first_line(error)}") from None
 

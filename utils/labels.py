@@ -22,6 +22,17 @@ def ignored_class(classes: np.ndarray) -> np.ndarray:
     return -2 - classes
 
 
+def rows_of(offsets: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of the boxes of ``images``, int64 (n,), which may repeat, and each one's position in ``images``.
+
+    ``offsets``: as `LabelArrays` has them.
+    """
+    starts = offsets[images]
+    counts = offsets[images + 1] - starts
+    position = np.repeat(np.arange(len(images)), counts)
+    return np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position], position
+
+
 class LabelArrays:
     """Base of `GroundTruth` and of a data set's index: labels of N images in flat arrays."""
 

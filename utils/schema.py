@@ -42,6 +42,9 @@ class Bounds(NamedTuple):
     is_line: bool = False
 
 
+UNBOUNDED = Bounds()
+
+
 class Hint(NamedTuple):
     """A type hint without ``Annotated`` and ``| None``."""
 
@@ -110,9 +113,7 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 def bounds_of(field: dataclasses.Field) -> Bounds | None:
     """Returns the bounds in the metadata of a field that `setting` has created, or None for other fields."""
-    if not field.metadata:
-        return None
-    return Bounds(**{name: value for name, value in field.metadata.items() if name in Bounds._fields})
+    return field.metadata.get("bounds")
 
 
 def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[str], str] | None = None) -> DataclassT:

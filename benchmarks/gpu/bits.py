@@ -39,6 +39,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.distributed.rendezvous import join_run
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.launch import read_launch
 from utils.process.spawn import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
@@ -109,7 +110,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def take_share(*arguments, nccl: bool = False, **settings) -> None:
     """Runs in a process that `spawn` has started."""
-    ctx = join_run("cpu")
+    ctx = join_run(read_launch(), "cpu")
     *_, device, _ = arguments
     on_device = context_of(device).device
     if nccl:

@@ -142,30 +142,34 @@ def place_patches(
         canvas_wh: (M, 2).
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
-    per_pixel = source_wh / sizes
-    # Crops to the frame, in whole source pixels, of which at least one remains.
-    low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
-    high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
-    region = np.concatenate([low, np.maximum(high, low + 1)], 1)
+    region = _crop_to_frame(source_wh, corners, sizes, frame_wh)
     gain = sizes / source_wh
     matrix = np.empty_like(outer)
     matrix[:, :, 0] = outer[:, :, 0] * gain[:, :1]
     matrix[:, :, 1] = outer[:, :, 1] * gain[:, 1:]
     matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
-    placement = Placement(np.empty(region.shape, np.int64), np.empty_like(matrix), np.empty(len(matrix), bool))
-    is_aligned = are_axis_aligned(matrix)
-    for subset, place in ((is_aligned, _snap), (~is_aligned, _keep)):
-        placed = place(region[subset], matrix[subset], canvas_wh[subset])
-        for result, values in zip(placement, placed):
-            result[subset] = values
-    return placement
+    is_seen = _touches_canvas(region, matrix, canvas_wh)
+    aligned = np.flatnonzero(are_axis_aligned(matrix))
+    snapped = _snap(region[aligned], matrix[aligned], canvas_wh[aligned])
+    region[aligned] = snapped.region
+    matrix[aligned] = snapped.matrix
+    is_seen[aligned] = snapped.is_seen
+    return Placement(region.astype(np.int64), matrix, is_seen)
 
 
-def _keep(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
-    """Leaves patches where they are."""
+def _crop_to_frame(source_wh: np.ndarray, corners: np.ndarray, sizes: np.ndarray, frame_wh: np.ndarray) -> np.ndarray:
+    """Returns the regions of sources that are on their frames, in whole source pixels, of which at least one remains:
+    float64 (M, 4). The arguments: see `place_patches`."""
+    per_pixel = source_wh / sizes
+    low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
+    high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
+    return np.concatenate([low, np.maximum(high, low + 1)], 1)
+
+
+def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    """Returns which patches may be visible on their canvases, bool (M,)."""
     x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
-    touches_canvas = (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
-    return Placement(region.astype(np.int64), matrix, touches_canvas)
+    return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
 
 
 def _snap(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:

@@ -29,7 +29,7 @@ from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms, named_stream
 
 # Boxes are dropped below these limits, or above this aspect.
-MIN_SIDE_PX = 2.0
+MIN_VISIBLE_SIDE_PX = 2.0
 MIN_VISIBLE_FRACTION = 0.1
 MAX_ASPECT = 100.0
 
@@ -295,7 +295,7 @@ def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndar
     """Returns which boxes are large enough, not too thin, and show enough of their full area: bool (n,)."""
     width = visible_xyxy[:, 2] - visible_xyxy[:, 0]
     height = visible_xyxy[:, 3] - visible_xyxy[:, 1]
-    big_enough = (width >= MIN_SIDE_PX) & (height >= MIN_SIDE_PX)
+    big_enough = (width >= MIN_VISIBLE_SIDE_PX) & (height >= MIN_VISIBLE_SIDE_PX)
     not_too_thin = np.maximum(width, height) <= MAX_ASPECT * np.minimum(width, height)
     seen_enough = area_xyxy(visible_xyxy) >= MIN_VISIBLE_FRACTION * full_area
     return big_enough & not_too_thin & seen_enough

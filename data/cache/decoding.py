@@ -82,9 +82,9 @@ class CacheName(NamedTuple):
 
         A file that other settings have made of the same images is used, too.
         """
-        own = folder / f"{'-'.join(self)}-{imgsz}{suffix}"
+        path = folder / f"{'-'.join(self)}-{imgsz}{suffix}"
         same_images = f"{glob.escape(self.source)}-{self.content}-*-{self.images}-{imgsz}{suffix}"
-        return own if own.exists() else next(folder.glob(same_images), own)
+        return path if path.exists() else next(folder.glob(same_images), path)
 
     def replaces(self, name: str) -> bool:
         """Returns whether the file ``name``, of the same source, is out of date: its images have changed since, or the

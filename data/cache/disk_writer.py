@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 
 from data.cache.decoding import Decoding, check_space, discard
 from data.index.index import DatasetIndex
@@ -72,7 +73,7 @@ class DiskCacheWriter:
         if _is_complete(self.path):
             return  # without taking the lock, which a read-only folder cannot have
         with self.lock.wait(f"another run that fills {self.path}"):
-            missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
+            missing = np.flatnonzero(~_reuse_or_discard(self.path, len(self.index)))
             if len(missing):
                 decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.decoding.threads)
                 self._store(decoded, len(missing))
@@ -102,7 +103,7 @@ class DiskCacheWriter:
     def _local_state(self) -> _NodeState:
         """Locks the file, unless it is complete, and returns its state."""
         is_usable = _is_complete(self.path) or not self.lock.acquire()
-        stored = _stored_images(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
+        stored = _reuse_or_discard(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
         return _NodeState(self.path.name, is_usable, np.packbits(stored))
 
     def _exchange(
@@ -170,8 +171,6 @@ class DiskCacheWriter:
 
 def _gather_states(state: _NodeState, leaders: Subgroup) -> list[_NodeState]:
     """Returns the states of all nodes, by the rank of their leaders."""
-    import torch.distributed as dist
-
     states: list = [None] * leaders.group_size
     dist.all_gather_object(states, state, group=leaders.handle)
     return states
@@ -190,33 +189,41 @@ def _is_complete(path: Path) -> bool:
         return False
 
 
-def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Returns which images are in the file, bool (count,).
+def _reuse_or_discard(path: Path, count: int) -> np.ndarray:
+    """Returns which images are in the file, bool (count,), after removing one that cannot be used.
 
-    Removes a file that is damaged, or has changed since it was complete: the caller holds its lock, unless it is
-    complete.
+    The caller holds the lock of the file, unless it is complete.
+    """
+    import lmdb
+
+    stored = np.zeros(count, bool)
+    try:
+        stored[_stored_images(path, count)] = True
+    except (CacheError, OSError, lmdb.Error) as error:
+        discard("--cache disk", error, path.with_suffix(_COMPLETE_SUFFIX), path)
+    return stored
+
+
+def _stored_images(path: Path, count: int) -> Sequence[int]:
+    """Returns the numbers of the images in the file, all ``count`` if it is complete, and none without a file.
+
+    Raises CacheError, OSError or lmdb.Error for a file that is damaged, or has changed since it was complete.
     """
     import lmdb
 
     if _is_complete(path):
-        return np.ones(count, bool)
-    stored = np.zeros(count, bool)
-    marker = path.with_suffix(_COMPLETE_SUFFIX)
-    if not os.path.lexists(path) and not os.path.lexists(marker):
-        return stored
-    try:
-        if not path.is_file():
-            raise CacheError("not a file")
-        if os.path.lexists(marker):
-            raise CacheError("changed since it was complete")
-        with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
-            pages = environment.info()["last_pgno"] + 1
-            if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
-                raise lmdb.CorruptedError("truncated")
-            with environment.begin() as transaction:
-                keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
-    except (CacheError, OSError, lmdb.Error) as error:
-        discard("--cache disk", error, marker, path)
-        return stored
-    stored[[KEY.unpack(key)[0] for key in keys]] = True
-    return stored
+        return range(count)
+    was_complete = os.path.lexists(path.with_suffix(_COMPLETE_SUFFIX))
+    if not was_complete and not os.path.lexists(path):
+        return []
+    if not path.is_file():
+        raise CacheError("not a file")
+    if was_complete:
+        raise CacheError("changed since it was complete")
+    with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
+        num_pages = environment.info()["last_pgno"] + 1
+        if num_pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
+            raise lmdb.CorruptedError("truncated")
+        with environment.begin() as transaction:
+            keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
+    return [KEY.unpack(key)[0] for key in keys]

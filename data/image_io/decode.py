@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -28,7 +29,7 @@ from utils.files.safe_io import read_regular
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.process.decoder_warnings import watched
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 _COLOR = cv2.IMREAD_COLOR_RGB
 _REDUCED = {
@@ -110,7 +111,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
-        if explanation(error):  # the disk has failed; the image may be fine
+        if explain_limit(error):  # the disk has failed; the image may be fine
             error.filename = os.fspath(path)
             raise
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -142,26 +143,44 @@ def decode_image(
     jpeg_flag: int = _COLOR,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
-    largest: list[int] | None = None,
 ) -> np.ndarray:
-    """Decodes the image in ``data``; appends the largest value of a 16-bit image to ``largest``. Raises UserError."""
-    is_rgb = True
-    orientation = header.orientation
+    """Decodes the image in ``data``: (H, W, C), upright. Raises UserError."""
+    return decode_stored(data, header, path, jpeg_flag, on_warning, pixels).to_format(path, pixels)
+
+
+class StoredImage(NamedTuple):
+    """A decoded image as its file has it."""
+
+    values: np.ndarray  # uint8 or uint16, (H, W) or (H, W, C), not upright
+    is_rgb: bool  # BGR otherwise
+    orientation: int
+
+    def to_format(self, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
+        """Returns the upright image (H, W, C) in the format. Raises UserError."""
+        return with_channels(orient(to_format(self.values, path, pixels, is_rgb=self.is_rgb), self.orientation))
+
+
+def decode_stored(
+    data: bytes,
+    header: Header,
+    path: str | os.PathLike,
+    jpeg_flag: int = _COLOR,
+    on_warning: OnWarning | None = None,
+    pixels: PixelFormat = RGB8,
+) -> StoredImage:
+    """Decodes ``data``, without conversion to the format ``pixels``, in which it is to be used. Raises UserError."""
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
-        image, _ = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
-    elif header.kind == "npy":
-        image = read_npy(data, path, pixels)
-    elif header.kind == "tiff" and pixels != RGB8:
-        image, orientation = read_tiff(data, path)
-    else:
-        image, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
-        is_rgb = False
-        orientation = exif_orientation(exif)
-    if largest is not None and image.dtype == np.uint16:
-        largest.append(int(image.max(initial=0)))
-    return with_channels(orient(to_format(image, path, pixels, is_rgb=is_rgb), orientation))
+        values, _ = imdecode(data, flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
+        return StoredImage(values, is_rgb=True, orientation=header.orientation)
+    if header.kind == "npy":
+        return StoredImage(read_npy(data, path, pixels), is_rgb=True, orientation=header.orientation)
+    if header.kind == "tiff" and pixels != RGB8:
+        values, orientation = read_tiff(data, path)
+        return StoredImage(values, is_rgb=True, orientation=orientation)
+    values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
+    return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:

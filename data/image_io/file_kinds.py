@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from utils.files.safe_io import open_regular
 from utils.pixels import RGB8, PixelFormat
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 from utils.strings import counted
 
 # Lower case. Every OpenCV package on PyPI can decode these.
@@ -69,7 +69,7 @@ def unread_image(path: str | os.PathLike) -> str:
         with open_regular(path) as file:
             start = file.read(_SIGNATURE_BYTES)
     except OSError as error:
-        if explanation(error):
+        if explain_limit(error):
             raise
         return ""
     kind = suffix_of(start)

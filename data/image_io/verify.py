@@ -17,13 +17,14 @@ import math
 import os
 import re
 import zlib
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
-from data.image_io.decode import OnWarning, decode_image, imdecode, read_bytes
+from data.image_io.decode import OnWarning, decode_stored, imdecode, read_bytes
 from data.image_io.header import Header, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
@@ -41,15 +42,19 @@ class HiddenDamageError(UserError):
     """Damage that only decoding reveals."""
 
 
-def check_image(
-    path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8, largest: list[int] | None = None
-) -> tuple[int, int]:
-    """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
+class CheckedImage(NamedTuple):
+    """What a check finds out about an image."""
+
+    size_hw: tuple[int, int]  # upright
+    max_value: int = 0  # largest value of a 16-bit image; 0 for other images
+
+
+def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8) -> CheckedImage:
+    """Checks that `read_image` can read a file without a warning.
 
     A JPEG with one scan is not decoded, unless ``decode`` is set, if its header, its end and samples of its coded data
     are plausible. Any other JPEG is decoded at an eighth of its size, which is faster. Other kinds of files are decoded
-    completely, and the checksums of a PNG, which decoders ignore, are verified; the largest value of a 16-bit image is
-    appended to ``largest``.
+    completely, and the checksums of a PNG, which decoders ignore, are verified.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` reveals.
     """
@@ -58,16 +63,17 @@ def check_image(
     if header.kind == "jpeg":
         check_jpeg_channels(path, pixels)
         _check_jpeg(data, header, path, decode=decode)
-        return header.upright_hw
+        return CheckedImage(header.upright_hw)
     warnings: list[str] = []
-    image = decode_image(data, header, path, on_warning=_append_to(warnings), pixels=pixels, largest=largest)
+    stored = decode_stored(data, header, path, on_warning=_append_to(warnings), pixels=pixels)
+    height, width = stored.to_format(path, pixels).shape[:2]
     for chunk, begin, end in png_chunks(data):
         if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             warnings.append(f"wrong checksum of chunk {chunk.decode('latin-1')!r}")
     if warnings:
         raise UserError(f"{path}: damaged image ({warnings[0]})")
-    height, width = image.shape[:2]
-    return height, width
+    is_16_bit = stored.values.dtype == np.uint16
+    return CheckedImage((height, width), int(stored.values.max(initial=0)) if is_16_bit else 0)
 
 
 def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:

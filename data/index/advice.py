@@ -71,7 +71,7 @@ def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec, sp
     advice = [
         labels.ids_advice(spec),
         box_advice,
-        too_dark(max(image.largest for image in labels.images), spec.pixels.bits),
+        too_dark(max(image.max_value for image in labels.images), spec.pixels.bits),
         _filename_mismatches(labels.findings_of(kinds.NAMED_OTHERWISE), len(labels.images)),
     ]
     unlisted = _unlisted_images(labels)

@@ -18,7 +18,7 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
-from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class
+from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, rows_of
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 
@@ -132,7 +132,7 @@ class DatasetIndex(LabelArrays):
 
     def take(self, images: np.ndarray) -> DatasetIndex:
         """Returns the index of ``images``, int64 (n,), in this order, with the report of all images."""
-        rows, position = self._rows(images)
+        rows, position = rows_of(self.offsets, images)
         offsets = np.r_[0, np.cumsum(np.bincount(position, minlength=len(images)))].astype(np.int64)
         ids = self.image_ids
         arrays = self._box_arrays(rows) | {
@@ -178,13 +178,6 @@ class DatasetIndex(LabelArrays):
         }
         return replace(self, report=self.report.with_totals(counts))
 
-    def _rows(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of the boxes of ``images``, which may repeat, and the position of each in ``images``."""
-        starts = self.offsets[images]
-        counts = self.offsets[images + 1] - starts
-        position = np.repeat(np.arange(len(images)), counts)
-        return np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position], position
-
     def labels(self, i: int) -> np.ndarray:
         """Returns the labels of image i, as `labels_of` does."""
         return self.labels_of(np.array([i]))[0]
@@ -195,14 +188,9 @@ class DatasetIndex(LabelArrays):
         Returns float32 (n, 5): class (`ignored_class` of a region to ignore), cx, cy, w, h normalized to the image; and
         int64 (n,): the position of each label's image in ``images``.
         """
-        rows, position = self._rows(images)
-        labels = np.empty((len(rows), 5), np.float32)
-        labels[:, 0] = np.where(self.crowd[rows], ignored_class(self.classes[rows]), self.classes[rows])
-        boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
+        rows, position = rows_of(self.offsets, images)
         size_wh = self.image_hw[images][position, ::-1]
-        labels[:, 1:3] = boxes[:, :2] / size_wh
-        labels[:, 3:5] = boxes[:, 2:] / size_wh
-        return labels, position
+        return normalized_labels(self.boxes_xywh_px[rows], self.classes[rows], self.crowd[rows], size_wh), position
 
     def names_ignored_everywhere(self) -> list[str]:
         """Returns the classes that no image labels: they are ignored in a region of every image."""
@@ -246,6 +234,19 @@ class DatasetIndex(LabelArrays):
             return 1
         sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist()
         return max(len(tile_windows((height, width), self.tile, TILE_OVERLAP)) for height, width in sizes)
+
+
+def normalized_labels(
+    boxes_xywh_px: np.ndarray, classes: np.ndarray, crowd: np.ndarray, size_wh: np.ndarray | int
+) -> np.ndarray:
+    """Returns float32 (n, 5): class (`ignored_class` of a region to ignore), cx, cy, w, h normalized to images of the
+    sizes ``size_wh``, (n, 2), or one side of all. The other arrays: see `DatasetIndex`."""
+    labels = np.empty((len(classes), 5), np.float32)
+    labels[:, 0] = np.where(crowd, ignored_class(classes), classes)
+    boxes = xyxy_to_cxcywh(xywh_to_xyxy(boxes_xywh_px))
+    labels[:, 1:3] = boxes[:, :2] / size_wh
+    labels[:, 3:5] = boxes[:, 2:] / size_wh
+    return labels
 
 
 def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:

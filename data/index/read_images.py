@@ -37,7 +37,7 @@ class ScannedImage(NamedTuple):
     num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
     stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
-    largest: int = 0  # largest value of a 16-bit image; 0 for other images
+    max_value: int = 0  # largest value of a 16-bit image; 0 for other images
     named_image: str = ""  # the image that the label file itself names
 
 
@@ -102,22 +102,21 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
     path = path_of(name, spec.root)
     raw, problems = _read_labels(i, source)
     num_labeled = None if raw is None else raw.num_labeled
-    largest = [0]
     try:
-        size = check_image(path, decode=decode, pixels=spec.pixels, largest=largest)
+        size_hw, max_value = check_image(path, decode=decode, pixels=spec.pixels)
     except UserError as error:
         reason = str(error).removeprefix(f"{path}: ")
         finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
         is_hidden = isinstance(error, HiddenDamageError)
-        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden, largest=max(largest))
-    scale = (size[1], size[0]) * 2 if source.normalized else (1, 1, 1, 1)
+        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden)
+    scale = (size_hw[1], size_hw[0]) * 2 if source.normalized else (1, 1, 1, 1)
     return ScannedImage(
-        size_hw=size,
+        size_hw=size_hw,
         table=row_table(i, raw.rows if raw else []),
         findings=[finding_of(source, i, problem, scale) for problem in problems],
         num_labeled=num_labeled,
-        stated_hw=None if raw is None or raw.size_hw == size else raw.size_hw,
-        largest=max(largest),
+        stated_hw=None if raw is None or raw.size_hw == size_hw else raw.size_hw,
+        max_value=max_value,
         named_image="" if raw is None else raw.named_image,
     )
 

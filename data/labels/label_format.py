@@ -15,7 +15,7 @@ from data.labels.rows import LabelFileError, RawLabels
 from data.split_files import ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
 # What the four numbers of a box mean.
@@ -116,7 +116,7 @@ class LabelPerImage:
         try:
             data = read_regular(path, max_bytes=MAX_BYTES)
         except OSError as error:
-            if explanation(error):  # the disk has failed; the file itself may be correct
+            if explain_limit(error):  # the disk has failed; the file itself may be correct
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None

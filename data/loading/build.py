@@ -13,7 +13,7 @@ from functools import partial
 from data.cache.open import open_device_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
 from data.loading.open_reader import open_run_val_reader, open_train_reader
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.loading.worker import plan_batch
 from data.loading.worker_count import loader_workers
 from data.render.device import DeviceRenderer, PlannedBatch
@@ -108,13 +108,12 @@ def build_train_sampler(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
 ) -> KeyedDistributedSampler:
     """Builds the sampler of this process's shards of the training batches; its `len` is their number in an epoch."""
+    image_hw = samples.sample_index.image_hw if config.rect else None
     order = EpochOrder(
         samples.weights,
         seed=config.seed,
         batch_size=config.batch_size,
-        imgsz=config.imgsz,
-        stride=stride,
-        image_hw=samples.sample_index.image_hw if config.rect else None,
+        canvases=TrainCanvases(config.imgsz, stride, image_hw),
         block=0 if config.rect else hyp.mosaic_block,
     )
     if config.quad and len(order) < 4:

@@ -1,28 +1,22 @@
-"""Checks what a run's loaders are asked for, before its data is read, and the data itself: all processes must have read
-the same, and splits should not share images."""
+"""Checks what a run's loaders are asked for before its data is read, and that all processes have read the same."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
 
 import numpy as np
 
 from data.index.index import DatasetIndex
 from data.render.user_transforms import UserTransforms
-from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.paths import path_of
-from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.strings import counted
 
 
-def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
+def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for settings that are wrong with any data set and batch size. Reads no data."""
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
@@ -80,25 +74,3 @@ def _digest(*arrays: np.ndarray) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
-    """Warns about images that are in both splits."""
-    if spec.held_out:
-        return
-    val_paths = set(_real_paths(val))
-    shared = len(val_paths.intersection(_real_paths(train)))
-    if shared:
-        count = f"{shared:,}" if shared < len(val_paths) else "all"
-        message = "%s: %s of the %s validation images are training images too; scores say little about other images"
-        get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
-
-
-def _real_paths(index: DatasetIndex) -> Iterator[str]:
-    """Yields the path of each image, with symbolic links to folders followed, but not those to images."""
-    real_folders: dict[str, str] = {}
-    for path in index.paths:
-        folder, _, name = path.rpartition("/")
-        if folder not in real_folders:
-            real_folders[folder] = os.path.realpath(path_of(folder, index.root))
-        yield f"{real_folders[folder]}/{name}"

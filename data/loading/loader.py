@@ -23,7 +23,7 @@ from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import LoadImagesAndLabels, Samples
 from data.samples.sample_weights import image_weights, inverse_frequency_weights
 from utils.batches import Batch
 from utils.errors import UserError
@@ -102,7 +102,7 @@ class _RequestLoader(DataLoader):
 
     def __init__(
         self,
-        samples: LoadImagesAndLabels,
+        samples: Samples,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
         max_pixels: int,
         settings: WorkerSettings,

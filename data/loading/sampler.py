@@ -19,39 +19,53 @@ from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
 
 
+class TrainCanvases:
+    """Chooses the canvases of training batches, before ``--multi-scale``: squares, or with ``--rect`` rectangles."""
+
+    def __init__(self, imgsz: int, stride: int, image_hw: np.ndarray | None = None) -> None:
+        """
+        Args:
+            imgsz: side of square canvases, or longer side of images on rectangular ones, pixels.
+            stride: divisor of the canvas sides.
+            image_hw: int (N, 2), sizes of the samples, for rectangular canvases; None for squares.
+        """
+        self.imgsz = imgsz
+        self.stride = stride
+        self.bucket: np.ndarray | None = None  # int (N,), equal for samples whose own canvases would be equal
+        self._aspects: np.ndarray | None = None
+        if image_hw is not None:
+            self._aspects = image_hw[:, 0] / image_hw[:, 1]
+            shapes = rect_shapes(self._aspects, self._aspects, imgsz, stride)
+            self.bucket = shapes[:, 0] - shapes[:, 1]
+
+    def canvas_hw(self, indices: np.ndarray) -> tuple[int, int]:
+        """Returns height and width of the canvas for a batch of these samples, pixels."""
+        if self._aspects is None:
+            return self.imgsz, self.imgsz
+        return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
+
+
 class EpochOrder:
     """The order of the samples in each epoch: a permutation, possibly with repetitions, or random draws."""
 
     def __init__(
-        self,
-        weights: np.ndarray,
-        *,
-        seed: int,
-        batch_size: int,
-        imgsz: int,
-        stride: int,
-        image_hw: np.ndarray | None = None,
-        block: int = 0,
+        self, weights: np.ndarray, *, seed: int, batch_size: int, canvases: TrainCanvases, block: int = 0
     ) -> None:
         """
         Args:
             weights: float64 (N,), with a whole sum: how often each sample comes in an epoch, rounded up in some epochs
                 and down in others; see `data.samples.sample_weights`.
             batch_size: B, the size of the global batch.
-            imgsz: side of square canvases, or longer side of images on rectangular ones, pixels.
-            stride: divisor of the canvas sides.
-            image_hw: int (N, 2), for rectangular batches only.
+            canvases: of the same samples. Rectangular ones make samples of similar aspects share a batch.
             block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all samples.
         """
         self.seed = seed
         self.batch_size = batch_size
-        self.imgsz = imgsz
-        self.stride = stride
+        self.canvases = canvases
         self.block = block
         self.draw_weights: np.ndarray | None = None  # float64 (N,), set for an order of random draws
         self._weights = weights
         self._count = round(weights.sum())
-        self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
 
     def __len__(self) -> int:
         return self._count
@@ -65,7 +79,8 @@ class EpochOrder:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
             probabilities = self.draw_weights / self.draw_weights.sum()
             order = draw.choice(len(probabilities), self._count, p=probabilities)
-        return order if self._aspects is None else self._group_by_aspect(order, self._aspects, rng)
+        bucket = self.canvases.bucket
+        return order if bucket is None else self._group_by_bucket(order, bucket, rng)
 
     def _members(self, epoch: int) -> np.ndarray:
         """Returns the samples of an epoch, ascending, each as often as its weight says: int64.
@@ -85,15 +100,13 @@ class EpochOrder:
             copies += np.bincount(candidates[drawn], minlength=len(copies))
         return np.repeat(np.arange(len(copies)), copies)
 
-    def _group_by_aspect(self, order: np.ndarray, aspects: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Reorders the images so that the aspects in each batch are similar.
+    def _group_by_bucket(self, order: np.ndarray, bucket: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Reorders the samples so that the aspects in each batch are similar.
 
-        Images whose own canvases would be equal form a bucket, in random order. The concatenated buckets are cut into
+        The buckets, int (N,), of samples with equal canvases are concatenated, each in random order, and cut into
         batches, and the full batches are shuffled.
         """
-        shapes = rect_shapes(aspects, aspects, self.imgsz, self.stride)
-        bucket = (shapes[:, 0] - shapes[:, 1])[order]
-        order = order[np.argsort(bucket, kind="stable")]
+        order = order[np.argsort(bucket[order], kind="stable")]
         full = self._count // self.batch_size
         head, tail = np.split(order, [full * self.batch_size])
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
@@ -104,12 +117,6 @@ class EpochOrder:
         number = min(position // self.block, last)
         end = self._count if number == last else (number + 1) * self.block
         return number * self.block, end
-
-    def canvas(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns height and width of the canvas for a batch of these images, pixels."""
-        if self._aspects is None:
-            return self.imgsz, self.imgsz
-        return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
 
 def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
@@ -167,9 +174,9 @@ class KeyedDistributedSampler(DistributedSampler):
     @property
     def max_pixels(self) -> int:
         """Height times width, summed over the images, of the largest batch of this rank."""
-        order = self.order
-        side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
-        return -(-order.batch_size // self.num_replicas) * side**2
+        stride = self.order.canvases.stride
+        side = (math.ceil(self.order.canvases.imgsz * (1 + self.multi_scale) / stride) + 1) * stride
+        return -(-self.order.batch_size // self.num_replicas) * side**2
 
     def __iter__(self) -> Iterator[BatchRequest]:
         epoch, batch = self.start
@@ -217,12 +224,12 @@ class KeyedDistributedSampler(DistributedSampler):
         return self._keys(indices, epoch, range(position, position + 1), double)
 
     def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
-        height, width = self.order.canvas(members)
+        height, width = self.order.canvases.canvas_hw(members)
         if self.multi_scale == 0:
             return height, width
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
-        stride = self.order.stride
+        stride = self.order.canvases.stride
         # At least two strides per side: batch norm needs more than one value per channel.
         height, width = (max(round(side * factor / stride), 2) * stride for side in (height, width))
         return height, width

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import cv2
@@ -23,10 +22,10 @@ from data.render.pyramid import PackedPixels, PyramidLayout
 from data.render.table import RenderTable, build_table
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import Samples
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
@@ -83,13 +82,13 @@ class RequestDataset(Dataset[Any]):
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
         except Exception as error:
-            message = str(error) if isinstance(error, UserError) else explanation(error)
+            message = str(error) if isinstance(error, UserError) else explain_limit(error)
             if message is None:
                 raise
             return UserError(message)
 
 
-def render_batch(samples: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
+def render_batch(samples: Samples, slots: BatchSlots | None, request: BatchRequest) -> Batch:
     """Renders a batch on the host, in a slot if the request names one."""
     count = len(request.images)
     pixel_format = samples.sample_index.pixels
@@ -109,18 +108,25 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
     ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
     """
     plans = samples.plans(request.keys, run_epochs=request.run_epochs)
-    images = request.images
-    no_pixels = new_pixels(len(images), (0, 0), samples.sample_index.pixels)
+    members_of_images = request.images
+    no_pixels = new_pixels(len(members_of_images), (0, 0), samples.sample_index.pixels)
     rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
-    plans_of_images = [[plans[i] for i in members] for members in images]
-    canvas_of_images = [image_plans[0].canvas_hw for image_plans in plans_of_images]
     groups = []
-    for canvas_hw in dict.fromkeys(canvas_of_images):  # in a quad, images of one sample have another canvas
-        members = [n for n, image_canvas in enumerate(canvas_of_images) if image_canvas == canvas_hw]
-        group_plans = list(chain.from_iterable(plans_of_images[n] for n in members))
-        table, pixels = _table_of(samples, layout, group_plans, canvas_hw, epoch_of(request.keys))
-        groups.append(RenderGroup(table, pixels, torch.tensor(members, dtype=torch.int64)))
+    for canvas_hw, images in _images_by_canvas(request).items():
+        plans_of_group = [plans[i] for image in images for i in members_of_images[image]]
+        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw, epoch_of(request.keys))
+        groups.append(RenderGroup(table, pixels, torch.tensor(images, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
+
+
+def _images_by_canvas(request: BatchRequest) -> dict[tuple[int, int], list[int]]:
+    """Returns the images of a batch, by the canvas size of their samples: that of the batch, or with ``--quad`` half
+    of it for images that join four samples."""
+    images_by_canvas: dict[tuple[int, int], list[int]] = {}
+    for image, members in enumerate(request.images):
+        canvas_hw = request.keys[members.start].canvas_hw
+        images_by_canvas.setdefault(canvas_hw, []).append(image)
+    return images_by_canvas
 
 
 def _table_of(

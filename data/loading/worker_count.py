@@ -30,13 +30,15 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
 
 def log_loader_workers(requested: int, ctx: DistributedContext, split: str) -> None:
     """Logs the number of workers that is chosen for the loader of ``split``; warns if more are requested than there
-    are cores."""
-    cores = available_cores()
+    are cores. Other processes than the main one log nothing."""
+    if not ctx.is_main:
+        return
+    cores = counted(available_cores(), "core")
     processes = ctx.local_world_size
     if requested < 0:
-        node = f"{counted(cores, 'core')}, {counted(processes, 'process')} on this node"
+        node = f"{cores}, {counted(processes, 'process')} on this node"
         get_logger().info("--workers (%s): %d per process (%s)", split, loader_workers(requested, ctx), node)
-    elif ctx.is_main and requested * processes > cores:
+    elif requested * processes > available_cores():
         workers = counted(requested * processes, "worker")
         message = "--workers %d (%s): %s on %s; about one per core is fastest"
-        get_logger().warning(message, requested, split, workers, counted(cores, "core"))
+        get_logger().warning(message, requested, split, workers, cores)

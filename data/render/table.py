@@ -93,15 +93,15 @@ def _place_patches(
     positions = [(number, slot) for number, layer in enumerate(layers) for slot in range(len(layer.patches))]
     if positions:
         layer_of, slot_of = np.array(positions).T
-        measured = _measure_patches(layers, source_hw, canvas_hw)
-        matrices = measured.canvas_to_level.reshape(-1, 9)
-        geometry[layer_of, slot_of] = np.concatenate([matrices, measured.inside, measured.read], 1)
-        address[layer_of, slot_of] = sources.locate(measured.pixels)
+        patches = _patches_at_levels(layers, source_hw, canvas_hw)
+        matrices = patches.canvas_to_level.reshape(-1, 9)
+        geometry[layer_of, slot_of] = np.concatenate([matrices, patches.inside, patches.read], 1)
+        address[layer_of, slot_of] = sources.locate(patches.pixels)
     return geometry, address
 
 
-class _MeasuredPatches(NamedTuple):
-    """The patches of a batch, in pixels of each patch's level."""
+class _LevelPatches(NamedTuple):
+    """The patches of a batch, in pixels of the level that each reads."""
 
     canvas_to_level: np.ndarray  # float64 (M, 3, 3)
     inside: np.ndarray  # float64 (M, 4), `Column.INSIDE`
@@ -109,27 +109,23 @@ class _MeasuredPatches(NamedTuple):
     pixels: Patches
 
 
-def _measure_patches(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> _MeasuredPatches:
-    """Computes where the patches of layers are on the canvas, and which pixels of their images they read."""
+def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> _LevelPatches:
+    """Chooses the level that each patch of the layers reads, and converts its region and its matrix to that level."""
     patches = [patch for layer in layers for patch in layer.patches]
     index = np.array([patch.index for patch in patches])
-    full_regions = np.array([patch.region for patch in patches], np.float64)
+    regions = np.array([patch.region for patch in patches], np.float64)
     matrices = np.stack([patch.matrix for patch in patches])
-    levels = levels_for(matrices, full_regions)
-    # From here on in pixels of each patch's level.
-    full_wh = source_hw[index][:, ::-1].astype(np.float64)
+    levels = levels_for(matrices, regions)
     level_wh = level_sizes(source_hw[index], levels)[:, ::-1].astype(np.float64)
-    gain_xy = level_wh / full_wh
+    gain_xy = level_wh / source_hw[index][:, ::-1].astype(np.float64)
+    level_regions = regions * np.tile(gain_xy, 2)
     canvas_to_level = _canvas_to_level(matrices, gain_xy)
-    regions = full_regions * np.tile(gain_xy, 2)
-    read = _pixel_centers(regions, level_wh)
-    whole_pixels = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)
-    box = _clip_to_visible(whole_pixels, canvas_to_level, canvas_hw)
-    return _MeasuredPatches(
+    read = _pixel_centers(level_regions, level_wh)
+    return _LevelPatches(
         canvas_to_level=canvas_to_level,
-        inside=regions + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
+        inside=level_regions + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
         read=read,
-        pixels=Patches(index, levels, box.astype(np.int64)),
+        pixels=Patches(index, levels, _visible_pixels(read, canvas_to_level, canvas_hw)),
     )
 
 
@@ -156,9 +152,11 @@ def _is_affine(matrices: np.ndarray) -> np.ndarray:
     return (matrices[:, 2, :2] == 0).all(1)
 
 
-def _clip_to_visible(box: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """Clips boxes, float64 (M, 4), to the area that the canvas can show, with a margin. Under perspective that area is
-    not bounded. A patch that reaches the canvas only by rounding keeps one pixel."""
+def _visible_pixels(read: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
+    """Returns the pixels of `Column.READ`, ``read`` (M, 4), that the canvas can show, with a margin: int64 (M, 4) of
+    x1, y1, x2, y2. Under perspective the area that it can show is not bounded. A patch that reaches the canvas only by
+    rounding keeps one pixel."""
+    box = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)
     height, width = canvas_hw
     canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     corners = np.einsum("tij,cj->tci", canvas_to_level, canvas)[..., :2]
@@ -166,4 +164,4 @@ def _clip_to_visible(box: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tu
     visible[~_is_affine(canvas_to_level)] = (-np.inf, -np.inf, np.inf, np.inf)
     first = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
     last = np.clip(np.ceil(visible[:, 2:]), first + 1, box[:, 2:])
-    return np.concatenate([first, last], 1)
+    return np.concatenate([first, last], 1).astype(np.int64)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalized
+from data.augment.transforms import MIN_VISIBLE_FRACTION, MIN_VISIBLE_SIDE_PX, to_normalized
 from data.image_io.channels import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.batches import SampleKey
@@ -88,8 +88,8 @@ def _build(entries: list[dict]) -> Any:
         format="pascal_voc",
         label_fields=["rows"],
         min_visibility=MIN_VISIBLE_FRACTION,
-        min_width=MIN_SIDE_PX,
-        min_height=MIN_SIDE_PX,
+        min_width=MIN_VISIBLE_SIDE_PX,
+        min_height=MIN_VISIBLE_SIDE_PX,
         clip=True,
         filter_invalid_bboxes=True,
     )

@@ -13,13 +13,13 @@ from data.augment.plan import SamplePlan, SamplePlanner, plan_labels
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import LoadImagesAndLabels, Samples
 from data.samples.readers import RecentImages, SampleReader
 from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters
 
 
-class AugmentedImages(LoadImagesAndLabels):
+class AugmentedImages(Samples):
     """Renders augmented training samples."""
 
     def __init__(
@@ -61,6 +61,7 @@ class AugmentedImages(LoadImagesAndLabels):
         *,
         run_epochs: int | None = None,
     ) -> list[Sample]:
+        """See `Samples`."""
         plans = self.plans(keys, run_epochs=run_epochs)
         labels = self._plan_labels(keys, plans)
         read = self.source_images(epoch_of(keys))

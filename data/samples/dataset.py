@@ -1,7 +1,8 @@
-"""`LoadImagesAndLabels`: the letterboxed samples of a split, rendered by key."""
+"""The samples of a split, rendered by key: `Samples`, and the letterboxed ones, `LoadImagesAndLabels`."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,12 +15,8 @@ from data.samples.tiled_index import TiledIndex
 from utils.batches import Sample, SampleKey
 
 
-class LoadImagesAndLabels:
-    """Renders letterboxed samples of a split. The same key gives the same sample in any process and any order.
-
-    The longer side is scaled, up or down, to the reader's ``imgsz``; without it samples keep their size.
-    `data.samples.augmented` renders training samples.
-    """
+class Samples(ABC):
+    """Renders samples of a split. The same key gives the same sample in any process and any order."""
 
     def __init__(self, reader: SampleReader) -> None:
         """``reader``: of whole images or of tiles."""
@@ -38,17 +35,11 @@ class LoadImagesAndLabels:
         """The tiles that serve as samples; None if whole images do."""
         return self.reader.tiles
 
-    def requests(
-        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
-    ) -> list[BatchRequest]:
-        """Returns a rank's batches for a validation, in which each sample comes once over all ranks."""
-        groups = self.reader.validation_batches(batch_size, canvases)
-        return [request for group in groups[rank::world_size] for request in group]
-
     def __getitem__(self, key: SampleKey) -> Sample:
         """Renders the sample of ``key``. Raises UserError for a file that cannot be decoded."""
         return self.render([key])[0]
 
+    @abstractmethod
     def render(
         self,
         keys: Sequence[SampleKey],
@@ -63,15 +54,6 @@ class LoadImagesAndLabels:
                 sample returns another array.
             run_epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
         """
-        return [self._letterboxed(key, out) for key, out in zip(keys, outs or [None] * len(keys))]
-
-    def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
-        i = key.index
-        image_hw = self.sample_index.image_hw[i]
-        fit = fit_letterbox(image_hw, key.canvas_hw, self.reader.imgsz or int(image_hw.max()))
-        image = letterbox(self.reader.read(i, key.epoch), key.canvas_hw, fit, out)
-        labels = _letterboxed_labels(self.sample_index.labels(i), key.canvas_hw, fit)
-        return self.pack(key, image, labels, fit)
 
     def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
         """Packs a rendered image and its labels into a `Sample`. ``fit``: None if the image is augmented."""
@@ -87,6 +69,39 @@ class LoadImagesAndLabels:
             gain_xy=gain_xy,
             pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
         )
+
+
+class LoadImagesAndLabels(Samples):
+    """Renders letterboxed samples.
+
+    The longer side is scaled, up or down, to the reader's ``imgsz``; without it samples keep their size.
+    `data.samples.augmented` renders training samples.
+    """
+
+    def requests(
+        self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
+    ) -> list[BatchRequest]:
+        """Returns a rank's batches for a validation, in which each sample comes once over all ranks."""
+        groups = self.reader.validation_batches(batch_size, canvases)
+        return [request for group in groups[rank::world_size] for request in group]
+
+    def render(
+        self,
+        keys: Sequence[SampleKey],
+        outs: Sequence[np.ndarray | None] | None = None,
+        *,
+        run_epochs: int | None = None,
+    ) -> list[Sample]:
+        """See `Samples`."""
+        return [self._letterboxed(key, out) for key, out in zip(keys, outs or [None] * len(keys))]
+
+    def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
+        i = key.index
+        image_hw = self.sample_index.image_hw[i]
+        fit = fit_letterbox(image_hw, key.canvas_hw, self.reader.imgsz or int(image_hw.max()))
+        image = letterbox(self.reader.read(i, key.epoch), key.canvas_hw, fit, out)
+        labels = _letterboxed_labels(self.sample_index.labels(i), key.canvas_hw, fit)
+        return self.pack(key, image, labels, fit)
 
 
 def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:

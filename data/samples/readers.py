@@ -20,6 +20,10 @@ from data.samples.batch_request import BatchRequest
 from data.samples.tiled_index import TiledIndex, crop_tile
 from utils.batches import SampleKey
 
+# Largest size of the images that a worker keeps for the other samples of a block. The 16 images of a default block fit
+# up to 1600 pixels.
+MAX_RECENT_BYTES = 128 << 20
+
 
 class SampleReader(ABC):
     """Reads what samples show.
@@ -194,15 +198,20 @@ class RecentImages:
         # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
         self._max_images = 2 * block if reader.image_cache is None else 0
         self._images: dict[int, np.ndarray] = {}
+        self._nbytes = 0  # of the images that are kept
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         """Reads the source image of sample i, see `SampleReader.read`. Images of files are the same in all epochs."""
         image = self._images.get(i)
-        if image is not None:
-            return image
-        image = self._reader.read(i, epoch)
-        if self._max_images:
-            self._images[i] = image
-            while len(self._images) > self._max_images:
-                self._images.pop(next(iter(self._images)), None)
+        if image is None:
+            image = self._reader.read(i, epoch)
+            self._keep(i, image)
         return image
+
+    def _keep(self, i: int, image: np.ndarray) -> None:
+        """Keeps an image, and drops the oldest ones of too many."""
+        self._images[i] = image
+        self._nbytes += image.nbytes
+        while len(self._images) > self._max_images or self._nbytes > MAX_RECENT_BYTES:
+            oldest = self._images.pop(next(iter(self._images)))
+            self._nbytes -= oldest.nbytes

@@ -18,7 +18,7 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 _LOGGED_CLASSES = 5  # number of the rarest classes in the log
-_ROUNDING = 1e-9  # largest difference from a whole number that is a rounding error of its computation
+_WHOLE_TOLERANCE = 1e-9  # a weight this close to a whole number differs from it by rounding errors only
 
 
 def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_factor: float) -> np.ndarray:
@@ -53,7 +53,7 @@ def with_whole_sum(weights: np.ndarray) -> np.ndarray:
     come in none: then it comes in more.
     """
     nearest = np.rint(weights)
-    weights = np.where(np.abs(weights - nearest) < _ROUNDING, nearest, weights)
+    weights = np.where(np.abs(weights - nearest) < _WHOLE_TOLERANCE, nearest, weights)
     whole = np.floor(weights)
     fractions = weights - whole
     sum_of_fractions = fractions.sum()

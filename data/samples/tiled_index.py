@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, normalized_labels
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters
+from utils.labels import rows_of
 from utils.pixels import padding_value
 from utils.rng import keyed_uniforms, named_stream
 
@@ -63,16 +65,36 @@ class TiledIndex:
         self.windows = np.array([window for grid in grids for window in grid], np.float32).reshape(-1, 4)
         self._grid = self.windows[:, :2].astype(np.int64)
         self._max_shift = 0 if seed is None else round(side * overlap / 2)
-        self._candidates = self._find_candidates()
-        name = f"{image_index.fingerprint}-tile{side}-{self.visibility:g}"
-        self.tile_index = replace(clip_to_tiles(self._candidates, self._grid, side, self.visibility), fingerprint=name)
+        self._nearby = self._find_nearby_boxes()
+        self.tile_index = self._index_on_grid()
 
-    def _find_candidates(self) -> DatasetIndex:
-        """Returns the whole boxes that each tile may show in some epoch, in pixels of its image."""
-        of_image = self.image_index.take(self.image)
-        low = of_image.boxes_xywh_px[:, :2] - self._grid[of_image.image_of_box]
-        high = low + of_image.boxes_xywh_px[:, 2:]
-        return of_image.with_boxes(((low < self.side + self._max_shift) & (high > -self._max_shift)).all(1))
+    def _find_nearby_boxes(self) -> _NearbyBoxes:
+        """Finds the boxes that each tile may show in some epoch."""
+        rows, tile = rows_of(self.image_index.offsets, self.image)
+        boxes = self.image_index.boxes_xywh_px[rows]
+        low = boxes[:, :2] - self._grid[tile]
+        high = low + boxes[:, 2:]
+        is_nearby = ((low < self.side + self._max_shift) & (high > -self._max_shift)).all(1)
+        counts = np.bincount(tile[is_nearby], minlength=len(self.image))
+        return _NearbyBoxes(rows[is_nearby], np.r_[0, np.cumsum(counts)])
+
+    def _index_on_grid(self) -> DatasetIndex:
+        """Returns the index of the tiles at their places on the grid."""
+        index = self.image_index.take(self.image)
+        boxes, visible = clip_to_tiles(index.boxes_xywh_px, self._grid[index.image_of_box], self.side)
+        tiles = replace(
+            index,
+            image_hw=np.full((len(index), 2), self.side, np.int32),
+            boxes_xywh_px=boxes,
+            crowd=index.crowd | self._is_fragment(visible),
+            area_px=index.area_px * visible,
+            fingerprint=f"{index.fingerprint}-tile{self.side}-{self.visibility:g}",
+        )
+        return tiles.with_boxes(visible > 0)
+
+    def _is_fragment(self, visible: np.ndarray) -> np.ndarray:
+        """Returns which objects are to be ignored, bool (n,), if tiles show the fractions ``visible`` (n,) of them."""
+        return visible < self.visibility - _ROUNDING
 
     def corners(self, tiles: np.ndarray, epoch: int) -> np.ndarray:
         """Returns the corners int64 (n, 2) of ``tiles`` int64 (n,) in an epoch."""
@@ -86,9 +108,14 @@ class TiledIndex:
 
     def labels_of(self, tiles: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the labels of ``tiles`` at their positions in an epoch; see `DatasetIndex.labels_of`."""
-        candidates = self._candidates.take(tiles)
-        shown = clip_to_tiles(candidates, self.corners(tiles, epoch), self.side, self.visibility)
-        return shown.labels_of(np.arange(len(tiles)))
+        nearby, tile = rows_of(self._nearby.offsets, tiles)
+        rows = self._nearby.rows[nearby]
+        corners = self.corners(tiles, epoch)[tile]
+        boxes, visible = clip_to_tiles(self.image_index.boxes_xywh_px[rows], corners, self.side)
+        crowd = self.image_index.crowd[rows] | self._is_fragment(visible)
+        labels = normalized_labels(boxes, self.image_index.classes[rows], crowd, self.side)
+        is_shown = visible > 0
+        return labels[is_shown], tile[is_shown]
 
     def without_jitter(self) -> TiledIndex:
         """Returns the same tiles, which stay on the grid in every epoch."""
@@ -103,25 +130,23 @@ class TiledIndex:
         return np.bincount(self.tile_index.image_of_box[is_object], minlength=len(self.tile_index)) > 0
 
 
-def clip_to_tiles(index: DatasetIndex, corners: np.ndarray, side: int, visibility: float) -> DatasetIndex:
-    """Returns the labels of n tiles at ``corners`` (n, 2), pixels of the tiles.
+class _NearbyBoxes(NamedTuple):
+    """The boxes that each of N tiles may show, as rows of the arrays of the images' index."""
 
-    ``index``: n tiles with boxes in pixels of their images. Objects of which less than the fraction ``visibility`` is
-    left become regions to ignore.
+    rows: np.ndarray  # int64 (n,)
+    offsets: np.ndarray  # int64 (N + 1,): those of tile i are rows[offsets[i]:offsets[i + 1]]
+
+
+def clip_to_tiles(boxes_xywh_px: np.ndarray, corners: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Clips boxes, (n, 4) in pixels of their images, each to a tile at the corner in ``corners`` (n, 2).
+
+    Returns them in pixels of the tiles, float64 (n, 4), and the visible fraction of each, float64 (n,).
     """
-    boxes = index.boxes_xywh_px
-    low = boxes[:, :2] - corners[index.image_of_box]
+    low = boxes_xywh_px[:, :2] - corners
     start = low.clip(0, side)
-    end = (low + boxes[:, 2:]).clip(0, side)
-    visible = (end - start).prod(1) / boxes[:, 2:].prod(1)
-    result = replace(
-        index,
-        image_hw=np.full((len(index), 2), side, np.int32),
-        boxes_xywh_px=np.concatenate([start, end - start], 1),
-        crowd=index.crowd | (visible < visibility - _ROUNDING),
-        area_px=index.area_px * visible,
-    )
-    return result.with_boxes(visible > 0)
+    end = (low + boxes_xywh_px[:, 2:]).clip(0, side)
+    visible = (end - start).prod(1) / boxes_xywh_px[:, 2:].prod(1)
+    return np.concatenate([start, end - start], 1), visible
 
 
 def crop_tile(image: np.ndarray, corner: tuple[int, int], side: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from data.labels.yolo import folder_with_labels
 from data.split_files import FileStamp
 from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 MAX_ALIASES = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        if explanation(error):
+        if explain_limit(error):
             raise
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
@@ -78,7 +78,7 @@ def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str]) -> T 
     try:
         return call(*args)
     except OSError as error:
-        if explanation(error):
+        if explain_limit(error):
             raise
         return None
     except ValueError:  # a null character in its name

@@ -19,7 +19,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 
 
 def export(config: ExportConfig) -> list[Path]:
@@ -91,4 +91,4 @@ def _export_each(exporter: Exporter, formats: list[str]) -> list[Path]:
 def _summary(error: Exception) -> str:
     if isinstance(error, ExplainedError):
         return str(error)
-    return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
+    return explain_limit(error) or f"{type(error).__name__}: {first_line(error)[:300]}"

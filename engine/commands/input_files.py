@@ -1,6 +1,6 @@
 """Checks of the files and flags of a command. They need no torch, so a misspelled path ends a command at once.
 
-Commands of several processes leave out these checks: one of the processes finds the same mistakes later, for all.
+train.py and val.py leave them out in one of several processes: one finds the same mistakes later, for all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
 from utils.config.settings import DetectConfig, TrainConfig
 from utils.errors import UserError, all_mistakes
-from utils.process.launch import read_launch
 
 
 def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
@@ -23,8 +22,6 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
 
     ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
     """
-    if read_launch() is not None:
-        return
     if config.resume is not None:  # the checkpoint names the others
         if config.resume and not Path(config.resume).exists():
             raise UserError(f"{config.resume}: no such checkpoint")
@@ -47,8 +44,6 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
     """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``. If
     ``data`` is empty, the weights name the data set, which is checked when they are read."""
-    if read_launch() is not None:
-        return
     with all_mistakes() as mistakes:
         with mistakes.noted():
             if data:

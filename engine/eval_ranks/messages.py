@@ -34,6 +34,7 @@ SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data
 WEIGHTS = "weights/{number}"  # from 1
 SCORES = "scores/{number}"  # of the weights with this number
+WAITED = "waited/{number}"  # set by rank 0 when it no longer waits for scores, by number of the wait
 FAILED = "failed"  # why an evaluating process has ended
 ENDED = "ended"  # set when the run has ended
 LEFT = "left"  # number of evaluating processes that have ended for that

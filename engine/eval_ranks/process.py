@@ -46,11 +46,12 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import join_run
 from utils.errors import ExplainedError, UserError, first_line
 from utils.logger import configure_logging, get_logger
+from utils.process.launch import Launch
 
 PREVIEW_IMAGES = 8
 
 
-def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
+def run_evaluation_process(launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
     """Runs an evaluating process until the run ends.
 
     It reports errors to rank 0 and exits with success in any case, as launchers end all processes when one fails; a
@@ -58,7 +59,7 @@ def run_evaluation_process(config: TrainConfig, explicit_flags: Collection[str])
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    ctx = join_run(config.device, eval_ranks=config.eval_ranks)
+    ctx = join_run(launch, config.device, eval_ranks=config.eval_ranks)
     assert ctx.store is not None
     threading.Thread(target=_end_with_run, args=(ctx.store,), name="end", daemon=True).start()
     try:

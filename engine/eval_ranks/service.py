@@ -17,6 +17,7 @@ from engine.eval_ranks.messages import (
     READY,
     SCORES,
     SETUP,
+    WAITED,
     WEIGHTS,
     ScoresMessage,
     SetupMessage,
@@ -34,7 +35,7 @@ from utils.process.identity import has_died
 from utils.strings import rank_list
 
 # How long rank 0 waits for scores that are late: a fraction of the time since it has sent the weights, within bounds.
-# The other ranks wait in a collective meanwhile, whose timeout ends the run, and the watchdog reports a stall.
+# The watchdog reports a longer wait as a stall.
 LATE_FRACTION = 0.1
 MIN_LATE_S = 5.0
 MAX_LATE_S = 300.0
@@ -66,6 +67,7 @@ class ValidationService:
         self._epoch = 0  # whose weights these are
         self._sent_at = 0.0
         self._is_busy = False
+        self._waits = 0  # for scores, so far
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -103,9 +105,27 @@ class ValidationService:
 
         threading.Thread(target=post, name="weights", daemon=True).start()
 
+    def has_scores(self) -> bool:
+        """Returns whether the scores of the epoch that was sent last are there, on all ranks."""
+        has_scores = self._ctx.is_main and self._is_busy and self._store.check([self._scores_key])
+        return broadcast_object(self._ctx, has_scores)
+
     def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
-        """Returns the scores of the epoch that was sent last, on rank 0; None if they are late, and on other ranks."""
-        if not self._is_busy or not self._wait_for_scores(should_stop):
+        """Waits on all ranks for the scores of the epoch that was sent last. Returns them on rank 0; None if they are
+        late, and on other ranks.
+
+        ``should_stop``: called while a rank waits, so that it can end the wait of rank 0.
+        """
+        self._waits += 1
+        waited_key = WAITED.format(number=self._waits)
+        if not self._ctx.is_main:
+            while not self._store.check([waited_key]):
+                should_stop()
+                time.sleep(POLL_S)
+            return None
+        has_scores = self._is_busy and self._wait_for_scores(should_stop)
+        self._store.set(waited_key, "")
+        if not has_scores:
             return None
         scores = self._receive()
         self._evaluator.preview = scores.preview

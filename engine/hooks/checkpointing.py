@@ -34,7 +34,8 @@ class Checkpoints(Hook):
             self._is_requested = True
 
     def before_validation(self, trainer: Training) -> Action | None:
-        """Saves the steps of an epoch, if they took long, before a validation that may be killed or fail."""
+        """Saves the steps of an epoch, if they took long: a validation, or a wait for its scores, may be killed or
+        fail."""
         min_age_s = min(self._every_s, SAVE_BEFORE_VALIDATION_S)
         is_due = trainer.ctx.is_main and 0 < min_age_s <= self._age_s()
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None

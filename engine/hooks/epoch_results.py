@@ -91,5 +91,5 @@ def _in_order(row: dict[str, float], metrics: dict[str, float]) -> dict[str, flo
     ordered = {"time": row["time"]}
     ordered |= {name: value for name, value in row.items() if name.startswith("train/")}
     ordered |= metrics
-    ordered |= row  # what is there already keeps its place
+    ordered |= row  # existing keys keep their position
     return ordered

@@ -91,7 +91,7 @@ class Hook:
     after_step        N-1  after each step of the optimizer
     after_read        N-1  when the host has the values of a step: a step later, or before something is saved
     after_last_step   N-1  after the last step of the epoch, when all ranks have the same model
-    before_validation N-1  before the training processes validate an epoch; not if others do (``--eval-ranks``)
+    before_validation N-1  before the training processes validate an epoch, or wait for scores (``--eval-ranks``)
     score             N    when an epoch has been validated, or is not due: sets its scores, and completes its row
     record            N    when the row of an epoch is complete, before its files are saved
     report            N    when its files are saved: for what takes long or may fail, such as plots

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import FileProblem, Frame, FrameStream
+from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.images import Color, Source, as_frames, check_many
 from engine.inference.object_tracks import ObjectTracks, check_sequence
@@ -174,42 +174,42 @@ def open_detection_stream(
     detector: ImageDetector,
     settings: ResolvedSettings,
     *,
+    options: SourceOptions,
     tracks: ObjectTracks | None = None,
     color: Color | None = None,
     reads_ahead: bool = True,
-    vid_stride: int = 1,
-    max_frames: int = 0,
 ) -> DetectionStream:
     """Opens a source for detection.
 
     Args:
         source, color: see `Predictor.stream`.
+        options: ``vid_stride`` and ``max_frames``; the others follow from the other arguments.
         tracks: see `DetectionStream`.
         reads_ahead: read and process files in batches; otherwise each frame is read when it is asked for.
-        vid_stride, max_frames: of `SourceOptions`.
 
     Raises UserError as `open_source`.
     """
-    if not isinstance(vid_stride, int | np.integer) or vid_stride < 1:
-        raise UserError(f"vid_stride: must be at least 1, got {vid_stride!r}")
-    pixels = detector.model.pixels
+    if not isinstance(options.vid_stride, int | np.integer) or options.vid_stride < 1:
+        raise UserError(f"vid_stride: must be at least 1, got {options.vid_stride!r}")
     ahead = ReadAheadLimit(detector.images_at_once() if reads_ahead else 0)
+    options = options._replace(
+        threads=detector.threads, ahead=ahead, pixels=detector.model.pixels, in_sequences=tracks is not None
+    )
+    return DetectionStream(_open_frames(source, options, color), detector, settings, ahead=ahead, tracks=tracks)
+
+
+def _open_frames(
+    source: str | os.PathLike[str] | int | Iterable[Source], options: SourceOptions, color: Color | None
+) -> FrameStream:
+    """Opens what `open_source` takes, or an iterable of images."""
     if isinstance(source, str | os.PathLike | int):
         name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-        if tracks is not None:
+        if options.in_sequences:
             check_sequence(name)
-        items = open_source(
-            name,
-            threads=detector.threads,
-            ahead=ahead,
-            pixels=pixels,
-            in_sequences=tracks is not None,
-            vid_stride=vid_stride,
-            max_frames=max_frames,
+        return open_source(name, **options._asdict())
+    check_many(source, "track" if options.in_sequences else "stream")
+    if options.vid_stride != 1:
+        raise UserError(
+            f"vid_stride {options.vid_stride}: is for videos and streams; yield only every n-th image instead"
         )
-    else:
-        check_many(source, "stream" if tracks is None else "track")
-        if vid_stride != 1:
-            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
-        items = as_frames(source, color, pixels)
-    return DetectionStream(items, detector, settings, ahead=ahead, tracks=tracks)
+    return as_frames(source, color, options.pixels)

@@ -20,7 +20,7 @@ from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.pixels import PixelFormat
-from utils.process.limits import explanation
+from utils.process.limits import explain_limit
 from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
@@ -105,7 +105,7 @@ class ExportedModel(InferenceModel):
         except UserError:
             raise
         except Exception as error:  # each runtime raises types of its own
-            reason = explanation(error) or " ".join(str(error).split())[:300]
+            reason = explain_limit(error) or " ".join(str(error).split())[:300]
             raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
 
     def forward(self, images: Tensor) -> list[Tensor]:

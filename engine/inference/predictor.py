@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.frames import FileProblem, Frame
+from engine.inference.frames import FileProblem, Frame, SourceOptions
 from engine.inference.image_detector import ImageDetector
 from engine.inference.images import Color, Source, as_images
 from engine.inference.model import InferenceModel, autocast_type
@@ -141,7 +141,11 @@ class Predictor:
         """
         resolved = self.settings.changed(settings).resolve(self.model)
         stream = open_detection_stream(
-            source, self.image_detector, resolved, color=color or self.color, vid_stride=vid_stride
+            source,
+            self.image_detector,
+            resolved,
+            options=SourceOptions(vid_stride=vid_stride),
+            color=color or self.color,
         )
         return _results_of(stream, self.names)
 
@@ -171,7 +175,12 @@ class Predictor:
         resolved = self.settings.changed(settings).resolve(self.model)
         tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
         stream = open_detection_stream(
-            source, self.image_detector, resolved, tracks=tracks, color=color or self.color, vid_stride=vid_stride
+            source,
+            self.image_detector,
+            resolved,
+            options=SourceOptions(vid_stride=vid_stride),
+            tracks=tracks,
+            color=color or self.color,
         )
         return _results_of(stream, self.names)
 

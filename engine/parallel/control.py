@@ -25,7 +25,7 @@ POLL_EVERY_S = 1.0
 
 
 class Action(enum.Flag):
-    """What all ranks do next. Actions of several hooks are joined with ``|``: none is lost."""
+    """What every rank does next; a flag set, so that the actions of several hooks combine."""
 
     CONTINUE = 0
     SAVE = enum.auto()  # at once
@@ -74,9 +74,11 @@ class RunControl:
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
         """Defers signals within the block, in which the watchdog expects steps. ``is_writing``: whether a checkpoint is
-        being written, to whose end the watchdog waits."""
+        being written, to whose end the watchdog waits. What follows a training that has ended by itself, such as the
+        report, is completed in spite of SIGTERM and SIGUSR1."""
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
+        self._signals.ignore_requeue()
 
     @property
     def has_signal(self) -> bool:
@@ -136,6 +138,11 @@ class RunControl:
         """Returns whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
         a validation."""
         self._watchdog.beat()
+        return self.stops_waiting()
+
+    def stops_waiting(self) -> bool:
+        """Returns the same as `stops_validation` while ranks wait for the scores of a validation. The watchdog takes it
+        for no sign of life: it must notice if one of the ranks has died."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal
@@ -148,7 +155,7 @@ class RunControl:
         return is_stopped
 
     def after_validation(self) -> Action:
-        """Returns `Action.STOP` if `stops_validation` has ended the validation on any rank."""
+        """Returns `Action.STOP` if a signal has ended the validation, or the wait for its scores, on any rank."""
         code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
         if code:
             return self._stop(code)

@@ -1,4 +1,5 @@
-"""How the gradients of a step come about: the plain strategy, of which virtual ranks and pipelines are others."""
+"""Strategies that compute the gradients of a step: plain data parallelism here; virtual ranks and pipelines subclass
+it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The sentences of a report's summary: how training went, where the model is wrong, and what to do next.
 
-Each sentence follows by a rule from numbers, the `Findings`; a rule whose numbers are unknown yields nothing. The three
+Each sentence follows by a rule from numbers, the `RunFacts`; a rule whose numbers are unknown yields nothing. The three
 functions at the top list the rules, in the order of their sentences.
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 from engine.evaluation.analysis import KINDS, confused_pairs
 from engine.evaluation.small_boxes import remedy_for_small_boxes
 from engine.evaluation.tables import missed_classes_text
-from engine.report.findings import Findings
+from engine.report.run_facts import RunFacts
 from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 
-AdviceRule: TypeAlias = Callable[[Findings], Iterator[str]]
+AdviceRule: TypeAlias = Callable[[RunFacts], Iterator[str]]
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
 NEARLY_WORST = 0.8  # kinds of errors with this fraction of the highest cost are as important
@@ -38,7 +38,7 @@ REMEDIES = {
 }
 
 
-def how_it_went(findings: Findings) -> Iterator[str]:
+def how_it_went(facts: RunFacts) -> Iterator[str]:
     """Yields sentences about the course of the training and the newest scores."""
     rules: tuple[AdviceRule, ...] = (
         _progress,
@@ -50,16 +50,16 @@ def how_it_went(findings: Findings) -> Iterator[str]:
         _missed_classes,
         _chance,
     )
-    return _sentences(rules, findings)
+    return _sentences(rules, facts)
 
 
-def where_it_is_wrong(findings: Findings) -> Iterator[str]:
+def where_it_is_wrong(facts: RunFacts) -> Iterator[str]:
     """Yields sentences about errors, confusions, and weak or unscored classes."""
     rules: tuple[AdviceRule, ...] = (_costly_errors, _frequent_confusion, _weak_classes, _unscored_classes)
-    return _sentences(rules, findings)
+    return _sentences(rules, facts)
 
 
-def what_to_do(findings: Findings) -> Iterator[str]:
+def what_to_do(facts: RunFacts) -> Iterator[str]:
     """Yields advice about the training, the data and the labels."""
     rules: tuple[AdviceRule, ...] = (
         _label_objects,
@@ -73,60 +73,60 @@ def what_to_do(findings: Findings) -> Iterator[str]:
         _check_suspicious_labels,
         _check_backgrounds,
     )
-    if findings.result is not None and not findings.objects:
+    if facts.result is not None and not facts.objects:
         rules = (_label_objects,)  # without scores, nothing else is known to help
-    return _sentences(rules, findings)
+    return _sentences(rules, facts)
 
 
-def _sentences(rules: Sequence[AdviceRule], findings: Findings) -> Iterator[str]:
+def _sentences(rules: Sequence[AdviceRule], facts: RunFacts) -> Iterator[str]:
     for rule in rules:
-        yield from rule(findings)
+        yield from rule(facts)
 
 
-def _progress(findings: Findings) -> Iterator[str]:
-    if not findings.epochs:
+def _progress(facts: RunFacts) -> Iterator[str]:
+    if not facts.epochs:
         return
-    epochs, seconds = findings.column("time")
+    epochs, seconds = facts.column("time")
     if epochs.size:
-        yield f"Epoch {epochs[-1]:.0f} of {findings.epochs} is complete, after {format_duration(seconds[-1])}."
+        yield f"Epoch {epochs[-1]:.0f} of {facts.epochs} is complete, after {format_duration(seconds[-1])}."
     else:
-        yield f"No epoch of {findings.epochs} is complete yet."
+        yield f"No epoch of {facts.epochs} is complete yet."
 
 
-def _course_of_fitness(findings: Findings) -> Iterator[str]:
-    epochs, values = findings.fitness_values()
+def _course_of_fitness(facts: RunFacts) -> Iterator[str]:
+    epochs, values = facts.fitness_values()
     if values.size < 2:
         return
-    name = findings.fitness.name
+    name = facts.fitness.name
     best = int(np.argmax(values))
     newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
     yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
-    if findings.is_rising():
+    if facts.is_rising():
         yield f"{name} was still rising in the last third of the validations."
-    elif findings.has_fallen():
+    elif facts.has_fallen():
         yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
 
 
-def _overfitting(findings: Findings) -> Iterator[str]:
-    if findings.overfits():
+def _overfitting(facts: RunFacts) -> Iterator[str]:
+    if facts.overfits():
         yield "The validation loss rises while the training loss falls: the model overfits."
 
 
-def _scores(findings: Findings) -> Iterator[str]:
-    result = findings.result
+def _scores(facts: RunFacts) -> Iterator[str]:
+    result = facts.result
     if result is None:
         yield "There is no validation yet, so nothing is known about the detections."
-    elif not findings.objects:
+    elif not facts.objects:
         yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
     else:
         yield (
-            f"On {counted(result.num_images, 'image')} with {counted(findings.objects, 'object')}: AP {result.ap:.3f}, "
+            f"On {counted(result.num_images, 'image')} with {counted(facts.objects, 'object')}: AP {result.ap:.3f}, "
             f"AP50 {result.metrics['AP50']:.3f}."
         )
 
 
-def _recommended_threshold(findings: Findings) -> Iterator[str]:
-    result = findings.scored
+def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
+    result = facts.scored
     if result is None:
         return
     if result.threshold is None:
@@ -139,11 +139,11 @@ def _recommended_threshold(findings: Findings) -> Iterator[str]:
         )
 
 
-def _threshold_of_best(findings: Findings) -> Iterator[str]:
-    best = findings.best_row()
-    if findings.scored is None or best is None:
+def _threshold_of_best(facts: RunFacts) -> Iterator[str]:
+    best = facts.best_row()
+    if facts.scored is None or best is None:
         return
-    if best["epoch"] < findings.history["epoch"][-1] and np.isfinite(best[CONFIDENCE_COLUMN]):
+    if best["epoch"] < facts.history["epoch"][-1] and np.isfinite(best[CONFIDENCE_COLUMN]):
         yield (
             f"best.pt, of epoch {best['epoch']:.0f}, has a threshold of its own: {best[CONFIDENCE_COLUMN]:.3f} (F1 "
             f"{best['metrics/f1']:.3f}, precision {best['metrics/precision']:.3f}, recall "
@@ -151,28 +151,28 @@ def _threshold_of_best(findings: Findings) -> Iterator[str]:
         )
 
 
-def _missed_classes(findings: Findings) -> Iterator[str]:
-    if findings.scored is None:
+def _missed_classes(facts: RunFacts) -> Iterator[str]:
+    if facts.scored is None:
         return
-    missed_classes = missed_classes_text(findings.scored, findings.names)
+    missed_classes = missed_classes_text(facts.scored, facts.names)
     if missed_classes:
         yield f"{missed_classes}; detect.py --conf-thres sets another threshold."
 
 
-def _chance(findings: Findings) -> Iterator[str]:
-    if findings.scored is None:
+def _chance(facts: RunFacts) -> Iterator[str]:
+    if facts.scored is None:
         return
-    chance = findings.chance(findings.scored.ap)
+    chance = facts.chance(facts.scored.ap)
     if chance:
         yield (
-            f"With {counted(findings.objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may "
+            f"With {counted(facts.objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may "
             "differ by as much. Epochs are compared on the same images."
         )
 
 
-def _costly_errors(findings: Findings) -> Iterator[str]:
-    errors = findings.errors
-    if findings.scored is None or errors is None:
+def _costly_errors(facts: RunFacts) -> Iterator[str]:
+    errors = facts.errors
+    if facts.scored is None or errors is None:
         return
     order = np.argsort(-errors.cost)
     costly = [f"{KINDS[k]} {errors.cost[k]:.3f}" for k in order if errors.cost[k] >= MIN_COST]
@@ -182,61 +182,61 @@ def _costly_errors(findings: Findings) -> Iterator[str]:
         yield f"No kind of error costs {MIN_COST} of AP50 ({errors.ap:.3f}) or more."
 
 
-def _frequent_confusion(findings: Findings) -> Iterator[str]:
-    result = findings.scored
+def _frequent_confusion(facts: RunFacts) -> Iterator[str]:
+    result = facts.scored
     pairs = [] if result is None else confused_pairs(result.confusion)
     if result is not None and pairs:
         count, predicted, true = pairs[0]
         objects = counted(int(result.class_targets[true]), "object")
         verb = "is" if count == 1 else "are"
         yield (
-            f"The most frequent confusion: {count} of {objects} of class {findings.names[true]} {verb} mistaken for "
-            f"{findings.names[predicted]}."
+            f"The most frequent confusion: {count} of {objects} of class {facts.names[true]} {verb} mistaken for "
+            f"{facts.names[predicted]}."
         )
 
 
-def _weak_classes(findings: Findings) -> Iterator[str]:
-    result = findings.scored
+def _weak_classes(facts: RunFacts) -> Iterator[str]:
+    result = facts.scored
     if result is None:
         return
     ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
     weak = np.argsort(ap)
     weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
     if weak.size:
-        classes = listed([f"{findings.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
+        classes = listed([f"{facts.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
         yield f"The weakest classes by AP: {classes}."
 
 
-def _unscored_classes(findings: Findings) -> Iterator[str]:
-    if findings.scored is None:
+def _unscored_classes(facts: RunFacts) -> Iterator[str]:
+    if facts.scored is None:
         return
-    unscored = [findings.names[c] for c in np.flatnonzero(findings.scored.class_targets == 0).tolist()]
+    unscored = [facts.names[c] for c in np.flatnonzero(facts.scored.class_targets == 0).tolist()]
     if unscored:
         classes = counted(len(unscored), "class")
         yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
 
 
-def _label_objects(findings: Findings) -> Iterator[str]:
-    if findings.result is not None and not findings.objects:
+def _label_objects(facts: RunFacts) -> Iterator[str]:
+    if facts.result is not None and not facts.objects:
         yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
 
 
-def _train_longer(findings: Findings) -> Iterator[str]:
-    if findings.few_steps:
-        yield f"Train longer: {findings.few_steps}."
-    epochs, _ = findings.fitness_values()
-    is_complete = findings.epochs and epochs.size and epochs[-1] >= findings.epochs
-    if is_complete and findings.is_rising():
-        yield f"Train longer: {resume_flag(findings.last)} --epochs {2 * findings.epochs} continues this run."
+def _train_longer(facts: RunFacts) -> Iterator[str]:
+    if facts.few_steps:
+        yield f"Train longer: {facts.few_steps}."
+    epochs, _ = facts.fitness_values()
+    is_complete = facts.epochs and epochs.size and epochs[-1] >= facts.epochs
+    if is_complete and facts.is_rising():
+        yield f"Train longer: {resume_flag(facts.last)} --epochs {2 * facts.epochs} continues this run."
 
 
-def _avoid_overfitting(findings: Findings) -> Iterator[str]:
-    if findings.overfits():
+def _avoid_overfitting(facts: RunFacts) -> Iterator[str]:
+    if facts.overfits():
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
 
 
-def _feed_faster(findings: Findings) -> Iterator[str]:
-    _, waits = findings.column("speed/data_wait")
+def _feed_faster(facts: RunFacts) -> Iterator[str]:
+    _, waits = facts.column("speed/data_wait")
     if waits.size and np.median(waits) > MAX_DATA_WAIT:
         yield (
             f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
@@ -244,31 +244,31 @@ def _feed_faster(findings: Findings) -> Iterator[str]:
         )
 
 
-def _enlarge_small_boxes(findings: Findings) -> Iterator[str]:
-    if findings.train is None:
+def _enlarge_small_boxes(facts: RunFacts) -> Iterator[str]:
+    if facts.train is None:
         return
-    side = findings.train.median_side_px
-    remedy = remedy_for_small_boxes(side, findings.imgsz, findings.stride, tile=findings.tile)
+    side = facts.train.median_side_px
+    remedy = remedy_for_small_boxes(side, facts.imgsz, facts.stride, tile=facts.tile)
     if remedy:
-        yield f"At --imgsz {findings.imgsz}, half of the boxes have sides below {side:.1f} px: {remedy}."
+        yield f"At --imgsz {facts.imgsz}, half of the boxes have sides below {side:.1f} px: {remedy}."
 
 
-def _label_rare_classes(findings: Findings) -> Iterator[str]:
-    if findings.train is None:
+def _label_rare_classes(facts: RunFacts) -> Iterator[str]:
+    if facts.train is None:
         return
-    boxes = findings.train.class_boxes
-    is_labeled = np.array([name not in findings.ignored for name in findings.names], bool)
+    boxes = facts.train.class_boxes
+    is_labeled = np.array([name not in facts.ignored for name in facts.names], bool)
     rare = np.flatnonzero((boxes < FEW_BOXES) & is_labeled)
     if rare.size:
         order = rare[np.argsort(boxes[rare], kind="stable")]
-        classes = listed([f"{findings.names[c]} ({boxes[c]})" for c in order.tolist()], 5)
+        classes = listed([f"{facts.names[c]} ({boxes[c]})" for c in order.tolist()], 5)
         yield f"{counted(rare.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {classes}."
 
 
-def _balance_classes(findings: Findings) -> Iterator[str]:
-    if findings.train is None or findings.balances:
+def _balance_classes(facts: RunFacts) -> Iterator[str]:
+    if facts.train is None or facts.balances:
         return
-    boxes = findings.train.class_boxes
+    boxes = facts.train.class_boxes
     labeled = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: `_label_rare_classes`
     if not labeled.size:
         return
@@ -276,40 +276,40 @@ def _balance_classes(findings: Findings) -> Iterator[str]:
     least = labeled[boxes[labeled].argmin()]
     if boxes[most] >= IMBALANCED * boxes[least]:
         yield (
-            f"{findings.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
-            f"{findings.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in "
+            f"{facts.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
+            f"{facts.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in "
             "the loss."
         )
 
 
-def _avoid_errors(findings: Findings) -> Iterator[str]:
-    if findings.scored is None or findings.errors is None:
+def _avoid_errors(facts: RunFacts) -> Iterator[str]:
+    if facts.scored is None or facts.errors is None:
         return
-    cost = findings.errors.cost
+    cost = facts.errors.cost
     for kind in np.argsort(-cost, kind="stable"):
         if cost[kind] >= max(MIN_COST, NEARLY_WORST * cost.max()):
             remedy = REMEDIES[KINDS[kind]]
             if KINDS[kind] == "location":
-                remedy += _larger_images(findings)
+                remedy += _larger_images(facts)
             yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."
 
 
-def _larger_images(findings: Findings) -> str:
+def _larger_images(facts: RunFacts) -> str:
     """Returns a clause that advises larger images for more accurate boxes; "" if they would not help."""
     small = 0.0
-    if findings.data is not None and findings.data.boxes:
-        small = float((findings.data.sides_px < SMALL_SIDE_PX).mean())
+    if facts.data is not None and facts.data.boxes:
+        small = float((facts.data.sides_px < SMALL_SIDE_PX).mean())
     if small < SOME_SMALL:
         return ""
     return f"; {small:.0%} of the boxes have sides below {SMALL_SIDE_PX} px and need a larger --imgsz"
 
 
-def _check_suspicious_labels(findings: Findings) -> Iterator[str]:
-    if findings.suspects:
-        yield f"Check {counted(findings.suspects, 'label')} that the model contradicts: section Suspicious labels."
+def _check_suspicious_labels(facts: RunFacts) -> Iterator[str]:
+    if facts.suspects:
+        yield f"Check {counted(facts.suspects, 'label')} that the model contradicts: section Suspicious labels."
 
 
-def _check_backgrounds(findings: Findings) -> Iterator[str]:
-    if findings.backgrounds:
-        images = counted(findings.backgrounds, "image")
+def _check_backgrounds(facts: RunFacts) -> Iterator[str]:
+    if facts.backgrounds:
+        images = counted(facts.backgrounds, "image")
         yield f"Check {images} without labels that have detections: labels may be missing."

@@ -2,7 +2,7 @@
 other file; its figures are also PNG files in the folder of the run.
 
 What is reported (subject.py) becomes sections: the data (census.py), the history, a validation (validation.py), and a
-summary, whose sentences (advice.py) follow from the numbers in the others (findings.py). `ReportPage` writes them.
+summary, whose sentences (advice.py) follow from the numbers in the others (run_facts.py). `ReportPage` writes them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
 from engine.report.environment import machine_facts, settings_table
-from engine.report.findings import FEW_OBJECTS, collect_findings
 from engine.report.history import history_charts
+from engine.report.run_facts import FEW_OBJECTS, collect_facts
 from engine.report.subject import ScoredValidation, Subject
 from engine.report.validation import ValidationSections, validation_sections
 from utils.config.settings import TrainConfig
@@ -119,14 +119,14 @@ class ReportPage:
         validation = None
         if self.validation is not None:
             validation = validation_sections(self.validation, subject.validated)
-        findings = collect_findings(
+        facts = collect_facts(
             subject, history, data, validation, ap_of_draws=self._ap_of_draws, last=self._folder / "last.pt"
         )
         return Sections(
             summary={
-                "How it went": list(how_it_went(findings)),
-                "Where the model is wrong": list(where_it_is_wrong(findings)),
-                "What to do next": list(what_to_do(findings)),
+                "How it went": list(how_it_went(facts)),
+                "Where the model is wrong": list(where_it_is_wrong(facts)),
+                "What to do next": list(what_to_do(facts)),
             },
             changed=settings_table(subject.config, subject.hyp),
             machine=machine_facts(subject.ctx),

@@ -1,4 +1,4 @@
-"""Builds the loss and the validation of a run, for all who need them.
+"""Builds the loss and the validation of a run, shared by training and `--eval-ranks` processes.
 
 Training (engine/train/build.py) and the processes that validate for it (``--eval-ranks``) must compute the same, and
 the search for a batch size (engine/train/batch_size.py) measures the loss of the run itself.

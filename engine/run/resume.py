@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from data.loading.loader import InfiniteDataLoader
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.checkpointer import Checkpointer
@@ -291,6 +292,10 @@ class EpochData:
     batches: int  # in an epoch, on each rank
     images: int  # or tiles of them
     fingerprint: str  # of the data set, see `RunDescription.data`
+
+    @staticmethod
+    def of(train: InfiniteDataLoader, *, fingerprint: str) -> EpochData:
+        return EpochData(batches=len(train), images=len(train.samples), fingerprint=fingerprint)
 
 
 def restore_run(

@@ -16,13 +16,13 @@ from engine.run.assembly import build_criterion, build_validation, choose_class_
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import advice_on_memory, prepare_process
-from engine.run.resume import keep_best_epoch, restore_run
+from engine.run.resume import EpochData, keep_best_epoch, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
-from engine.train.build_step import build_step
+from engine.train.build_step import FullBatch, build_step
 from engine.train.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
 from engine.train.run_checks import check_model, check_settings, check_splits
-from engine.train.run_data import data_identity, describe_run, epoch_data, full_batch, open_run_data
+from engine.train.run_data import data_identity, describe_run, open_run_data
 from engine.train.run_hooks import build_hooks, open_hook_parts
 from engine.train.start_log import log_start, log_steps, warn_of_short_run
 from engine.train.trainer import Trainer
@@ -84,12 +84,13 @@ def build_training(
 
     # The step, in the state of the checkpoint if there is one.
     loaded = loaded_parameters(starting_model, settings, steps, plan.checkpoint)
-    step = build_step(ctx, settings, model, criterion, steps=steps, batch=full_batch(train_loader), loaded=loaded)
+    step = build_step(ctx, settings, model, criterion, steps=steps, batch=FullBatch.of(train_loader), loaded=loaded)
     log_steps(plan, settings, step, steps)
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data(train_loader, identity))
+        epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
+        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)

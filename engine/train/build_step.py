@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from data.loading.loader import InfiniteDataLoader
 from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
@@ -37,6 +38,13 @@ class FullBatch:
 
     images: int  # over all ranks
     has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
+
+    @staticmethod
+    def of(train: InfiniteDataLoader) -> FullBatch:
+        """Describes the batches of a loader. Regions to ignore are crowds, and objects that borders of moving tiles
+        cut."""
+        has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
+        return FullBatch(train.global_images(0), has_regions)
 
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:

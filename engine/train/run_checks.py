@@ -4,7 +4,8 @@ data that cannot be scored."""
 from __future__ import annotations
 
 from data.index.index import DatasetIndex
-from data.loading.checks import check_loader_settings, check_shards, warn_of_shared_images
+from data.index.shared_images import warn_of_shared_images
+from data.loading.checks import check_loader_settings, check_shards
 from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
 from engine.run.process import check_kernels
@@ -27,7 +28,7 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
     check_batch_size(ctx, config)
     check_step_settings(ctx, config)
     check_eval_ranks(ctx, config)
-    check_loader_settings(ctx, config, settings.hyp)
+    check_loader_settings(config, settings.hyp)
 
 
 def check_batch_size(ctx: DistributedContext, config: TrainConfig) -> None:

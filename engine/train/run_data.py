@@ -1,4 +1,4 @@
-"""Opens the data of a run, and describes it for checkpoints and for the step."""
+"""Opens the data of a run, and describes it for checkpoints."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.loading.loader import InfiniteDataLoader
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
 from engine.checkpoint.description import RunDescription
 from engine.evaluation.metrics import Fitness
 from engine.optim.build import LoadedParameters
-from engine.run.resume import EpochData
 from engine.run.run import RunPlan, TrainingRun
 from engine.run.starting_model import StartingModel
-from engine.train.build_step import FullBatch
 from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
 from models.losses.distillation import Teacher
@@ -62,17 +59,6 @@ def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetInde
     """
     fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
     return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
-
-
-def epoch_data(train: InfiniteDataLoader, identity: dict[str, str]) -> EpochData:
-    """Returns what the position in an epoch depends on besides the settings."""
-    return EpochData(batches=len(train), images=len(train.samples), fingerprint=identity["fingerprint"])
-
-
-def full_batch(train: InfiniteDataLoader) -> FullBatch:
-    """Describes whole training batches. Regions to ignore are crowds, and objects that borders of moving tiles cut."""
-    has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
-    return FullBatch(train.global_images(0), has_regions)
 
 
 def describe_run(

@@ -1,5 +1,5 @@
-"""The training loop: epochs and steps. A validator ends each epoch (engine/train/validation.py); whatever else happens
-is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator scores each epoch (engine/train/validation.py); whatever else
+happens is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from utils.errors import ExplainedError, UserError
 
 
 class Validator(Protocol):
-    """Ends epochs whose steps are done: validates them if that is due, and completes them (engine/train/validation.py).
-    Every rank has one and makes the same calls. The trainer follows the actions that it returns."""
+    """Validates epochs whose steps are done (engine/train/validation.py). Every rank has one and makes the same calls.
+    The trainer follows the actions that it returns."""
 
-    pending: PendingEpoch | None  # submitted, and not complete yet: checkpoints store it
+    @property
+    def pending(self) -> PendingEpoch | None:
+        """An epoch that was submitted and has no result yet: checkpoints store it."""
+        ...
 
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        """Takes an epoch, and saves the run behind it. The epoch is complete afterwards, or its result comes later.
+        """Validates an epoch if that is due, or makes it the pending one, whose result comes later. None is pending
+        before.
 
-        Returns `Action.STOP` if a signal has ended a validation: a resumed run then submits the epoch again.
+        Returns `Action.STOP` if a signal has ended the validation: a resumed run then submits the epoch again.
         """
         ...
 
-    def collect(self, trainer: Trainer) -> Action:
-        """Completes an epoch that is pending while no other ends: that of an earlier start, or the last one of a run
-        that a callback has ended. Saves the run with its scores.
+    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+        """Sets the result of the pending epoch, which is ``epoch``; none is pending afterwards.
 
         Returns `Action.STOP` if a signal has ended its validation: it stays pending.
         """
@@ -82,11 +85,11 @@ class Trainer:
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._has_ended = False  # this process takes no more steps
-        self._newest = Epoch(progress.epoch)  # the newest epoch that is completed
+        self._stopped = False  # this process takes no more steps
+        self._last_completed = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
-            self._newest.metrics = run.started_from.metrics
+            self._last_completed.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
@@ -116,16 +119,16 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        if not self._has_ended:
-            self._follow(self.validator.collect(self))  # an epoch of an earlier start
+        if not self._stopped:
+            self._complete_last_pending()  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
-        while not self._has_ended and self.progress.epoch < self.epochs:
+        while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
-            if not self._has_ended:
+            if not self._stopped:
                 self._end_epoch()
         self.call_hooks("after_steps")
         if not self.control.exit_code:
-            self._follow(self.validator.collect(self))  # the last epoch, if a callback has ended the run
+            self._complete_last_pending()  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
             self.call_hooks("after_training")
         self.checkpointer.finish()
@@ -136,7 +139,7 @@ class Trainer:
         self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
         self.call_hooks("before_epoch")
-        while self.progress.batch < len(self.loader) and not self._has_ended:
+        while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
 
     def _train_step(self, batches: Prefetcher) -> None:
@@ -181,10 +184,48 @@ class Trainer:
         epoch = Epoch(self.progress.epoch + 1)
         if self.call_hooks("after_last_step", epoch).breaks_off:
             return
+        if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
+            return
         if self._follow(self.validator.submit(self, epoch)).breaks_off:
             return
+        self.progress.complete_epoch()
+        if self.validator.pending is None:
+            self._complete(epoch)
+        else:
+            self.save_epoch(epoch)
         self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
+
+    def _complete(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
+        """Scores, records, saves and reports an epoch whose validation is done, or not due.
+
+        ``pending``: as what the epoch was saved before it had scores. The run has gone on since, so only the files of
+        the epoch itself are saved.
+        """
+        self.call_hooks("score", epoch)
+        self.call_hooks("record", epoch)
+        self._last_completed = epoch
+        if pending is None:
+            self.save_epoch(epoch)
+        else:
+            self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
+        self.call_hooks("report", epoch)
+
+    def _complete_pending(self) -> Action:
+        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending."""
+        pending = self.validator.pending
+        if pending is None:
+            return Action.CONTINUE
+        epoch = Epoch(pending.progress.epoch, dict(pending.row))
+        action = self._follow(self.validator.collect(self, epoch))
+        if not action.breaks_off:
+            self._complete(epoch, pending)
+        return action
+
+    def _complete_last_pending(self) -> None:
+        """Completes the pending epoch while no other ends, and saves the run with its scores."""
+        if self.validator.pending is not None and not self._complete_pending().breaks_off:
+            self.save_last()
 
     def _average_over_ranks(self) -> None:
         """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
@@ -195,12 +236,6 @@ class Trainer:
             broadcast_parameters(model, self.ctx)
         self.progress.note_averaged_buffers()
 
-    def record_epoch(self, epoch: Epoch) -> None:
-        """Scores and records an epoch whose validation is done, or not due."""
-        self.call_hooks("score", epoch)
-        self.call_hooks("record", epoch)
-        self._newest = epoch
-
     def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
         return self._follow(self.hooks.call(point, self, *args))
@@ -209,7 +244,7 @@ class Trainer:
         """Saves the run or ends it, as ``action`` says."""
         if action.saves:
             self.save_last()
-        self._has_ended |= action.ends_run
+        self._stopped |= action.ends_run
         return action
 
     def save_last(self) -> None:
@@ -232,8 +267,8 @@ class Trainer:
             epoch_batches=len(self.loader),
             images=len(self.loader.samples),
         )
-        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._newest.number
-        metrics = self._newest.metrics if is_at_end_of_epoch else {}
+        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_completed.number
+        metrics = self._last_completed.metrics if is_at_end_of_epoch else {}
         return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:

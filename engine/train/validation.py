@@ -1,5 +1,5 @@
 """The two validators of a run: its own processes validate an epoch at once, or others do it (``--eval-ranks``) while
-these train the next one. Both complete epochs: score, record, save and report them."""
+these train the next one. The trainer completes the epochs: it scores, records, saves and reports them."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class LocalValidator:
         return validates_after(epoch, epochs, self._val_every)
 
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        if self.is_due(epoch.number, trainer.epochs):
-            action = self._validate(trainer, trainer.step.ema.module, epoch)
-            if action.breaks_off:
-                return action
-        trainer.progress.complete_epoch()
-        trainer.record_epoch(epoch)
-        trainer.save_epoch(epoch)
-        trainer.call_hooks("report", epoch)
-        return Action.CONTINUE
-
-    def collect(self, trainer: Trainer) -> Action:
-        if self.pending is None:
+        if not self.is_due(epoch.number, trainer.epochs):
             return Action.CONTINUE
-        action = self._complete_pending(trainer, self.pending)
+        return self._validate(trainer, trainer.step.ema.module, epoch)
+
+    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+        """Validates the weights of the pending epoch, as they were then."""
+        pending = self.pending
+        assert pending is not None
+        model = copy.deepcopy(trainer.step.ema.module)
+        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
+        criterion = trainer.step.criterion
+        criterion.set_closing(pending.is_closing)
+        action = self._validate(trainer, model, epoch)
+        criterion.set_closing(trainer.is_closing)
         if not action.breaks_off:
-            trainer.save_last()
+            self.pending = None
         return action
 
     def _validate(self, trainer: Trainer, model: nn.Module, epoch: Epoch) -> Action:
@@ -69,74 +69,49 @@ class LocalValidator:
         epoch.result = self.validation.evaluator.run(model, loader, should_stop=trainer.control.stops_validation)
         return trainer.control.after_validation()
 
-    def _complete_pending(self, trainer: Trainer, pending: PendingEpoch) -> Action:
-        """Completes the pending epoch. The run has gone on since, so only the epoch's own files are saved. A signal
-        that ends its validation leaves it pending."""
-        epoch = Epoch(pending.progress.epoch, dict(pending.row))
-        action = self._validate_pending(trainer, epoch, pending)
-        if action.breaks_off:
-            return action
-        self.pending = None
-        trainer.record_epoch(epoch)
-        trainer.checkpointer.save_scored(pending, trainer.progress, is_best=epoch.is_best, metrics=epoch.metrics)
-        trainer.call_hooks("report", epoch)
-        return Action.CONTINUE
 
-    def _validate_pending(self, trainer: Trainer, epoch: Epoch, pending: PendingEpoch) -> Action:
-        """Validates the weights of the pending epoch, as they were then."""
-        model = copy.deepcopy(trainer.step.ema.module)
-        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
-        criterion = trainer.step.criterion
-        criterion.set_closing(pending.is_closing)
-        action = self._validate(trainer, model, epoch)
-        criterion.set_closing(trainer.is_closing)
-        return action
-
-
-class RemoteValidator(LocalValidator):
+class RemoteValidator:
     """``--eval-ranks``: has an epoch validated by other processes while these train the next one.
 
-    The training processes validate what cannot wait for that: the last epoch, which may be the one at which
-    ``--patience`` ends; and those of which no result comes.
+    ``local`` validates what cannot wait for that: the last epoch, which may be the one at which ``--patience`` ends;
+    and those of which no result comes. It holds the pending epoch.
     """
 
-    def __init__(
-        self,
-        validation: RunValidation,
-        service: ValidationService,
-        *,
-        val_every: int,
-        pending: PendingEpoch | None = None,
-    ) -> None:
-        super().__init__(validation, val_every=val_every, pending=pending)
+    def __init__(self, local: LocalValidator, service: ValidationService) -> None:
+        self._local = local
         self._service = service
 
+    @property
+    def pending(self) -> PendingEpoch | None:
+        return self._local.pending
+
     def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        if self.pending is not None:  # its scores decide whether this epoch may be the last
-            action = self._complete_pending(trainer, self.pending)
-            if action.breaks_off:
-                return action
         if not self._can_wait(trainer, epoch) or not self._service.can_take_weights():
-            return super().submit(trainer, epoch)
-        self.pending = _pending_epoch(trainer, epoch)
-        self._service.send(epoch.number, WeightsMessage(self.pending.ema, self.pending.is_closing))
-        trainer.progress.complete_epoch()
-        trainer.save_epoch(epoch)
+            return self._local.submit(trainer, epoch)
+        pending = _pending_epoch(trainer, epoch)
+        self._service.send(epoch.number, WeightsMessage(pending.ema, pending.is_closing))
+        self._local.pending = pending
         return Action.CONTINUE
+
+    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+        """Takes the result of the evaluating processes; validates the weights here if there is none."""
+        if not self._service.has_scores():
+            trainer.call_hooks("before_validation")
+        epoch.result = self._service.collect(trainer.control.stops_waiting)
+        if broadcast_object(trainer.ctx, epoch.result is not None):
+            self._local.pending = None
+            return Action.CONTINUE
+        action = trainer.control.after_validation()
+        if action.breaks_off:
+            return action
+        return self._local.collect(trainer, epoch)
 
     def _can_wait(self, trainer: Trainer, epoch: Epoch) -> bool:
         """Whether an epoch is validated, and may be so after the next one: it is not the last of the run."""
-        is_due = self.is_due(epoch.number, trainer.epochs)
+        is_due = self._local.is_due(epoch.number, trainer.epochs)
         is_last = epoch.number == trainer.epochs
         may_stop_early = trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
         return is_due and not is_last and not may_stop_early
-
-    def _validate_pending(self, trainer: Trainer, epoch: Epoch, pending: PendingEpoch) -> Action:
-        """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        epoch.result = self._service.collect(trainer.control.stops_validation)
-        if broadcast_object(trainer.ctx, epoch.result is not None):
-            return Action.CONTINUE
-        return super()._validate_pending(trainer, epoch, pending)
 
 
 def _pending_epoch(trainer: Trainer, epoch: Epoch) -> PendingEpoch:
@@ -171,12 +146,13 @@ def build_validator(
     ctx = step.ctx
     val_every = run.config.val_every
     pending = None if run.started_from is None else run.started_from.pending
+    local = LocalValidator(validation, val_every=val_every, pending=pending)
     if not ctx.eval_ranks:
-        return LocalValidator(validation, val_every=val_every, pending=pending)
+        return local
     setup = build_setup(run.settings, step, description, data_source, validation.loader.index)
     service = ValidationService(ctx, validation.evaluator, setup)
     stack.callback(service.close)
-    return RemoteValidator(validation, service, val_every=val_every, pending=pending)
+    return RemoteValidator(local, service)
 
 
 def build_setup(

@@ -150,7 +150,7 @@ def runnable_code() -> list:
     return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
 
 
-def run_in_name(command: str, words: list[str], *, needs: str) -> dict:
+def run_in_name(command: str, words: list[str], *, required_key: str) -> dict:
     """In place of the process of a command: fails unless the command accepts the words, and names a run's folder."""
     parse_config(COMMANDS[command].settings, words)
     return {"folder": "runs/val/exp" if command == "val" else "runs/train/exp", "files": [], "issues": []}
@@ -173,7 +173,7 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
         export.main([*arguments, "--format", "onnx"])
         text += '\nprint(detect("a.jpg", confidence=0.0))\n'
     monkeypatch.chdir(folder_of_examples)
-    monkeypatch.setattr("lockstep.api.run_command", run_in_name)
+    monkeypatch.setattr("lockstep.api.call_command", run_in_name)
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing as mp
 
 from utils.distributed.rendezvous import join_run
-from utils.process.launch import torchrun_variables
+from utils.process.launch import read_launch, torchrun_variables
 from utils.process.ports import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
@@ -47,7 +47,7 @@ def _enter(
         "GROUP_RANK": str(rank // local_world),
     }
     try:
-        ctx = join_run("cpu", timeout_s=timeout_s)
+        ctx = join_run(read_launch(), "cpu", timeout_s=timeout_s)
         result = function(ctx, *args)
         ctx.close()
     except BaseException as error:

@@ -94,17 +94,17 @@ def _values(field: dataclasses.Field, cls: type) -> str:
     kind = type_of(field, cls)
     is_list = typing.get_origin(kind) is list
     element = typing.get_args(kind)[0] if is_list else kind
-    if meta["choices"]:
-        text = ", ".join(f"`{choice}`" for choice in meta["choices"])
+    bounds = meta["bounds"]
+    if bounds.choices:
+        text = ", ".join(f"`{choice}`" for choice in bounds.choices)
     else:
         text = {int: "integer", float: "number", dict: "mapping"}.get(element, "")
-    low, high = meta["low"], meta["high"]
-    if low is not None and high is not None:
-        text += f", {low} to {high}"
-    elif low is not None:
-        text += f" ≥ {low}"
-    if meta["sentinel"] is not None:
-        text += f", or {meta['sentinel']}"
+    if bounds.low is not None and bounds.high is not None:
+        text += f", {bounds.low} to {bounds.high}"
+    elif bounds.low is not None:
+        text += f" ≥ {bounds.low}"
+    if bounds.sentinel is not None:
+        text += f", or {bounds.sentinel}"
     if meta["const"]:
         text += f"; alone: `{meta['const']}`"
     return (f"{text}; one or more" if is_list else text).removeprefix("; ")

@@ -62,7 +62,7 @@ def _annotation(field: dataclasses.Field) -> str:
     if field.metadata["is_path"]:
         return f"{annotation} | PathLike[str]"
     element = annotation.removeprefix("list[").removesuffix("]")
-    if choices := field.metadata["choices"]:
+    if choices := field.metadata["bounds"].choices:
         element = f"Literal{list(choices)}"
     return f"list[{element}] | {element}" if annotation.startswith("list") else element
 

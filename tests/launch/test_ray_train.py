@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import torch
 
 from benchmarks.same_bits import leaves
 from launch import ray_train
+from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import error_of
 from utils.config.settings import TrainConfig
@@ -99,6 +101,53 @@ def test_a_damaged_checkpoint_is_a_refusal_which_ray_does_not_retry(tmp_path, mo
     (tmp_path / "last.pt").write_bytes(b"x" * 100)
     plan = ray_train.make_plan(TrainConfig(), tmp_path)
     assert plan.refusal.startswith(f"{tmp_path}/last.pt: ")
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Returns a function that launches with flags, on a stand-in for the cluster that trains one epoch."""
+    folder = tmp_path / "exp"
+
+    def run(config: TrainConfig, options: object) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "last.pt").touch()
+
+    monkeypatch.setattr(ray_train, "_connect", lambda address: None)
+    monkeypatch.setattr(ray_train, "run", run)
+    return lambda *flags: ray_train.main(["--", "--data", "demo", "--project", str(tmp_path), *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data", "other.yaml"], "exp: was begun with --data demo, not other.yaml; "),
+        (["--model", "yolov8s"], "exp: was begun with --model yolov8n, not yolov8s; "),
+        (["--set", "lr0=0.5"], "exp: was begun with hyper-parameter lr0 "),
+        (["--epochs", "9", "--patience", "3", "--device", "cpu"], ""),
+    ],
+)
+def test_another_training_in_the_folder_of_a_job_is_refused(launch, flags, message):
+    """Else the first job's results would be reported as its own."""
+    launch("--model", "yolov8n")
+    launch("--model", "yolov8n")
+    with refused(f"...{message}...") if message else nullcontext():
+        launch("--model", "yolov8n", *flags)
+
+
+def test_a_run_of_train_py_is_not_taken_for_one_of_ray(launch, tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "results.csv").touch()
+    with refused(".../exp: has a run that was not begun with launch/ray_train.py; choose another --name"):
+        launch()
+
+
+def test_settings_with_which_nothing_was_trained_may_be_corrected(launch, tmp_path, monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(ray_train, "run", lambda *_: None)
+        launch("--model", "yolov8m")
+    launch("--model", "yolov8n")
+    with refused("...was begun with --model yolov8n, not yolov8m; ..."):
+        launch("--model", "yolov8m")
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

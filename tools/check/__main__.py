@@ -19,6 +19,8 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.config.tool_settings import CheckConfig
 from utils.logger import configure_logging, get_logger
@@ -26,28 +28,53 @@ from utils.process.entrypoint import run_main
 from utils.process.exit_codes import CHECK_FAILED
 from utils.run_command import Outcome, run_command
 
+if TYPE_CHECKING:
+    from tools.check.result import CheckResult
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     run_command("check", _check, argv)
 
 
 def _check(config: CheckConfig) -> Outcome:
-    """Checks the data set, and prints the JSON or the lines of the summary."""
+    """Checks the data set, prints the lines of the summary or the JSON, and draws the page."""
     from engine.commands.input_files import check_scoring_files
 
-    with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
+    with _json_alone_on_stdout(config):
         configure_logging(True)
         check_scoring_files(config.weights, config.data, config.split)
         from tools.check.dataset_check import check_dataset  # imports torch, once the files are known to be there
 
-        content, lines = check_dataset(config)
-    if config.json:
-        json.dump(content, sys.stdout, indent=1)
-        print()
-    else:
-        for line in lines:
+        result = check_dataset(config)
+    if not config.json:
+        for line in result.summary():
             get_logger().info("%s", line)
-    return Outcome(content, exit_status=CHECK_FAILED if content["issues"] else 0)
+    report = None
+    try:
+        report = _draw(config, result)
+    finally:
+        if config.json:  # it names the page, so it comes last, and also if the page cannot be drawn
+            json.dump(result.content(report), sys.stdout, indent=1)
+            print()
+    return Outcome(result.content(report), exit_status=CHECK_FAILED if result.issues else 0)
+
+
+def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
+    """Writes the page, and returns its path; None with ``--noplots``, or after a warning."""
+    if config.noplots:
+        return None
+    from tools.check.page import write_page
+
+    with _json_alone_on_stdout(config):
+        report = write_page(result, Path(config.out) if config.out else None)
+        if report is not None:
+            get_logger().info("report: %s", report)
+    return report
+
+
+def _json_alone_on_stdout(config: CheckConfig) -> contextlib.AbstractContextManager:
+    """Leaves standard output to the JSON of ``--json`` during the block."""
+    return contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Checks a data set, with a model if there is one, and writes the page. Needs torch, unlike __main__.py."""
+"""Checks a data set, with a model if there is one. Needs torch, unlike __main__.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
@@ -13,12 +12,10 @@ from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from tools.check.duplicates import image_issues
-from tools.check.issue_kinds import summary_lines
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
 from tools.check.label_errors import examine_labels
 from tools.check.out_folder import make_out
-from tools.check.page import write_page
-from tools.check.result import CheckResult, ModelFindings
+from tools.check.result import CheckResult, ModelOpinion
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
@@ -27,8 +24,8 @@ from utils.machine.resources import available_cores
 from utils.strings import class_difference
 
 
-def check_dataset(config: CheckConfig) -> tuple[dict[str, Any], list[str]]:
-    """Checks the data set, and writes the page. Returns the content of the JSON, and the lines of the summary."""
+def check_dataset(config: CheckConfig) -> CheckResult:
+    """Checks the data set. Raises UserError if the settings or the data cannot be used."""
     validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
     model = _open_model(config, validation)
     spec = _open_data(config, model)
@@ -38,16 +35,11 @@ def check_dataset(config: CheckConfig) -> tuple[dict[str, Any], list[str]]:
     workers = available_cores() if config.workers < 0 else config.workers
     splits = scan_dataset(spec, tuple(dict.fromkeys(config.split or spec.splits)), workers=workers)
     issues = _data_issues(splits, imgsz, workers)
-    by_model = ModelFindings()
+    by_model = ModelOpinion()
     if model is not None:
         by_model = examine_labels(validation, model, spec, splits, config.min_score)
     issues += by_model.issues
-    result = CheckResult(spec, splits, issues, by_model, imgsz, config.weights)
-    report = None if config.noplots else write_page(result, Path(config.out) if config.out else None)
-    lines = [*by_model.trust, *(summary_lines(issues) or ["nothing to report"])]
-    if report is not None:
-        lines.append(f"report: {report}")
-    return result.content(report), lines
+    return CheckResult(spec, splits, issues, by_model, imgsz, config.weights)
 
 
 def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:

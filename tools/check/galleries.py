@@ -1,4 +1,4 @@
-"""The galleries of a check's page: near-duplicates, and images with other findings."""
+"""The galleries of a check's page: near-duplicates, and images with other issues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from utils.strings import listed
 
 MAX_PAIR_CARDS = 30
 MAX_CARDS_PER_KIND = 24
-MAX_TEXTS_PER_CARD = 6  # findings on the card of an image
+MAX_TEXTS_PER_CARD = 6  # issues on the card of an image
 PAIR_SIDE = 240  # pixels
 BOX_STYLES = ("label", "spurious")  # of the first and second of two boxes
 T = TypeVar("T")
 
 
 class IssueGalleries(Galleries):
-    """Draws the findings that need no model."""
+    """Draws the issues that need no model."""
 
     def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Draws pairs of near-duplicates."""
@@ -37,7 +37,7 @@ class IssueGalleries(Galleries):
         return [self._pair(issue, album) for issue in drawn]
 
     def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
-        """Draws images and boxes with other findings, one card per image."""
+        """Draws images and boxes with other issues, one card per image."""
         groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         by_image: dict[tuple[str, str], list[Issue]] = {}
         for group in groups.values():
@@ -62,7 +62,7 @@ class IssueGalleries(Galleries):
         return Card(pictures, "", others, issue.kind)
 
     def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
-        """Draws an image with its findings; None if it cannot be read and no finding has a box."""
+        """Draws an image with its issues; None if it cannot be read and no issue has a box."""
         split = issues[0].split
         name = issues[0].images[0]
         image = self._image(split, name) or self._left_out(split, name)
@@ -97,7 +97,8 @@ class IssueGalleries(Galleries):
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:
-            return PhotoFile(path, *check_image(path, pixels=index.pixels), index.pixels), np.zeros(0, np.int64)
+            height, width = check_image(path, pixels=index.pixels).size_hw
+            return PhotoFile(path, height, width, index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):
             return None
 

@@ -83,7 +83,9 @@ ADVICE = {
     ),
     DOUBLED: Advice("two boxes of one class with IoU above 0.9: one object is counted twice", "delete one of the two"),
     TWO_CLASSES: Advice("two boxes of different classes with IoU above 0.9", "delete the wrong one"),
-    TINY: Advice("too small to be found at this --imgsz", "delete it if it is a slip, else raise --imgsz or use tiles"),
+    TINY: Advice(
+        "too small to be found at this --imgsz", "delete it if it was drawn by mistake, else raise --imgsz or use tiles"
+    ),
     scan_kinds.CLIPPED: Advice(
         "training clips them to their image", "nothing if objects are cut off, else redraw the box"
     ),

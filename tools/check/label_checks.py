@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJEC
 SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
 COMPARISONS = 1 << 18  # of two boxes at a time, which need some 50 MB
-MAX_NEIGHBORS = 1000  # boxes that a box is compared with; so many begin at one place in no real image
+MAX_NEIGHBORS = 1000  # boxes that a box is compared with; no real image has that many boxes starting at one x
 MAX_PARTNERS = 2  # earlier boxes that a box is paired with: this many of its class, and of other classes
 TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
@@ -39,13 +40,13 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
-    """Returns the findings of the scan, sorted by kind."""
+    """Makes issues of the findings of the scan, sorted by kind."""
     issues = [issue for part in split.parts for issue in _issues_of(split, part)]
     return sorted(issues, key=lambda issue: issue.kind)
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Returns the findings of a part of a split; those of shards name no images."""
+    """Makes issues of the findings of a part of a split; those of shards name no images."""
     issues = []
     for finding in part.findings:
         location = split.relative(part, finding.where)
@@ -140,17 +141,24 @@ def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
     places = np.arange(len(order))
     first = np.searchsorted(position[order], (position - reach)[order])  # the first box that is near enough to each
     first = np.maximum(first, places - MAX_NEIGHBORS)
-    counts = places - first
-    ends = np.cumsum(counts)  # of the comparisons of each box, among those of all
-    start = 0
-    while start < len(order):
-        num_done = ends[start] - counts[start]
-        stop = max(int(np.searchsorted(ends, num_done + COMPARISONS)), start + 1)
-        repeats = counts[start:stop]
-        box = np.repeat(np.arange(start, stop), repeats)
-        within = np.arange(len(box)) - np.repeat(ends[start:stop] - repeats - num_done, repeats)
-        yield _coinciding_of(xywh, order[box], order[first[box] + within])
-        start = stop
+    chunks = np.cumsum(places - first) // COMPARISONS  # number of the chunk in which each box is compared
+    for start, stop in _runs(chunks):
+        box, neighbor = ragged_ranges(first[start:stop], (places - first)[start:stop])
+        yield _coinciding_of(xywh, order[start + box], order[neighbor])
+
+
+def _runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yields the start and stop of each run of equal ``values``, int64 (n,), of which there is at least one."""
+    bounds = np.flatnonzero(np.diff(values)) + 1
+    yield from itertools.pairwise([0, *bounds.tolist(), len(values)])
+
+
+def ragged_ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers ``first[i], first[i] + 1, ...``, ``counts[i]`` of them for each i, as one array, and before
+    it the i of each: int64 (sum of counts,). ``first``, ``counts``: int64 (n,)."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    begins = np.cumsum(counts) - counts  # position of the first number of each range
+    return owner, first[owner] + np.arange(len(owner)) - begins[owner]
 
 
 def _coinciding_of(xywh: np.ndarray, a: np.ndarray, b: np.ndarray) -> BoxPairs:

@@ -17,7 +17,7 @@ from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import EvalResult
 from engine.inference.model import InferenceModel
 from engine.report.gallery import DrawnDetections
-from tools.check.result import ModelFindings
+from tools.check.result import ModelOpinion
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
@@ -37,14 +37,14 @@ class LabelErrors(NamedTuple):
 
 def examine_labels(
     config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
-) -> ModelFindings:
+) -> ModelOpinion:
     """Returns the label errors that a model finds, with lines that say how far to trust it."""
     errors = label_issues(config, model, spec, splits, min_score)
     epochs = model.info.get("progress", {}).get("epoch", 0)
     title = Path(config.weights).name
     if type(epochs) is int and epochs > 0:
         title += f" (after {counted(epochs, 'epoch')})"
-    return ModelFindings(errors.issues, errors.drawn, trust_lines(title, errors.results, spec.names, errors.issues))
+    return ModelOpinion(errors.issues, errors.drawn, trust_lines(title, errors.results, spec.names, errors.issues))
 
 
 def label_issues(

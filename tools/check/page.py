@@ -1,4 +1,4 @@
-"""Writes the page of a check: drawn findings, and a census of the data set. It needs no other file and no network."""
+"""Writes the page of a check: drawn issues, and a census of the data set. It needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from utils.logger import get_logger
 
 FILE_NAME = "report.html"
 TEMPLATE = "tools/check/page.html"
-MAX_LISTED_FINDINGS = 400  # findings in the table
+MAX_LISTED_ISSUES = 400  # issues in the table
 # Bytes of JPEG files by gallery, in drawing order; each may also use what those before it have left.
 MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 
@@ -38,7 +38,7 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
         title = f"Check of {Path(result.spec.source).stem}"
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
-    except (OSError, UserError) as error:  # the findings are printed in any case
+    except (OSError, UserError) as error:  # the issues are printed in any case
         get_logger().warning("the report cannot be written (%s)", first_line(error))
         return None
     return path
@@ -65,7 +65,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
         **_galleries(result),
         "data": census_content(censuses, indexes, imgsz=result.imgsz, stride=SIZE_STEP),
-        "findings": _findings_table(kinds),
+        "listed": _issues_table(kinds),
     }
 
 
@@ -101,20 +101,20 @@ def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
         meaning, remedy = ADVICE.get(kind, NO_ADVICE)
         rows.append((kind, len(group), remedy, meaning, counts))
-    return page.Table(("finding", "number", "what to do", "what it means", "splits"), rows, "Findings by kind")
+    return page.Table(("issue", "number", "what to do", "what it means", "splits"), rows, "Issues by kind")
 
 
-def _findings_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
+def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
     """Returns a table with the first issues of each kind."""
-    max_per_kind = MAX_LISTED_FINDINGS // max(len(kinds), 1)
+    max_per_kind = MAX_LISTED_ISSUES // max(len(kinds), 1)
     rows: list[tuple[str | float | None, ...]] = []
     for kind, group in kinds.items():
         for issue in group[:max_per_kind]:
             place = page.code(issue.where or next(iter(issue.images), ""))
             rows.append((kind, _splits_of(issue), place, issue.text, issue.score))
     is_complete = len(rows) == sum(map(len, kinds.values()))
-    caption = "Findings, with their places" if is_complete else f"Of each kind at most {max_per_kind}"
-    return page.Table(("finding", "split", "where", "what", "probability"), rows, caption)
+    caption = "Issues, with their places" if is_complete else f"Of each kind at most {max_per_kind}"
+    return page.Table(("issue", "split", "where", "what", "probability"), rows, caption)
 
 
 def _splits_of(issue: Issue) -> str:

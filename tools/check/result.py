@@ -9,10 +9,11 @@ from typing import Any
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue
 from engine.report.gallery import DrawnDetections
+from tools.check.issue_kinds import summary_lines
 
 
 @dataclass(frozen=True)
-class ModelFindings:
+class ModelOpinion:
     """What a model says about the labels; empty without a model."""
 
     issues: list[Issue] = field(default_factory=list)  # the most probable first
@@ -22,14 +23,18 @@ class ModelFindings:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """All findings about a data set."""
+    """All issues of a data set."""
 
     spec: DatasetSpec
     splits: list[CheckedSplit]
     issues: list[Issue]  # those of the model included
-    by_model: ModelFindings
+    by_model: ModelOpinion
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
+
+    def summary(self) -> list[str]:
+        """Returns the lines for the terminal."""
+        return [*self.by_model.trust, *(summary_lines(self.issues) or ["nothing to report"])]
 
     def content(self, report: Path | None) -> dict[str, Any]:
         """Returns the content of the JSON. ``report``: the page; None if there is none."""

@@ -136,7 +136,7 @@ class Annotations:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
         return f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 
-    def keep(self, content: bytes, file: Path, row: int) -> Path:
+    def extract_image(self, content: bytes, file: Path, row: int) -> Path:
         """Writes an image that ``file`` contains, into a folder of the split, and returns its path."""
         folder = self._extracted / _split_of_paths(file, file, self.root)
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ class Annotations:
             return f"{reason}, where images are called like {self._paths[0].relative_to(self.root)}"
         return reason
 
-    def has(self, stem: str) -> bool:
+    def has_stem(self, stem: str) -> bool:
         """Returns whether the source has an image with this stem."""
         return loose(stem) in self._stems
 
@@ -206,7 +206,7 @@ def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
     return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
-def around(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
+def bounding_box(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
     """Returns the box around points."""
     xs, ys = zip(*points)
     return AnnotatedBox(name, min(xs), min(ys), max(xs), max(ys))
@@ -217,7 +217,7 @@ def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, 
     for fewer points, whose meaning is not known."""
     if len(points) < 3:
         raise UserError(f"{location}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
-    return around(name, points)
+    return bounding_box(name, points)
 
 
 def check_box(box: AnnotatedBox, location: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, stated_size
+from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_size
 from utils.errors import UserError
 from utils.files.encoding import decode_loosely
 from utils.files.safe_io import open_regular, read_text
@@ -88,8 +88,8 @@ class _Objects:
             y1 *= height
             y2 *= height
         else:
-            size = stated_size(cells.get("width"), cells.get("height"), location)
-        crowd = "crowd" in cells and is_set(cells["crowd"], f"{location}: {self._columns['crowd']}")
+            size = parse_size(cells.get("width"), cells.get("height"), location)
+        crowd = "crowd" in cells and parse_flag(cells["crowd"], f"{location}: {self._columns['crowd']}")
         box = AnnotatedBox(name, x1, y1, x2, y2, crowd)
         self._annotations.add(Entry(image=image, boxes=[box], location=location, file=self._file, size=size))
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around, around_polygon
-from tools.convert.values import MAX_FILE_BYTES, number, stated_size
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
+from tools.convert.values import MAX_FILE_BYTES, number, parse_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_regular
 from utils.files.xml_files import XmlError, parse_xml
@@ -28,7 +28,7 @@ def read_cvat(file: Path, annotations: Annotations) -> None:
         name = image.get("name", "")
         location = f"{file}: image {one_line(name)[:100]!r}"
         boxes = [_box(shape, shape.get("label", ""), location, annotations) for shape in image if _is_object(shape)]
-        size = stated_size(image.get("width"), image.get("height"), location)
+        size = parse_size(image.get("width"), image.get("height"), location)
         annotations.add(
             Entry(image=name, boxes=boxes, location=location, file=file, split=image.get("subset", ""), size=size)
         )
@@ -73,7 +73,7 @@ def _box(shape: ElementTree.Element, name: str, location: str, annotations: Anno
     if shape.tag == "mask":
         return AnnotatedBox.of_xywh(name, *map(value, ("left", "top", "width", "height")))
     if shape.tag == "cuboid" and shape.get("points") is None:
-        return around(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
+        return bounding_box(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
     if shape.tag in _WITHOUT_AREA:
         return annotations.skip(shape.tag, location)
     pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, is_set, number, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -42,7 +42,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
             if boxes is None:
                 annotations.unlabeled_inside += 1
                 continue
-            path = annotations.keep(image, file, row)
+            path = annotations.extract_image(image, file, row)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=_size(path, location)))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
@@ -93,12 +93,15 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
 
 
 def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:
-    """Returns the boxes of an image; None if it has no ``objects``, not even an empty list: as a background it would
-    teach the model to ignore its objects. ``names``: class names by column, as `_names` returns them."""
-    columns = _columns(objects, location)
-    if not columns and isinstance(objects, list):
+    """Returns the boxes of an image; none for an empty list or empty columns.
+
+    Returns None for an unlabeled image, without ``objects`` or with columns of null only: as a background it would
+    teach the model to ignore its objects. ``names``: class names by column, as `_names` returns them.
+    """
+    if objects == []:
         return []
-    if all(value is None for value in columns.values()):
+    columns = _columns(objects, location)
+    if all(values is None for values in columns.values()):  # there may be no column
         return None
     if "bbox" not in columns:
         raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, columns)))[:200]}")
@@ -109,13 +112,18 @@ def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[Ann
     crowds = _column(columns, crowd_column, len(bboxes), location) if crowd_column else [None] * len(bboxes)
     boxes = []
     for bbox, category, crowd in zip(bboxes, categories, crowds):
-        if not isinstance(bbox, list) or len(bbox) != 4:
-            raise UserError(f"{location}: expected a bbox of four numbers, got {str(bbox)[:60]}")
-        x, y, w, h = (number(value, location) for value in bbox)
         name = _class_name(category, names.get(category_column, []), f"{location}: {category_column}")
-        is_crowd = is_set(crowd, f"{location}: {crowd_column}")
-        boxes.append(AnnotatedBox.of_xywh(name, x, y, w, h, crowd=is_crowd))
+        is_crowd = parse_flag(crowd, f"{location}: {crowd_column}")
+        boxes.append(AnnotatedBox.of_xywh(name, *_xywh(bbox, location), crowd=is_crowd))
     return boxes
+
+
+def _xywh(bbox: Any, location: str) -> tuple[float, float, float, float]:
+    """Returns the corner and size of a box, in pixels. Raises UserError unless ``bbox`` is four numbers."""
+    if not isinstance(bbox, list) or len(bbox) != 4:
+        raise UserError(f"{location}: expected a bbox of four numbers, got {str(bbox)[:60]}")
+    x, y, w, h = (number(value, location) for value in bbox)
+    return x, y, w, h
 
 
 def _columns(objects: Any, location: str) -> dict[str, Any]:

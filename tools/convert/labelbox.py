@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon
-from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, stated_size
+from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, parse_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.schema import check
@@ -30,7 +30,7 @@ def read_labelbox(file: Path, annotations: Annotations) -> None:
         boxes = [_box(each, location, annotations) for each in objects_in(labels_of_image, "objects", location)]
         data = check(row.get("data_row"), dict, f"{location}: data_row")
         media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
-        size = stated_size(media.get("width"), media.get("height"), location)
+        size = parse_size(media.get("width"), media.get("height"), location)
         annotations.add(
             Entry(image=_image_name(data), boxes=boxes, location=location, file=file, size=size, is_complete=True)
         )

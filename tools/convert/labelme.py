@@ -8,8 +8,8 @@ from typing import Any
 
 from data.labels.coco import load_json
 from data.labels.image_names import loose
-from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around, around_polygon
-from tools.convert.values import points_of, stated_size
+from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
+from tools.convert.values import parse_size, points_of
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -24,12 +24,12 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
     image = annotations.find(str(content.get("imagePath")), location, file)
-    if loose(image.stem) != loose(file.stem) and annotations.has(file.stem):  # as after a copy or a renaming
+    if loose(image.stem) != loose(file.stem) and annotations.has_stem(file.stem):  # as after a copy or a renaming
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
     annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
-    size = stated_size(content.get("imageWidth"), content.get("imageHeight"), location)
+    size = parse_size(content.get("imageWidth"), content.get("imageHeight"), location)
     annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 
 
@@ -46,5 +46,5 @@ def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | 
         radius = math.hypot(x - cx, y - cy)
         return AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius)
     if kind in _OF_TWO_POINTS and len(points) == 2:
-        return around(name, points)
+        return bounding_box(name, points)
     return around_polygon(name, points, kind, location)

@@ -73,7 +73,9 @@ def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: A
     folders = {file.parent for file in files}
     candidates = files_below(source, FORMATS[name].suffixes)
     return [
-        file for file in candidates if file in recognized or (file.parent in folders and annotations.has(file.stem))
+        file
+        for file in candidates
+        if file in recognized or (file.parent in folders and annotations.has_stem(file.stem))
     ]
 
 

@@ -33,7 +33,7 @@ def numbers(values: Mapping[str, Any], keys: tuple[str, ...], location: str) -> 
     return [number(values.get(key), f"{location}: {key}") for key in keys]
 
 
-def is_set(value: Any, location: str) -> bool:
+def parse_flag(value: Any, location: str) -> bool:
     """Returns whether a flag is set, as a number or a text; None is a missing one. Raises UserError for other
     values."""
     text = "" if value is None else str(value).strip().lower()
@@ -67,7 +67,7 @@ def points_of(value: Any, location: str) -> list[tuple[float, float]]:
     return points
 
 
-def stated_size(width: Any, height: Any, location: str) -> tuple[int, int] | None:
+def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None:
     """Returns width and height of an image as the annotations state them; None unless both are present."""
     if width in (None, "") or height in (None, ""):
         return None
@@ -76,5 +76,5 @@ def stated_size(width: Any, height: Any, location: str) -> tuple[int, int] | Non
 
 def image_size(path: Path) -> tuple[int, int]:
     """Returns width and height of an image file."""
-    height, width = check_image(path)
+    height, width = check_image(path).size_hw
     return width, height

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import numbers, objects_in, stated_size
+from tools.convert.values import numbers, objects_in, parse_size
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -32,7 +32,7 @@ def read_vott(file: Path, annotations: Annotations) -> None:
         sides = asset.get("size")
         size = None
         if isinstance(sides, dict):
-            size = stated_size(sides.get("width"), sides.get("height"), location)
+            size = parse_size(sides.get("width"), sides.get("height"), location)
         annotations.add(
             Entry(image=str(asset.get("name")), boxes=boxes, location=location, file=file, size=size, is_complete=True)
         )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
-from tools.kfold.folds import TABLE, data_of, make_folds
+from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
 from tools.runs.experiment import Experiment, open_experiment
+from tools.runs.stored_settings import recipe_contents
 from tools.runs.training import train, train_config
-from utils.config.recipes import read_recipe
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
@@ -46,7 +45,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():
-        experiment.begin_or_check(_recipe_contents(config))
+        experiment.begin_or_check(recipe_contents(config))
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
@@ -54,19 +53,13 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                 number = len(results.folds)
                 log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(results.folds[-1]))
         except UserError:
-            folder.remove_if_untrained([TABLE])
+            folder.remove_if_untrained([FOLDS_CSV])
             raise
         write_results(folder.path / "results.csv", results, experiment.names)
     for line in format_folds(results.folds, results.pooled, experiment.names):
         log.info("%s", line)
-    message = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
+    message = "pooled out-of-fold %s %.4f (the best epoch of each fold was chosen on its own images); results are in %s"
     log.info(message, fitness.name, fitness.of(results.pooled), folder.path)
-
-
-def _recipe_contents(config: KfoldConfig) -> dict[str, Any]:
-    """Returns, as plain data, the hyper-parameters with which each fold is trained."""
-    recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
-    return {f"hyper-parameter {name}": value for name, value in asdict(recipe).items()}
 
 
 def cross_validate(

@@ -32,7 +32,7 @@ from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger
 from utils.strings import FlatStrings, counted
 
-TABLE = "folds.csv"
+FOLDS_CSV = "folds.csv"
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
@@ -40,7 +40,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
 
     Raises UserError if they cannot be divided, or a fold would have nothing to score.
     """
-    if (folder / TABLE).is_file():
+    if (folder / FOLDS_CSV).is_file():
         return
     spec.split("train")
     _check_no_shards(spec)
@@ -121,18 +121,19 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     if not is_yolo:
         _check_names_differ(paths, spec)
     for number in range(int(fold.max()) + 1):
+        stem = f"{folder.absolute()}/fold{number + 1}"
+        members = {"train": np.flatnonzero(fold != number), "val": np.flatnonzero(fold == number)}
         content = {"path": str(spec.root), **spec.content()}
-        for split, is_member in (("train", fold != number), ("val", fold == number)):
-            images = np.flatnonzero(is_member)
-            stem = folder.absolute() / f"fold{number + 1}_{split}"
-            content[split] = f"{stem}.txt"
-            write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
-            if not is_yolo:
-                content.setdefault("annotations", {})[split] = f"{stem}.json"
-                write_whole(f"{stem}.json", json.dumps(_coco_content(index, images)))
+        for split, images in members.items():
+            content[split] = f"{stem}_{split}.txt"
+            write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()))
+        if not is_yolo:
+            content["annotations"] = {split: f"{stem}_{split}.json" for split in members}
+            for split, images in members.items():
+                write_whole(content["annotations"][split], json.dumps(_coco_content(index, images)))
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
-    write_csv(folder / TABLE, [("image", "group", "fold"), *rows])
+    write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows])
 
 
 def data_of(folder: Path, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""Out-of-fold scores: detects in every image with the model that has not seen it, and scores all images together."""
+"""Out-of-fold scores: detects in every image with the model not trained on it, and scores all images together."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class ScoredFold:
 
 
 def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
-    """Returns the settings that validate a fold in one process, with batches as large as those of one process of its
-    training (``--spawn``) in its validations. What both commands know of the data is as in the training."""
+    """Returns the settings that validate a fold in one process. The batches are those with which its training has
+    validated, of at most `MAX_VALIDATION_BATCH` images. Settings of the data are as in the training."""
     batch_size = ValConfig.batch_size
     if config.batch_size != FIND_BATCH_SIZE:
         batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
     shared = {field.name: getattr(config, field.name) for field in fields(DataSettings)}
-    of_fold = {
+    fold_settings = {
         "weights": str(weights),
         "data": str(data),
         "batch_size": batch_size,
@@ -61,7 +61,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
         "stage": "",  # the images are read once
         "spawn": 0,
     }
-    return ValConfig(**shared | of_fold)
+    return ValConfig(**shared | fold_settings)
 
 
 def score_in_process(validation: ValConfig, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Digests of the files that a search or a cross-validation must not find changed when it continues."""
+"""Digests of the files that a run, a search or a cross-validation must not find changed when it continues."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from utils.config.search_settings import KfoldConfig
-from utils.config.settings import names_with
+from utils.config.settings import TrainConfig, names_with
 from utils.files.checksum import sha256_of
 
 
-def digests_of_files(config: KfoldConfig) -> dict[str, str]:
+def digests_of_files(config: TrainConfig) -> dict[str, str]:
     """Returns the digests of the files that the settings name, by setting: of weights, of a model's YAML, of callbacks.
     The YAML of the data set is left out, as the data is compared instead."""
     files = {name: Path(getattr(config, name)) for name in names_with(type(config), is_path=True) - {"data"}}

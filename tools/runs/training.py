@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.folder import LOCK_NAME
-from engine.run.results_csv import read_columns
+from engine.run.results_csv import ResultsTable, read_columns
 from utils.config.flags import flags_of
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -61,24 +61,29 @@ def train(
     except UserError as error:
         return RunResult(Kind.FAILED, str(error))
     reports = _EpochReports(folder / _RESULTS, column, config.epochs, should_prune)
+    result = RunResult(Kind.DONE)
     if previous.has_ended:
         reports.report_new()
-        return RunResult(Kind.PRUNED if reports.is_pruned else Kind.DONE)
-    resume = None if previous.checkpoint is None else str(previous.checkpoint)
-    config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
+    else:
+        resume = None if previous.checkpoint is None else str(previous.checkpoint)
+        config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
+        result = _train_in_child(config, folder / ERRORS, reports, signals)
+    return RunResult(Kind.PRUNED) if reports.is_pruned else result
+
+
+def _train_in_child(config: TrainConfig, errors: Path, reports: _EpochReports, signals: StopSignals) -> RunResult:
+    """Trains in a process of its own, until its end, a signal or ``reports``. Returns how it has ended.
+
+    ``errors``: file to which its standard error is appended.
+    """
+    command = [*command_prefix("train"), *flags_of(config)]
     with (
         signals.deferred(),
-        open(folder / ERRORS, "ab", opener=open_direct) as errors,
-        start(
-            [*command_prefix("train"), *flags_of(config)], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
-        ) as child,
+        open(errors, "ab", opener=open_direct) as file,
+        start(command, stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=file) as child,
     ):
         result = _wait(child, reports, signals)
-    if reports.is_pruned:
-        return RunResult(Kind.PRUNED)
-    if signals.received:
-        return RunResult(Kind.STOPPED, code=signals.code)
-    return result
+    return RunResult(Kind.STOPPED, code=signals.code) if signals.received else result
 
 
 class _EpochReports:
@@ -121,10 +126,16 @@ def previous_training(folder: Path, config: TrainConfig) -> PreviousTraining:
     """Finds the checkpoint in ``folder``, and whether its training has ended.
 
     Without a checkpoint, removes the files of a training that ended before its first one. Raises UserError if the
-    checkpoint is damaged.
+    checkpoint is damaged, or if there were some: a training saves one at the end of each epoch.
     """
     last = folder / "last.pt"
     if not last.is_file():
+        num_epochs = len(ResultsTable.read_if_exists(folder / _RESULTS).rows)
+        if num_epochs > 1:
+            raise UserError(
+                f"{folder}: has results of {num_epochs} epochs, but no last.pt from which they continue; restore it, "
+                "or move this folder elsewhere to train anew"
+            )
         for name in (_RESULTS, _SETTINGS):
             (folder / name).unlink(missing_ok=True)
         return PreviousTraining(None, has_ended=False)

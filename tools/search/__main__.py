@@ -34,7 +34,7 @@ def _search(config: SearchConfig) -> None:
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
     from engine.commands.input_files import check_training_files
 
-    check_training_files(config, has_recipe=False)
+    check_training_files(config, divides=bool(config.folds), has_recipe=False)
     from tools.search.loop import search
     from tools.search.ranges import read_space
 

@@ -69,8 +69,8 @@ class Space:
             if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
-    def plain(self) -> dict[str, Any]:
-        """Returns, as plain data, all that must not change while a search continues."""
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the ranges and the fixed hyper-parameters, which must not change while a search continues."""
         content = {f"the range of {name}": value for name, value in self.written.items()}
         for name, value in self.recipe({}).items():
             if name not in self.ranges:

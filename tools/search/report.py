@@ -18,12 +18,12 @@ from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 
 BEST = "best.yaml"
-TABLE = "trials.csv"
+TRIALS_CSV = "trials.csv"
 FIGURE = "trials.png"
 PRINTED_TRIALS = 10
 STATES = {
     TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "ended early",
+    TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
@@ -39,7 +39,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, u
         command: command line of a training, to which --hyp with the best recipe is added.
     """
     trials = study.trials()
-    write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
+    write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
     write_whole(folder / FIGURE, _figure(trials, fitness).png)
     lines = format_trials(trials, fitness)
     best = best_of(trials)
@@ -49,7 +49,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, u
         header = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {best_command}\n"
         write_whole(recipe, header + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
         lines.append(f"the best recipe: {best_command}")
-    return [*lines, f"all trials: {folder / TABLE} and {folder / FIGURE}"]
+    return [*lines, f"all trials: {folder / TRIALS_CSV} and {folder / FIGURE}"]
 
 
 def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:

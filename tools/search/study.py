@@ -1,7 +1,13 @@
 """The study of a search: a journal in its folder, to which any number of processes append.
 
-The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs; a running
-trial whose lock is free was interrupted.
+The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs. The state
+of a trial is in the journal; whether its process still runs, only its lock says:
+
+    state in the journal    lock    the trial                    what follows
+    none                    free    is not drawn yet             `claim` draws it (the first has the recipe's values)
+    running                 held    is run by a process          `report` after each step, then `finish`
+    running                 free    was interrupted              `claim` gives it to a process, which continues it
+    complete, pruned, fail  free    has ended                    nothing
 """
 
 from __future__ import annotations
@@ -48,6 +54,27 @@ class Claim:
     lock: FileLock
 
 
+@dataclass(frozen=True)
+class TrialOutcome:
+    """How a trial has ended."""
+
+    state: TrialState  # complete, pruned or failed
+    fitness: float | None = None  # None if it has failed
+    reason: str = ""  # why it has failed
+
+    @classmethod
+    def scored(cls, fitness: float | None, *, is_pruned: bool = False) -> TrialOutcome:
+        """Returns the outcome of a trial without an error; without a fitness, it has failed."""
+        if fitness is None:
+            return cls.failed("nothing could be scored")
+        return cls(TrialState.PRUNED if is_pruned else TrialState.COMPLETE, fitness)
+
+    @classmethod
+    def failed(cls, reason: str) -> TrialOutcome:
+        """Returns the outcome of a failed trial."""
+        return cls(TrialState.FAIL, reason=reason)
+
+
 class SharedStudy:
     """The study in a folder, which processes share."""
 
@@ -89,43 +116,46 @@ class SharedStudy:
             return self._claim_interrupted(trials) or self._claim_new(trials)
 
     def _claim_interrupted(self, trials: Sequence[FrozenTrial]) -> Claim | None:
-        """Claims the first running trial that no process holds."""
+        """Claims the first running trial whose lock is free."""
         for frozen in trials:
-            if frozen.state == TrialState.RUNNING:
-                lock = self._lock(frozen.number)
-                if lock is not None:
-                    self._seed_sampler(frozen.number)  # the trial may not have all values yet
-                    return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
+            if frozen.state != TrialState.RUNNING:
+                continue
+            lock = self._lock(frozen.number)
+            if lock is not None:
+                self._seed_sampler(frozen.number)
+                return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
         return None
 
     def _claim_new(self, trials: Sequence[FrozenTrial]) -> Claim | None:
-        """Claims a new trial; the first of a search has the values of the recipe."""
-        started = sum(frozen.state != TrialState.WAITING for frozen in trials)
-        if started >= self._config.trials:
+        """Draws a new trial; the first of a search has the values of the recipe."""
+        num_started = sum(frozen.state != TrialState.WAITING for frozen in trials)
+        if num_started >= self._config.trials:
             return None
         if not trials:
             self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
-        self._seed_sampler(started)
+        self._seed_sampler(num_started)
         trial = self.study.ask()
         lock = self._lock(trial.number)
         assert lock is not None, "nobody else knows this trial"
         return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
-        """Records the fitness after a step. Returns whether the trial is hopeless, and should be ended early."""
+        """Records the fitness after a step, unless a previous process has. Returns whether to prune the trial, never at
+        a step after which a previous process has continued."""
         frozen = self.trials()[claim.number]
+        was_continued = frozen.last_step is not None and step < frozen.last_step
         if step not in frozen.intermediate_values:
             claim.trial.report(fitness, step)
-        elif frozen.last_step is not None and step < frozen.last_step:  # a previous process continued after it
-            return False
-        return claim.trial.should_prune()
+        return not was_continued and claim.trial.should_prune()
 
-    def finish(self, claim: Claim, state: TrialState, fitness: float | None = None, reason: str = "") -> None:
+    def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
         """Ends the trial. Only the best trial keeps its weights."""
         with self.exclusive():
-            if reason:
-                claim.trial.set_user_attr(REASON, reason)
-            self.study.tell(claim.number, fitness if state == TrialState.COMPLETE else None, state=state)
+            if outcome.reason:
+                claim.trial.set_user_attr(REASON, outcome.reason)
+            # Optuna itself gives a pruned trial the fitness of its last step.
+            fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
+            self.study.tell(claim.number, fitness, state=outcome.state)
             claim.lock.release()
             self._remove_weights()
 
@@ -140,7 +170,7 @@ class SharedStudy:
                     weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
-        """Describes a trial that this process has locked."""
+        """Describes a trial that this process has locked, and draws the values that it does not have yet."""
         return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
 
     def _seed_sampler(self, number: int) -> None:
@@ -203,7 +233,7 @@ class _JournalLock(JournalFileOpenLock):
     """Locks the journal with a `FileLock`, which ends with its process; Optuna's own lock outlives a killed process.
 
     Also removes an incomplete line, left by a killed process or a full disk, before another line is appended. Without
-    locks on the file system, `alone_without_locks` rules out that another process is writing that line.
+    locks on the file system, `single_process_without_locks` rules out that another process is writing that line.
     """
 
     def __init__(self, path: Path, journal: Path) -> None:
@@ -228,7 +258,7 @@ class _JournalLock(JournalFileOpenLock):
 
 
 @contextmanager
-def alone_without_locks(folder: Path) -> Iterator[None]:
+def single_process_without_locks(folder: Path) -> Iterator[None]:
     """Keeps other processes out of the search in ``folder`` during the block if the file system has no locks: they
     would run the same trials, and cut each other's lines of the journal.
 
@@ -240,27 +270,27 @@ def alone_without_locks(folder: Path) -> Iterator[None]:
     if has_locks:
         yield
         return
-    mark = folder / _ONLY_PROCESS
-    _mark_as_only_process(mark)
+    pid_file = folder / _ONLY_PROCESS
+    _write_pid_file(pid_file)
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)
+        pid_file.unlink(missing_ok=True)
 
 
-def _mark_as_only_process(mark: Path) -> None:
-    """Creates the file ``mark``. Raises UserError if it exists, unless the process that it names has died."""
-    if mark.exists():
-        process = mark.read_text(encoding="utf-8", errors="replace")
+def _write_pid_file(pid_file: Path) -> None:
+    """Creates a file that names this process. Raises UserError if there is one, unless its process has died."""
+    if pid_file.exists():
+        process = pid_file.read_text(encoding="utf-8", errors="replace")
         if len(process.split()) == 2 and has_died(process):
-            mark.unlink(missing_ok=True)
+            pid_file.unlink(missing_ok=True)
     try:
-        with open(mark, "x", encoding="utf-8") as file:
+        with open(pid_file, "x", encoding="utf-8") as file:
             file.write(this_process())
     except FileExistsError:
         raise UserError(
-            f"{mark.parent}: the file system has no locks, so only one process can search here; if no other does, "
-            f"remove {mark}"
+            f"{pid_file.parent}: the file system has no locks, so only one process can search here; if no other does, "
+            f"remove {pid_file}"
         ) from None
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from utils.config.commands import command_of
 from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.schema import bounds_of, check, hints_of, suggestion, type_of
+from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
 
 
 def flag_name(name: str) -> str:
@@ -138,7 +138,8 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
     origin = typing.get_origin(kind) or kind
     metadata = field.metadata
     default = default_of(field)
-    choices = None if metadata["choices"] is None else ListedChoices(metadata["choices"])
+    bounds: Bounds = metadata["bounds"]
+    choices = None if bounds.choices is None else ListedChoices(bounds.choices)
     options: dict[str, Any] = {"help": metadata["help"], "dest": field.name}
     options["default"] = None if default is MISSING else default
     if origin is bool:

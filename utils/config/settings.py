@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
+from utils.schema import UNBOUNDED, Bounds
 
 FIND_BATCH_SIZE = -1  # the value of --batch-size that asks for the largest that fits
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
@@ -27,10 +28,10 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 # What a setting decides about, and so where it may change:
 # "result": what a run computes.
-# "recipe": where the hyper-parameters come from; what is compared is their values.
-# "run": what else a run does, such as its files and when it saves. Its processes have the same, but a search or a
-#        cross-validation may continue with another.
-# "machine": how a process does its part; even the processes of a run may have different ones.
+# "recipe": sources of hyper-parameters; compared by value.
+# "run": what else a run does, such as its files and when it saves: equal on all ranks, but it may change when a search
+#        or a cross-validation continues.
+# "machine": how a process does its part; it may differ even between the ranks of a run.
 Scope = Literal["result", "recipe", "run", "machine"]
 # Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
 # another is refused; "current": that of the command line.
@@ -59,16 +60,12 @@ TOPICS = {  # the sections of --help: the settings of all commands
 
 def setting(
     default: Any = MISSING,
+    bounds: Bounds = UNBOUNDED,
     *,
     help: str,
     factory: Callable[[], Any] | Any = MISSING,
-    choices: tuple[str, ...] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    sentinel: Any = None,
     aliases: tuple[str, ...] = (),
     const: Any = None,
-    is_line: bool = False,
     scope: Scope = "result",
     on_resume: OnResume = "stored",
     is_path: bool = False,
@@ -78,25 +75,18 @@ def setting(
 
     Args:
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
-        choices: the allowed values, or of a list the allowed elements.
-        low, high: inclusive bounds.
-        sentinel: one value outside the bounds that has a special meaning.
+        bounds: the allowed values. Text that is printed in a line of the log must have ``is_line``.
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
-        is_line: the text must be a single line, as it is printed in a line of the log.
         scope, on_resume: see `Scope` and `OnResume`.
         is_path: the text may be the path of a file.
         positional: the setting is an argument without a flag, which --help calls so; "": it is a flag.
     """
     metadata = {
         "help": help,
-        "choices": choices,
-        "low": low,
-        "high": high,
-        "sentinel": sentinel,
+        "bounds": bounds,
         "aliases": aliases,
         "const": const,
-        "is_line": is_line,
         "scope": scope,
         "on_resume": on_resume,
         "is_path": is_path,
@@ -139,63 +129,69 @@ def closing_epochs(setting: int | None, epochs: int) -> int:
 class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
-    lr_factor: float = setting(1.0, low=0, help="factor on the learning rate, however it was chosen")
+    lr0: float | None = setting(None, Bounds(0), help="initial learning rate; null: the default of the optimizer")
+    lr_factor: float = setting(1.0, Bounds(0), help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
-        1.0, low=0, help="learning rate factor of loaded parameters; null: from --epochs and what --weights detect"
+        1.0, Bounds(0), help="learning rate factor of loaded parameters; null: from --epochs and what --weights detect"
     )
-    lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
-    momentum: float = setting(0.937, low=0, high=_MAX_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
-    weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
+    lrf: float = setting(0.01, Bounds(0, 1), help="final learning rate as a fraction of lr0")
+    momentum: float = setting(0.937, Bounds(0, _MAX_MOMENTUM), help="momentum of SGD and Muon, beta1 of Adam")
+    weight_decay: float = setting(0.0005, Bounds(0), help="weight decay; biases and norms are not decayed")
     warmup_epochs: float = setting(
-        3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
+        3.0, Bounds(0), help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
     )
-    warmup_momentum: float = setting(0.8, low=0, high=_MAX_MOMENTUM, help="momentum at step 0")
+    warmup_momentum: float = setting(0.8, Bounds(0, _MAX_MOMENTUM), help="momentum at step 0")
     warmup_bias_lr: float = setting(
         0.0,
-        low=0,
+        Bounds(0),
         help="learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones",
     )
     bn_momentum: float = setting(
-        0.03, low=1e-4, high=1, help="weight of a batch in the running statistics of batch norm; more for short runs"
+        0.03, Bounds(1e-4, 1), help="weight of a batch in the running statistics of batch norm; more for short runs"
     )
-    clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
-    ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")
-    ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
-    box: float = setting(7.5, low=0, help="box loss gain")
-    cls: float = setting(0.5, low=0, help="class loss gain")
-    dfl: float = setting(1.5, low=0, help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
-    obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
-    distill: float = setting(1.0, low=0, help="gain of the loss that compares with a teacher (--teacher, --keep-old)")
-    one2one: float = setting(4.0, low=0, help="gain of the one-to-one loss (models with end2end)")
-    anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
-    tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
-    hsv_h: float = setting(0.015, low=0, high=0.5, help="hue jitter, +- fraction of the color circle")
-    hsv_s: float = setting(0.7, low=0, high=1, help="saturation jitter, +- fraction")
-    hsv_v: float = setting(0.4, low=0, high=1, help="value jitter, +- fraction")
-    degrees: float = setting(0.0, low=0, high=180, help="rotation, +- degrees")
-    translate: float = setting(0.1, low=0, high=1, help="translation, +- fraction of the canvas")
-    scale: float = setting(0.5, low=0, high=1, help="scale jitter, +- fraction")
-    shear: float = setting(0.0, low=0, high=45, help="shear, +- degrees")
-    perspective: float = setting(0.0, low=0, high=0.01, help="perspective coefficients, +-")
-    flipud: float = setting(0.0, low=0, high=1, help="probability of a vertical flip")
-    fliplr: float = setting(0.5, low=0, high=1, help="probability of a horizontal flip")
-    mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
+    clip_norm: float = setting(10.0, Bounds(0), help="maximum norm of the gradients; 0: no clipping")
+    ema_decay: float = setting(0.9999, Bounds(0, 1), help="final decay of the weight EMA")
+    ema_tau: float = setting(2000.0, Bounds(1e-9), help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
+    box: float = setting(7.5, Bounds(0), help="box loss gain")
+    cls: float = setting(0.5, Bounds(0), help="class loss gain")
+    dfl: float = setting(1.5, Bounds(0), help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
+    obj: float = setting(1.0, Bounds(0), help="objectness loss gain (anchor heads, YOLOX)")
+    distill: float = setting(
+        1.0, Bounds(0), help="gain of the loss that compares with a teacher (--teacher, --keep-old)"
+    )
+    one2one: float = setting(4.0, Bounds(0), help="gain of the one-to-one loss (models with end2end)")
+    anchor_t: float = setting(4.0, Bounds(1), help="maximum width or height ratio between an anchor and its target")
+    tal_topk: int = setting(10, Bounds(1), help="candidates per target in task-aligned assignment")
+    hsv_h: float = setting(0.015, Bounds(0, 0.5), help="hue jitter, +- fraction of the color circle")
+    hsv_s: float = setting(0.7, Bounds(0, 1), help="saturation jitter, +- fraction")
+    hsv_v: float = setting(0.4, Bounds(0, 1), help="value jitter, +- fraction")
+    degrees: float = setting(0.0, Bounds(0, 180), help="rotation, +- degrees")
+    translate: float = setting(0.1, Bounds(0, 1), help="translation, +- fraction of the canvas")
+    scale: float = setting(0.5, Bounds(0, 1), help="scale jitter, +- fraction")
+    shear: float = setting(0.0, Bounds(0, 45), help="shear, +- degrees")
+    perspective: float = setting(0.0, Bounds(0, 0.01), help="perspective coefficients, +-")
+    flipud: float = setting(0.0, Bounds(0, 1), help="probability of a vertical flip")
+    fliplr: float = setting(0.5, Bounds(0, 1), help="probability of a horizontal flip")
+    mosaic: float = setting(1.0, Bounds(0, 1), help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        16, low=0, help="draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"
+        16,
+        Bounds(0),
+        help="draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images",
     )
-    mixup: float = setting(0.0, low=0, high=1, help="probability of blending two samples")
+    mixup: float = setting(0.0, Bounds(0, 1), help="probability of blending two samples")
     close_mosaic: int | None = setting(
-        None, low=0, help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
+        None, Bounds(0), help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
     )
     close_scale: int | None = setting(
-        None, low=0, help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"
+        None,
+        Bounds(0),
+        help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run",
     )
     tile_visibility: float = setting(
-        0.3, low=0, high=1, help="with tile in the data set's YAML: ignore objects if a tile shows less than this part"
+        0.3, Bounds(0, 1), help="with tile in the data set's YAML: ignore objects if a tile shows less than this part"
     )
     tile_backgrounds: float = setting(
-        0.5, low=0, help="maximum number of tiles without objects per epoch, as a multiple of those with objects"
+        0.5, Bounds(0), help="maximum number of tiles without objects per epoch, as a multiple of those with objects"
     )
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
@@ -206,7 +202,7 @@ class Hyperparameters:
 class _RunConfig:
     """Flags of all commands but export.py."""
 
-    name: str = setting("exp", help="name of this run", is_line=True, scope="run", on_resume="fixed")
+    name: str = setting("exp", Bounds(is_line=True), help="name of this run", scope="run", on_resume="fixed")
     exist_ok: bool = setting(
         False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )
@@ -220,13 +216,15 @@ class _DetectionsConfig(_RunConfig):
     trust: bool = setting(False, help=TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(MAX_DETECTIONS, low=1, high=MAX_CANDIDATES, help="maximum number of detections per image")
-    amp: str = setting("off", choices=_AMP, help="autocast type")
+    max_det: int = setting(MAX_DETECTIONS, Bounds(1, MAX_CANDIDATES), help="maximum number of detections per image")
+    amp: str = setting("off", Bounds(choices=_AMP), help="autocast type")
     tile: int | None = setting(
-        None, low=0, help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"
+        None,
+        Bounds(0),
+        help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training",
     )
     overlap: float | None = setting(
-        None, low=0.05, high=0.9, help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
+        None, Bounds(0.05, 0.9), help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
     )
     tile_full_image: bool = setting(True, help="also use the whole image, scaled to --imgsz")
 
@@ -242,7 +240,7 @@ class DataSettings(_RunConfig):
     )
     single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
     max_bad: float = setting(
-        0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
+        0.1, Bounds(0, 1), help="stop if more than this fraction of what is labeled cannot be used"
     )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
     device: str = setting(
@@ -250,8 +248,7 @@ class DataSettings(_RunConfig):
     )
     workers: int = setting(
         -1,
-        low=-1,
-        high=1024,
+        Bounds(-1, 1024),
         help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs",
         scope="machine",
     )
@@ -264,7 +261,7 @@ class DataSettings(_RunConfig):
     )
     spawn: int = setting(
         0,
-        low=0,
+        Bounds(0),
         help="start this many processes on this machine without torchrun",
         scope="machine",
         on_resume="current",
@@ -277,13 +274,11 @@ class TrainConfig(DataSettings):
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set", is_path=True)
     fraction: float = setting(
-        1.0, low=1e-6, high=1, help="train on a random fraction of the training images, drawn with --seed"
+        1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
     )
     val_fraction: float = setting(
         0.0,
-        low=0.05,
-        high=0.5,
-        sentinel=0.0,
+        Bounds(0.05, 0.5, sentinel=0.0),
         help="without 'val': hold out this fraction of the training images; 0: none",
         on_resume="fixed",
     )
@@ -316,95 +311,99 @@ class TrainConfig(DataSettings):
     override: list[str] = setting(
         factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
     )
-    epochs: int = setting(100, low=1, help="number of epochs")
-    time: float = setting(0.0, low=0, help="train for this many hours, for as many epochs as fit; 0: for --epochs")
+    epochs: int = setting(100, Bounds(1), help="number of epochs")
+    time: float = setting(0.0, Bounds(0), help="train for this many hours, for as many epochs as fit; 0: for --epochs")
     batch_size: int = setting(
-        16, low=1, sentinel=FIND_BATCH_SIZE, aliases=("--batch",), help="images per global batch; -1: as many as fit"
+        16,
+        Bounds(1, sentinel=FIND_BATCH_SIZE),
+        aliases=("--batch",),
+        help="images per global batch; -1: as many as fit",
     )
-    imgsz: int = setting(640, low=64, aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
+    imgsz: int = setting(640, Bounds(64), aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None, const="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
     )
     cache: str = setting(
         "none",
-        choices=_CACHES,
+        Bounds(choices=_CACHES),
         const="ram",
         help="keep decoded images, one copy per node; device: in GPU memory",
         scope="run",
     )
-    render_on: str = setting("host", choices=("host", "device"), help="where training images are augmented")
+    render_on: str = setting("host", Bounds(choices=("host", "device")), help="where training images are augmented")
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
-        0.0, low=0, high=1, help="repeat images of classes that occur in less than this fraction of the images; 0: off"
+        0.0, Bounds(0, 1), help="repeat images of classes that occur in less than this fraction of the images; 0: off"
     )
     cls_pw: float = setting(
-        0.0, low=0, high=4, help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
+        0.0, Bounds(0, 4), help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
     )
     multi_scale: float = setting(
-        0.0, low=0, high=0.9, const=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
+        0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
     )
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
-    optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
+    optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
-    nominal_batch: int = setting(0, low=0, help="images whose gradients a step accumulates; 0: a batch")
-    amp: str = setting("auto", choices=_AMP, help="autocast type; auto: bf16 if supported")
+    nominal_batch: int = setting(0, Bounds(0), help="images whose gradients a step accumulates; 0: a batch")
+    amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
         0,
-        low=0,
-        sentinel=ALL_RANKS,
+        Bounds(0, sentinel=ALL_RANKS),
         const=ALL_RANKS,
         help="synchronize batch norm over all processes or groups of n; 0: off",
     )
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
-        0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
+        0, Bounds(0), help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
     pipeline: int = setting(
-        1, low=1, high=2, help="2: split the model's layers between two processes, for images too large for one device"
+        1, Bounds(1, 2), help="2: split the model's layers between two processes, for images too large for one device"
     )
     threads: int = setting(
-        0, low=0, high=_MAX_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
+        0, Bounds(0, _MAX_THREADS), help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
         factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers", on_resume="fixed"
     )
-    label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
+    label_smoothing: float = setting(0.0, Bounds(0, 0.5), help="label smoothing of the classes")
     fitness: str = setting(
         "AP",
         help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME",
         on_resume="fixed",
     )
-    patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
-    save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never", scope="run")
-    save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never", scope="run")
+    patience: int = setting(0, Bounds(0), help="stop after this many epochs without a better --fitness; 0: never")
+    save_period: int = setting(0, Bounds(0), help="keep an additional checkpoint every n epochs; 0: never", scope="run")
+    save_minutes: float = setting(
+        10.0, Bounds(0), help="also save within an epoch every n minutes; 0: never", scope="run"
+    )
     eval_ranks: int = setting(
         0,
-        low=0,
+        Bounds(0),
         help="the last n processes only validate, while the others train; 0: all processes do both",
         scope="run",
         on_resume="current",
     )
-    val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
+    val_every: int = setting(1, Bounds(0), help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
     export: list[str] = setting(
         factory=list,
-        choices=tuple(EXPORT_FORMATS),
+        bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
         help="export best.pt to these formats at the end; tested before the first epoch",
         scope="run",
     )
-    seed: int = setting(0, low=0, help="seed of all random numbers")
+    seed: int = setting(0, Bounds(0), help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     callbacks: str = setting("", help="MODULE:OBJECT with your own hooks: on_start, on_step, on_epoch, on_end")
     tracker: list[str] = setting(
         factory=list,
-        choices=("mlflow", "wandb"),
+        bounds=Bounds(choices=("mlflow", "wandb")),
         help="services that also receive settings, results and reports",
         scope="run",
     )
-    project: str = setting("runs/train", help="folder of runs", is_line=True, scope="run")
+    project: str = setting("runs/train", Bounds(is_line=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,17 +412,16 @@ class ValConfig(_DetectionsConfig, DataSettings):
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
-    task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
-    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(0, low=0, aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    task: str = setting("val", Bounds(choices=("train", "val", "test")), help="split to evaluate")
+    batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
+    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
-    conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
+    conf_thres: float = setting(0.001, Bounds(0, 1), aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
         None,
-        low=0,
-        high=1,
+        Bounds(0, 1),
         aliases=("--iou",),
         help="NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1",
     )
@@ -431,7 +429,7 @@ class ValConfig(_DetectionsConfig, DataSettings):
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
     save_json: bool = setting(True, help="write predictions.json in COCO format")
-    project: str = setting("runs/val", help="folder of runs", is_line=True, scope="run")
+    project: str = setting("runs/val", Bounds(is_line=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,18 +438,18 @@ class DetectConfig(_DetectionsConfig):
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
-    imgsz: int = setting(0, low=0, aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
+        None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
     )
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
+        None, Bounds(0, 1), aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     track: str | None = setting(
         None,
-        choices=OBJECT_TRACKERS,
+        Bounds(choices=OBJECT_TRACKERS),
         const="bytetrack",
         help="give objects of videos and ordered images ids; by default bytetrack",
     )
@@ -463,12 +461,12 @@ class DetectConfig(_DetectionsConfig):
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors, no line for each image")
     view_img: bool = setting(False, help="show results in a window")
-    line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: from the image size")
+    line_thickness: int = setting(0, Bounds(0), help="line width of boxes, pixels; 0: from the image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")
-    vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
-    max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", help="folder of runs", is_line=True, scope="run")
+    vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
+    max_frames: int = setting(0, Bounds(0), help="stop a video or stream after n frames; 0: never")
+    project: str = setting("runs/detect", Bounds(is_line=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,29 +475,34 @@ class ExportConfig:
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
-        factory=lambda: ["onnx"], choices=tuple(EXPORT_FORMATS), aliases=("--include",), help="one or more file formats"
+        factory=lambda: ["onnx"],
+        bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
+        aliases=("--include",),
+        help="one or more file formats",
     )
     imgsz: list[int] = setting(
         factory=list, aliases=IMGSZ_ALIASES, help="image size, or height and width, pixels; default: the checkpoint's"
     )
-    batch: int = setting(1, low=1, aliases=("--batch-size",), help="batch size of the exported model")
+    batch: int = setting(1, Bounds(1), aliases=("--batch-size",), help="batch size of the exported model")
     dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")
     half: bool = setting(False, help="float16 weights and convolutions")
     int8: bool = setting(
         False, help=f"8-bit convolutions, calibrated on training images ({', '.join(formats_with('--int8'))})"
     )
     layout: str = setting(
-        "raw", choices=("raw", "end2end"), help="output: all boxes and scores, or at most 300 detections after NMS"
+        "raw",
+        Bounds(choices=("raw", "end2end")),
+        help="output: all boxes and scores, or at most 300 detections after NMS",
     )
     nms: bool = setting(False, help="export the one-to-many head of NMS-free models, which needs NMS")
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
+        None, Bounds(0, 1), aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
     )
     box_voting: bool = setting(True, help="box voting in the NMS of end2end, as in val.py")
-    opset: int = setting(18, low=18, help="ONNX opset; torch's exporter writes no valid files below 18")
+    opset: int = setting(18, Bounds(18), help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
-    check_images: int = setting(64, low=1, help="number of validation images to compare on")
-    calibration_images: int = setting(300, low=1, help="number of training images for --int8")
+    check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
+    calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
     offline: bool = setting(False, help="never download weights", scope="machine")

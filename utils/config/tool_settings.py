@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.config.settings import IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
+from utils.schema import Bounds
 
 ANNOTATION_FORMATS = (  # that tools.convert reads (tools/convert/formats.py)
     "cvat",
@@ -29,15 +30,15 @@ class CheckConfig:
     split: list[str] = setting(factory=list, help="splits to check; default: all")
     imgsz: int = setting(
         0,
-        low=0,
+        Bounds(0),
         aliases=IMGSZ_ALIASES,
         help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
     )
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds", is_path=True)
     trust: bool = setting(False, help=TRUST_HELP)
-    min_score: float = setting(0.3, low=0, high=1, help="minimum probability of the label errors that are reported")
+    min_score: float = setting(0.3, Bounds(0, 1), help="minimum probability of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
-    workers: int = setting(-1, low=-1, high=1024, help="threads that read images; -1: one per core", scope="machine")
+    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
     out: str = setting("", help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run", is_path=True)
     noplots: bool = setting(False, help="write no report.html", scope="run")
@@ -49,7 +50,9 @@ class ConvertConfig:
 
     source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
     out: str = setting(positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run")
-    from_: str = setting("auto", choices=("auto", *ANNOTATION_FORMATS), help="format; auto: by what the files contain")
+    from_: str = setting(
+        "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,11 @@ class ShardConfig:
 
     data: str = setting(positional="DATA", help=_DATA_HELP)
     out: str = setting(positional="OUT", help="new folder", scope="run")
-    megabytes: int = setting(256, low=1, high=MAX_SHARD_MEGABYTES, help="approximate size of a tar file")
-    workers: int = setting(8, low=1, high=1024, help="threads that read images", scope="machine")
+    megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
+    workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
     max_bad: float = setting(
-        0.1, low=0, high=1, help="stop if more than this fraction of what is labeled cannot be used"
+        0.1, Bounds(0, 1), help="stop if more than this fraction of what is labeled cannot be used"
     )
 
 

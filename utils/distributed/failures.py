@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, PeerFailure, Stopped, UserError, first_line
-from utils.process.entrypoint import line_about
+from utils.process.entrypoint import error_line
 from utils.process.identity import has_died
 
 # What messages of a failed collective contain if another process has ended.
@@ -41,7 +41,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         if _has_lost_peer(error):
             raise _peer_error(ctx.store, ctx.world_size, error) from None
         is_first = _is_first_to_report(ctx.store)  # a bug, too: its traceback is the report
-        line = line_about(error)
+        line = error_line(error)
         if line is not None and not is_first:
             raise PeerFailure(line) from None
         raise

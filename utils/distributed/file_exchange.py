@@ -26,7 +26,7 @@ _MAX_CHUNK_BYTES = 16 << 20
 _OPEN_COST_BYTES = 64 << 10  # bytes that could be read in the time that it takes to open an item
 
 
-def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
+def assign_readers(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     """Returns the items that each leader reads and sends, ascending, by leader. See `exchange_items` for the arguments.
 
     An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
@@ -66,7 +66,7 @@ def exchange_items(
     Raises UserError if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
     """
     chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
-    shards = assign(sizes, cached)
+    shards = assign_readers(sizes, cached)
     rank = group.local_group_rank
     read = map_ahead(load, shards[rank].tolist(), threads=threads)
     for round_ in zip_longest(*(_batches(items, sizes, chunk_bytes) for items in shards), fillvalue=()):

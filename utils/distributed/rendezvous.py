@@ -30,7 +30,7 @@ from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
 from utils.process.identity import process_identity, this_process
-from utils.process.launch import Launch, read_launch
+from utils.process.launch import Launch
 from utils.strings import counted, rank_list
 
 FIRST_LINE_S = 10.0  # time of waiting after which a line is logged
@@ -191,18 +191,20 @@ def _role_of(launch: Launch, eval_ranks: int) -> _Role:
     return _Role(is_evaluating=False, rank=launch.rank, world_size=num_training)
 
 
-def join_run(device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0) -> DistributedContext:
+def join_run(
+    launch: Launch | None, device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0
+) -> DistributedContext:
     """Creates the context of this process, and joins the process group if it was launched as one of several.
 
     Args:
+        launch: what `read_launch` returns.
         device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
         eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
             messages in the store that `evaluation_store` returns.
         timeout_s: of collectives.
 
-    Raises UserError if the environment is incomplete, a device does not exist, or a port is in use.
+    Raises UserError if a device does not exist, or a port is in use.
     """
-    launch = read_launch()
     if launch is None:
         devices = parse_devices(device)
         return replace(DistributedContext.single(devices[0]), devices=devices)

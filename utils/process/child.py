@@ -31,7 +31,7 @@ class Kind(StrEnum):
     DONE = "done"
     PRUNED = "pruned"  # ended early by the process that has started it
     STOPPED = "stopped"  # by a signal; a training that had begun can be resumed
-    REFUSED = "refused"  # before its work, or by a full disk: nothing is lost, and another try would end like this one
+    REFUSED = "refused"  # before it has begun, or by a full disk: nothing is lost, and the same again would be refused
     FAILED = "failed"  # in its work
 
 

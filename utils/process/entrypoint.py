@@ -21,7 +21,7 @@ from utils.machine.resources import keep_freed_memory
 from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
-from utils.process.limits import DISK_FULL, explanation, is_disk_full
+from utils.process.limits import DISK_FULL, explain_limit, is_disk_full
 from utils.process.result_file import report_error, take_result_file, write_result
 from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program_folders import cache_folder
@@ -94,7 +94,7 @@ class _Ending(NamedTuple):
     error_type: type[BaseException]
     exit_code: int | None  # None: the ``code`` of the error
     report: Callable[[BaseException], None]
-    skips_cleanup: bool  # see `_exit`
+    destroys_group: bool  # the process group, see `_exit`
 
 
 def _wait_for_report(_: BaseException) -> None:
@@ -106,7 +106,7 @@ def _wait_for_report(_: BaseException) -> None:
 def _print_line(error: BaseException) -> None:
     """Prints the line about an error, or hands it to the process that has started this one."""
     sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
-    line = one_line(line_about(error) or "")
+    line = one_line(error_line(error) or "")
     report_error(" ".join(line.split()), is_disk_full=is_disk_full(error))
 
 
@@ -121,13 +121,13 @@ def _print_nothing(_: BaseException) -> None:
 
 # The first matching row applies. Limits of the machine count as UserError.
 _ENDINGS = (
-    _Ending(PeerFailure, None, _wait_for_report, skips_cleanup=True),
-    _Ending(FailedCheck, CHECK_FAILED, _print_line, skips_cleanup=True),
-    _Ending(UserError, USER_ERROR, _print_line, skips_cleanup=True),
-    _Ending(Stopped, None, _print_nothing, skips_cleanup=False),
-    _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, skips_cleanup=False),
-    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, skips_cleanup=False),
-    _Ending(Exception, BUG, _print_traceback, skips_cleanup=False),
+    _Ending(PeerFailure, None, _wait_for_report, destroys_group=False),
+    _Ending(FailedCheck, CHECK_FAILED, _print_line, destroys_group=False),
+    _Ending(UserError, USER_ERROR, _print_line, destroys_group=False),
+    _Ending(Stopped, None, _print_nothing, destroys_group=True),
+    _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, destroys_group=True),
+    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, destroys_group=True),
+    _Ending(Exception, BUG, _print_traceback, destroys_group=True),
 )
 
 
@@ -138,7 +138,7 @@ def _end(error: BaseException) -> NoReturn:
     ending.report(error)
     exit_code = error.code if isinstance(error, PeerFailure | Stopped) else ending.exit_code
     assert exit_code is not None, "only errors with a code have a row without one"
-    _exit(exit_code, skip_cleanup=ending.skips_cleanup)
+    _exit(exit_code, destroy_group=ending.destroys_group)
 
 
 def _listed_type(error: BaseException) -> type[BaseException]:
@@ -146,15 +146,15 @@ def _listed_type(error: BaseException) -> type[BaseException]:
     # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
     if isinstance(error.__cause__, KeyboardInterrupt):
         return KeyboardInterrupt
-    is_limit = not isinstance(error, ExplainedError) and line_about(error) is not None
+    is_limit = not isinstance(error, ExplainedError) and error_line(error) is not None
     return UserError if is_limit else type(error)
 
 
-def line_about(error: BaseException) -> str | None:
+def error_line(error: BaseException) -> str | None:
     """Returns the line that `run_main` prints about an error, or None if it is a bug."""
     if isinstance(error, ExplainedError):
         return str(error)
-    return explanation(error) or _explain_os_error(error)
+    return explain_limit(error) or _explain_os_error(error)
 
 
 def _check_output() -> None:
@@ -191,12 +191,12 @@ def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(ignored)
 
 
-def _exit(code: int, *, skip_cleanup: bool) -> NoReturn:
-    """Exits. ``skip_cleanup``: leaves a process group, which the error may have broken, as it is: an orderly exit could
-    wait for the other processes, and these wait for this one."""
+def _exit(code: int, *, destroy_group: bool) -> NoReturn:
+    """Exits. Without ``destroy_group`` the process group, which the error may have broken, is left as it is: an orderly
+    exit could wait for the other processes, and these wait for this one."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if not skip_cleanup or not has_group:
+    if destroy_group or not has_group:
         sys.exit(code)
     for child in multiprocessing.active_children():
         child.terminate()

@@ -51,7 +51,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
+def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains in one line an error that is a limit of the machine. Returns None for other errors. ``advice``: how to
     use less memory."""
     if not isinstance(error, Exception) or isinstance(error, ExplainedError):
@@ -165,8 +165,8 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
 
 
 def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -> str:
-    """Suggests settings that need less memory than those of the run; the advice for `explanation`. ``batch_size``: 0 or
-    less if it is unknown. ``device``: its type."""
+    """Suggests settings that need less memory than those of the run; the advice for `explain_limit`. ``batch_size``: 0
+    or less if it is unknown. ``device``: its type."""
     smaller: list[str] = []
     if batch_size > max(min_batch, 0):
         smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
@@ -193,7 +193,7 @@ def limits_as_user_errors(advice: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = explanation(error, advice())
+        line = explain_limit(error, advice())
         if line is None:
             raise
         raise UserError(line) from None

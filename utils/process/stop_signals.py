@@ -18,13 +18,15 @@ from utils.process.interrupts import IMPATIENT_S, imports_torch
 class StopSignals:
     """While entered, a signal raises `Stopped` in the main thread; inside `deferred` it is only recorded.
 
-    A second Ctrl-C, some seconds after the first, raises at once. Repeated SIGTERM and SIGUSR1 have no effect.
+    A second Ctrl-C, some seconds after the first, raises at once. Repeated SIGTERM and SIGUSR1 have no effect. Once
+    `ignore_requeue` is called, only Ctrl-C has one.
     """
 
     def __init__(self) -> None:
         self.requeue = False  # SIGTERM or SIGUSR1 was received: a batch system wants the machine
         self.interrupt = False  # SIGINT was received
         self._deferred = False
+        self._ignores_requeue = False
         self._interrupted_at = 0.0
         self._previous: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None  # of the numbers of signals
@@ -66,6 +68,11 @@ class StopSignals:
         yield
         self._deferred = self.received
 
+    def ignore_requeue(self) -> None:
+        """Ignores SIGTERM and SIGUSR1 until the end of the block: the training is done, so a job that is requeued could
+        only be refused, without the files that are still to be written."""
+        self._ignores_requeue = True
+
     def drain(self) -> bool:
         """Takes the signals that have come since the last call, also while the main thread is blocked. Returns whether
         there were any. For one thread only."""
@@ -74,6 +81,8 @@ class StopSignals:
         return False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ignores_requeue and number != signal.SIGINT:
+            return
         now = time.monotonic()
         impatient = number == signal.SIGINT and self.interrupt and now - self._interrupted_at > IMPATIENT_S
         if number == signal.SIGINT:

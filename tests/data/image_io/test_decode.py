@@ -75,7 +75,7 @@ def test_exif_orientation_is_applied(tmp_path, kind):
         path.write_bytes(with_orientation(kind, image, orientation))
         found = read_image(path)
         np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=6 if kind in "<>" else 0)
-        assert check_image(path) == found.shape[:2]
+        assert check_image(path).size_hw == found.shape[:2]
         assert found.flags.c_contiguous
 
 
@@ -177,7 +177,7 @@ def test_files_of_every_suffix_are_read(tmp_path, suffix):
     path = tmp_path / f"image{suffix.upper()}"
     path.write_bytes(data)
     assert read_image(path).shape == (64, 64, 3)
-    assert check_image(path) == (64, 64)
+    assert check_image(path).size_hw == (64, 64)
     assert not unread_image(path)
     bare = path.rename(tmp_path / "image")
     is_text = suffix in (".j2k", ".pbm", ".pgm", ".ppm", ".pnm")  # or too few fixed bytes
@@ -242,7 +242,7 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
     shown = plain[:2] + b"\xff\xe2" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + plain[2:]
     for data in (plain + bytes(100), shown):
         path.write_bytes(data)
-        assert check_image(path) == (24, 40)
+        assert check_image(path).size_hw == (24, 40)
     for data in (plain[:-2], shown[:-40]):
         path.write_bytes(data)
         with refused("a.jpg: damaged image (truncated: no end marker)"):
@@ -301,7 +301,7 @@ def test_random_headers_raise_only_the_expected_error(tmp_path):
             data[at] = rng.integers(256)
         path.write_bytes(data)
         try:
-            size = check_image(path)
+            size = check_image(path).size_hw
         except UserError:
             continue
         assert read_image(path).shape[:2] == size
@@ -357,11 +357,11 @@ def test_jpegs_of_common_encoders_are_not_decoded_but_others_are(tmp_path, monke
     monkeypatch.setattr(verify, "imdecode", lambda *_: decoded.append(path))
     for data in USUAL.values():
         path.write_bytes(data)
-        assert check_image(path) == read_image(path).shape[:2]
+        assert check_image(path).size_hw == read_image(path).shape[:2]
         assert decoded == []
     for data in (by_opencv(picture(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1), by_pillow(picture(), "CMYK")):
         path.write_bytes(data)
-        assert check_image(path) == (37, 52)
+        assert check_image(path).size_hw == (37, 52)
     assert len(decoded) == 2
 
 
@@ -378,7 +378,7 @@ def test_accepted_files_can_be_decoded(tmp_path) -> None:
                 changed[at] = rng.integers(0, 256)
             path.write_bytes(changed)
             try:
-                size = check_image(path)
+                size = check_image(path).size_hw
             except UserError:
                 continue
             accepted += 1

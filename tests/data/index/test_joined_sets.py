@@ -11,9 +11,9 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.checks import warn_of_shared_images
+from data.index.shared_images import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader
 from data.samples.sample_weights import inverse_frequency_weights
@@ -285,7 +285,7 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     loader = InfiniteDataLoader(
         AugmentedImages(ImageReader(index, imgsz=64)),
         KeyedDistributedSampler(
-            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, imgsz=64, stride=32), rank=0, world_size=1
+            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, canvases=TrainCanvases(64, 32)), rank=0, world_size=1
         ),
         WorkerSettings(),
         weighted=True,

@@ -40,7 +40,7 @@ def open_loader(index, monkeypatch):
             reader = ImageReader(index, imgsz=config.imgsz, reduces=False)
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
         check_shards(ctx, config)
-        check_loader_settings(ctx, config, hyp)
+        check_loader_settings(config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:
             loader.start_at(*start)

@@ -69,7 +69,7 @@ def test_a_uniform_image_is_not_damaged(tmp_path):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
         assert coded_data_defect(data, read_header(data, "").coded_at)
         (tmp_path / name).write_bytes(data)
-        assert check_image(tmp_path / name) == (600, 600)
+        assert check_image(tmp_path / name).size_hw == (600, 600)
 
 
 def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
@@ -187,4 +187,4 @@ def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
     with refused("x.jpg: damaged image (marker 0xffa9 among the coded data, at byte 46164)", HiddenDamageError):
         check_image(path, decode=True)
     path.write_bytes(data)
-    assert check_image(path, decode=True) == (320, 320)
+    assert check_image(path, decode=True).size_hw == (320, 320)

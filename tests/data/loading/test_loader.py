@@ -24,7 +24,7 @@ import torch
 
 from data.loading.build import build_run_val_loader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate, collate_quad
 from data.render.letterbox import CanvasRule
@@ -345,7 +345,7 @@ def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted)
     weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
     hyp = Hyperparameters(mosaic=1.0, mixup=1.0, mosaic_block=0)
     samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, run_epochs=20, weights=weights)
-    order = EpochOrder(samples.weights, seed=0, batch_size=8, imgsz=64, stride=32)
+    order = EpochOrder(samples.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(samples, sampler, WorkerSettings(), weighted=weighted)
     assert loader.global_images(0) == 8
@@ -363,12 +363,12 @@ from pathlib import Path
 from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from tests.data.loading.conftest import HYP, SIZES, write_dataset
 if __name__ == "__main__":
     index = write_dataset(Path(sys.argv[2]), SIZES)
     dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, run_epochs=20)
-    order = EpochOrder(dataset.weights, seed=0, batch_size=8, imgsz=64, stride=32)
+    order = EpochOrder(dataset.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
     loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
     try:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler, rect_shapes
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, rect_shapes
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
@@ -33,7 +33,7 @@ class SimpleLabels(LabelArrays):
 def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
     hw = IMAGE_HW[:count] if rect else None
     weights = np.ones(count)
-    return EpochOrder(weights, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
+    return EpochOrder(weights, seed=seed, batch_size=batch_size, canvases=TrainCanvases(320, 32, hw), block=block)
 
 
 def sampler_of(rank=0, world=1, **options):
@@ -185,7 +185,7 @@ def test_repeat_factors_are_those_of_the_paper():
 
 def test_repeated_images_come_as_often_as_their_factors_say():
     repeats = with_whole_sum(np.random.default_rng(1).uniform(1, 4, 53))
-    order = EpochOrder(repeats, seed=4, batch_size=16, imgsz=320, stride=32)
+    order = EpochOrder(repeats, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
     assert len(order) == round(repeats.sum())
     counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
     assert ((counts == np.floor(repeats)) | (counts == np.ceil(repeats))).all()
@@ -206,7 +206,7 @@ def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
     whole = with_whole_sum(weights)
     np.testing.assert_array_equal(np.floor(whole[whole % 1 > 0]), np.floor(weights[whole % 1 > 0]))
     assert whole.sum() == pytest.approx(round(weights.sum()))
-    order = EpochOrder(whole, seed=4, batch_size=16, imgsz=320, stride=32)
+    order = EpochOrder(whole, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
     assert len(order) == round(weights.sum())
     for epoch in range(50):
         counts = np.bincount(order.indices(epoch), minlength=len(weights))
@@ -222,7 +222,7 @@ def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
 def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fractions):
     """Even if they sum to less than half a sample per epoch."""
     weights = np.array([*np.ones(once), *fractions])
-    order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, imgsz=320, stride=32)
+    order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, canvases=TrainCanvases(320, 32))
     counts = np.stack([np.bincount(order.indices(epoch), minlength=len(weights)) for epoch in range(200)])
     assert (counts[:, :once] == 1).all()
     assert set(counts.sum(1)) == {len(order)} == {once + max(round(sum(weights)) - once, 1)}
@@ -240,7 +240,7 @@ def test_a_rounding_error_in_a_weight_repeats_no_sample():
 def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
     """A tile that must not come as background has no repeats, and few of many backgrounds come."""
     repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
-    order = EpochOrder(repeats, seed=4, batch_size=16, imgsz=320, stride=32)
+    order = EpochOrder(repeats, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
     order.draw_weights = np.array([3, 1, 2, 2, 2, 2] * 10) * repeats
     assert len(order) == 35
     drawn = np.concatenate([order.indices(epoch) for epoch in range(400)])

@@ -97,6 +97,18 @@ def test_each_image_of_a_block_is_decoded_once(index, monkeypatch):
         assert_same(sample, dataset_of(index, hyp=hyp)[key])
 
 
+@pytest.mark.parametrize("max_images", [0, 1, 2.5])
+def test_recent_images_are_bounded_in_bytes(index, monkeypatch, max_images):
+    reader = readers.ImageReader(index, imgsz=64)
+    expected = [reader.read(i, 0) for i in range(3)]
+    max_bytes = int(max_images * max(image.nbytes for image in expected))
+    monkeypatch.setattr(readers, "MAX_RECENT_BYTES", max_bytes)
+    recent = readers.RecentImages(reader, block=16)
+    for i in (0, 1, 2, 2, 0, 1, 1):
+        np.testing.assert_array_equal(recent.read(i, 0), expected[i])
+        assert sum(image.nbytes for image in recent._images.values()) <= max_bytes
+
+
 def test_training_samples_are_well_formed(index):
     dataset = dataset_of(index, hyp=Hyperparameters(degrees=10, shear=5, perspective=0.001, mixup=0.5, flipud=0.5))
     total = 0

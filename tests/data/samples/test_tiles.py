@@ -22,6 +22,7 @@ from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.pixels import GRAY
+from utils.strings import FlatStrings
 
 SIZES = [(300, 420), (128, 128), (90, 260), (60, 50)]
 SIDE = 128
@@ -100,6 +101,13 @@ def test_the_grid_has_the_labels_of_tiles_that_stay():
     numbers = np.arange(len(tiles.tile_index))
     for got, want in zip(tiles.labels_of(numbers, 9), tiles.tile_index.labels_of(numbers)):
         np.testing.assert_array_equal(got, want)
+
+
+def test_labels_of_tiles_copy_no_paths(monkeypatch):
+    tiles = tiled()
+    monkeypatch.setattr(FlatStrings, "of", lambda strings: pytest.fail("paths are copied for each batch"))
+    labels, _ = tiles.labels_of(np.array([5, 0, 5]), 1)
+    assert len(labels)
 
 
 def test_pixels_are_parts_of_the_image():

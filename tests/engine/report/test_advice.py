@@ -11,9 +11,9 @@ from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import Census
-from engine.report.findings import Findings
+from engine.report.run_facts import RunFacts
 
-NOTHING = Findings(
+NOTHING = RunFacts(
     history={}, epochs=0, names=("a", "b"), imgsz=320, stride=32, train=None, result=None, errors=None,
     suspects=0, backgrounds=0,
 )  # fmt: skip

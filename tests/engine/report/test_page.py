@@ -72,7 +72,7 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
 
 
 def subject_of(index: DatasetIndex, **config) -> Subject:
-    ctx = join_run("cpu")
+    ctx = join_run(None, "cpu")
     hyp = Hyperparameters(box=3.0)
     return Subject("run", TrainConfig(**config), hyp, ctx, 320, 32, index, CheckedSplit("val", index))
 
@@ -209,7 +209,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
 
 
 def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
-    small = Subject("run", TrainConfig(), None, join_run("cpu"), 64, 32, None, CheckedSplit("train", index))
+    small = Subject("run", TrainConfig(), None, join_run(None, "cpu"), 64, 32, None, CheckedSplit("train", index))
     page = write_page(tmp_path, small, {})
     assert take_census(index, "train", 64).median_side_px < 16
     better = int(re.search(r"--imgsz (\d+) or more", page.sections["Data"])[1])

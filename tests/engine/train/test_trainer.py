@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,7 +143,11 @@ class Service:
     def send(self, epoch: int, weights: WeightsMessage) -> None:
         self.sent.append(epoch)
 
-    def collect(self, should_stop: Callable[[], bool]) -> None: ...
+    def has_scores(self) -> bool:
+        return False
+
+    def collect(self, should_stop: Callable[[], bool]) -> None:
+        assert not should_stop()
 
 
 def build(
@@ -290,13 +296,14 @@ class BestFirst(Hook):
 
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
     trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
     end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
     assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
         ("after_last_step", 0), ("after_epoch", 1),
         ("after_last_step", 1),
+        ("before_validation", 1),  # before the wait for scores
         ("before_validation", 1), ("score", 1), ("record", 1), ("report", 1),
         ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
@@ -307,7 +314,7 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = RemoteValidator(evaluated_by(Evaluates(signals, stopped_run=1)), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates(signals, stopped_run=1)), val_every=1), Service())
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -333,7 +340,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
-    validator = RemoteValidator(evaluated_by(Evaluates()), Service(), val_every=1)
+    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
     watch = Watch(after_epoch=(1, 0, Action.END))
     trainer = build(BestFirst(), watch, validator=validator, epochs=3)
     trainer.fit()
@@ -395,6 +402,20 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert stopped.value.code == REQUEUE
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 3)]
     assert not watch.of("after_training", "finish")
+
+
+def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal():
+    finished = []
+
+    class Report(Hook):
+        def finish(self, trainer: Training) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            finished.append(trainer.progress.epoch)
+
+    with StopSignals() as signals:
+        build(Report(), signals=signals, epochs=2).fit()
+    assert finished == [2]
+    assert not signals.received
 
 
 def test_the_last_epochs_refine():

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from engine.eval_ranks import service
 from engine.eval_ranks.messages import (
     SetupMessage,
     WeightsMessage,
@@ -26,6 +30,7 @@ from engine.eval_ranks.messages import (
 )
 from engine.eval_ranks.process import Scorer
 from engine.eval_ranks.service import patience_s
+from engine.parallel import control
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunSettings
 from engine.train.build import build_training
@@ -39,6 +44,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.identity import this_process
 from utils.process.stop_signals import StopSignals
 
 EPOCHS = 5
@@ -222,6 +228,34 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
     assert len(own_losses) == 1 + len(trainer.step.criterion.names)
     assert own_losses.items() <= scores.result.extras.items()
+
+
+@pytest.mark.parametrize("signaled", [0, 1])
+def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
+    monkeypatch.setattr(service, "MIN_LATE_S", 1000.0)
+    monkeypatch.setattr(control, "POLL_EVERY_S", 0.0)
+    store = dist.HashStore()
+    store.set("process/2", this_process())
+    single = DistributedContext.single("cpu")
+    signals = [StopSignals(), StopSignals()]
+    returned: list[int] = []
+
+    def wait(rank: int) -> None:
+        ctx = replace(single, rank=rank, world_size=2, eval_ranks=1, store=store)
+        evaluating = service.ValidationService(ctx, Mock(), None)
+        evaluating.send(1, WeightsMessage({}, is_closing=False))
+        assert evaluating.collect(control.RunControl(ctx, Watchdog(signals[rank])).stops_waiting) is None
+        returned.append(rank)
+
+    threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.2)
+    assert not returned
+    signals[signaled].requeue = True
+    for thread in threads:
+        thread.join(60)
+    assert sorted(returned) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def images(case: Case) -> str:
     case.write(path, (data, what))
     verdict = ""
     for decode in (False, True):
-        size = case.attempt(lambda: check_image(path, decode=decode))  # noqa: B023 (called at once)
+        size = case.attempt(lambda: check_image(path, decode=decode).size_hw)  # noqa: B023 (called at once)
         if size is REFUSED:
             verdict = verdict or REFUSED
             continue

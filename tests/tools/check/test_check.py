@@ -283,6 +283,23 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
     make_out(spec, data.root / "page")
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_what_was_found_is_printed_although_the_page_has_a_bug(data, capsys, monkeypatch, flags):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tools.check.page._content", fail)
+    data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
+    with pytest.raises(ZeroDivisionError):
+        main([str(data.yaml), *flags])
+    out = capsys.readouterr().out
+    if flags:
+        content = json.loads(out)
+        assert (len(content["issues"]), content["report"]) == (1, None)
+    else:
+        assert "1 (training clips them to their image)" in out
+
+
 def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     (tmp_path / "runs").write_text("a file")
     status, text = check(capsys, data.yaml)

@@ -21,7 +21,7 @@ from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
-from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, scan_dataset, scan_issues
+from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, ragged_ranges, scan_dataset, scan_issues
 from tools.convert.to_coco import convert
 from tools.shard.write_shards import write_set
 from utils.logger import get_logger
@@ -80,6 +80,22 @@ def iou_of(xyxy: np.ndarray) -> np.ndarray:
     overlap = sides.clip(0).prod(2)
     areas = (xyxy[:, 2:] - xyxy[:, :2]).prod(1)
     return overlap / (areas[:, None] + areas[None] - overlap)
+
+
+@pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0), (), (1,)])
+def test_ragged_ranges_are_those_of_a_loop(counts):
+    first = np.array([5, 9, 0][: len(counts)], np.int64)
+    owner, numbers = ragged_ranges(first, np.array(counts, np.int64))
+    expected = [(i, first[i] + k) for i, count in enumerate(counts) for k in range(count)]
+    assert list(zip(owner.tolist(), numbers.tolist())) == expected
+
+
+@pytest.mark.parametrize("comparisons", [1, 100])
+def test_pairs_of_boxes_do_not_depend_on_how_many_are_compared_at_a_time(tmp_path, monkeypatch, comparisons):
+    split = many_boxes(tmp_path / "set", "copies", 60)
+    expected = box_pairs(split)
+    monkeypatch.setattr("tools.check.label_checks.COMPARISONS", comparisons)
+    assert box_pairs(split) == expected
 
 
 @pytest.mark.parametrize("kind", ["copies", "one of another class", "rows", "all over"])

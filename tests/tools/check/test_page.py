@@ -23,7 +23,7 @@ from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
 from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_issues
 from tools.check.page import FILE_NAME, write_page
-from tools.check.result import CheckResult, ModelFindings
+from tools.check.result import CheckResult, ModelOpinion
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
 from utils.pixels import GRAY
@@ -38,13 +38,13 @@ def data(tmp_path: Path) -> EditableSet:
 
 
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
-    """The page of the findings that need no model, and of ``more``; and all these findings."""
+    """The page of the issues that need no model, and of ``more``; and all these issues."""
     spec = load_dataset_spec(data.yaml)
     splits = scan_dataset(spec, tuple(spec.splits), workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
     out.mkdir(exist_ok=True)
-    by_model = ModelFindings(detections=detections or {})
+    by_model = ModelOpinion(detections=detections or {})
     result = CheckResult(spec, splits, issues, by_model, imgsz, "best.pt" if detections else "")
     assert write_page(result, out) == out / FILE_NAME
     return check_self_contained((out / FILE_NAME).read_text(encoding="utf-8")), issues
@@ -56,7 +56,7 @@ def cards(read: HtmlPage, section: str) -> dict[str, int]:
     return {kind: int(count) for kind, count in shown}
 
 
-def test_each_image_has_one_card_with_its_findings(data, tmp_path):
+def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     data.write("train/0", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.3 0.301 0.3 0.3\n")
     data.write("train/1", "0 0.95 0.5 0.3 0.3\n1 0.5 0.5 0.002 0.002\n0 2 2 0.1 0.1\n")
     data.write("val/1", "1 0.0 0.5 0.3 0.3\n")
@@ -66,10 +66,10 @@ def test_each_image_has_one_card_with_its_findings(data, tmp_path):
     images = {(i.split, i.images[0]): i.kind for i in reversed(issues) if i.kind in kinds}
     assert cards(read, "Images and boxes").keys() <= set(kinds)
     assert sum(cards(read, "Images and boxes").values()) == len(images) == 3
-    table = {row[0]: [row[1], row[4]] for row in read.tables["Findings by kind"][1:]}
+    table = {row[0]: [row[1], row[4]] for row in read.tables["Issues by kind"][1:]}
     assert table[BAD_IMAGE] == ["1", "val: 1"]
     assert table[CLIPPED] == ["2", "train: 1; val: 1"]
-    places = {row[2] for row in read.tables["Findings, with their places"][1:]}
+    places = {row[2] for row in read.tables["Issues, with their places"][1:]}
     assert places >= {"labels/train/0.txt:2", "images/val/0.png"}
     assert len(photos_of(read)) == 3
 
@@ -196,7 +196,7 @@ def test_hostile_names_are_text(data, tmp_path):
 
 
 def test_a_gallery_may_use_what_others_leave(tmp_path):
-    """Findings are drawn while the page is small, whatever their kind: here 48 in 2 MB."""
+    """Issues are drawn while the page is small, whatever their kind: here 48 in 2 MB."""
     rng = np.random.default_rng(0)
     data = EditableSet(tmp_path / "set")
     for i in range(48):
@@ -208,7 +208,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
     assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
 
 
-def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path):
+def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
     images = 160
     classes = 1203
     rng = np.random.default_rng(0)

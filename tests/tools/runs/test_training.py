@@ -105,7 +105,7 @@ REFUSED = {"error": "--device 3: no such GPU", "refused": True}
         (-signal.SIGKILL, {"folder": "exp"}, Kind.FAILED, "killed by SIGKILL; is there enough memory?"),
         (2, REFUSED, Kind.REFUSED, "--device 3: no such GPU"),
         (2, {"folder": "exp", "error": "not finite", "refused": False}, Kind.FAILED, "not finite"),
-        (1, {"error": "ValueError: a bug"}, Kind.FAILED, "ValueError: a bug"),
+        (70, {"error": "ValueError: a bug"}, Kind.FAILED, "ValueError: a bug"),
         (3, {}, Kind.FAILED, "exit status 3"),
     ],
 )
@@ -120,6 +120,19 @@ def test_a_damaged_checkpoint_is_a_failure_of_its_training_alone(tmp_path):
         result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
     assert result.kind == Kind.FAILED
     assert "last.pt" in result.reason
+
+
+def test_results_whose_checkpoint_is_missing_are_kept(tmp_path):
+    """Those of the first epoch may be of a training that was killed before it saved."""
+    table = tmp_path / "results.csv"
+    table.write_text("epoch,time\n1,1\n2,2\n")
+    message = "...: has results of 2 epochs, but no last.pt from which they continue; restore it, or ..."
+    with refused(message):
+        previous_training(tmp_path, TrainConfig())
+    assert table.is_file()
+    table.write_text("epoch,time\n1,1\n")
+    assert previous_training(tmp_path, TrainConfig()) == (None, False)
+    assert not table.exists()
 
 
 def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp_path):

@@ -289,7 +289,7 @@ def test_a_hopeless_trial_ends_early(world, pruner):
     if pruner == "none":
         assert (row["state"], row["epochs"], epochs) == ("complete", "12", 12)
     else:
-        assert (row["state"], row["epochs"]) == ("ended early", "2")
+        assert (row["state"], row["epochs"]) == ("pruned", "2")
         assert 2 <= epochs < 12
     assert not list((folder / "trials" / "0005").rglob("*.pt"))  # it is not the best
 
@@ -404,6 +404,17 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     assert (trials / "0000").exists() == is_shared
 
 
+def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
+    """As those of `tools.kfold`: the training images are divided."""
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=8, val=2)
+    data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
+    child(2, error="--device 3: no such GPU", refused=True)
+    assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
+    assert "'val'" in error_of(capsys, main, *flags)
+
+
 def states_of(folder: Path) -> list[str]:
     """The states of all trials in the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
@@ -413,25 +424,25 @@ def states_of(folder: Path) -> list[str]:
 
 def test_without_locks_a_single_process_searches(tmp_path, monkeypatch):
     """On such a file system a second one would cut the line of the journal that the first is writing."""
-    from tools.search.study import alone_without_locks
+    from tools.search.study import single_process_without_locks
 
     mark = tmp_path / ".only-process"
-    with alone_without_locks(tmp_path), alone_without_locks(tmp_path):
+    with single_process_without_locks(tmp_path), single_process_without_locks(tmp_path):
         assert not mark.exists()  # the locks of the trials and of the journal are enough
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    second = alone_without_locks(tmp_path)
-    with alone_without_locks(tmp_path), refused(f"only one process can search here; ...remove {mark}"), second:
+    second = single_process_without_locks(tmp_path)
+    with single_process_without_locks(tmp_path), refused(f"only one process can search here; ...remove {mark}"), second:
         pass
     assert not mark.exists()
     mark.write_text(f"{2**22 + 1} {this_process().split()[1]}")  # was killed: no process of Linux has this id
-    with alone_without_locks(tmp_path):
+    with single_process_without_locks(tmp_path):
         assert mark.read_text() == this_process()
     mark.write_text("1 on-another-node")
-    with refused("..."), alone_without_locks(tmp_path):
+    with refused("..."), single_process_without_locks(tmp_path):
         pass
     assert mark.exists()
 
@@ -449,8 +460,10 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
 
     Without the old trials, a new one would continue the training of a lost one.
     """
+    from tools.search.study import TrialOutcome
+
     study = opened(tmp_path)
-    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
+    study.finish(study.claim(), TrialOutcome.scored(0.5))
     journal = tmp_path / "journal.log"
     whole = journal.read_bytes()
     for rest in (b'{"op_code":4,"worker_id":"b0', b"\0\0\0"):
@@ -495,10 +508,12 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
 )
 def test_a_line_of_the_journal_that_is_no_report_is_refused(tmp_path, line, changed):
     """Optuna takes any JSON as steps and fitness."""
+    from tools.search.study import TrialOutcome
+
     study = opened(tmp_path)
     claim = study.claim()
     study.report(claim, 1, 0.25)
-    study.finish(claim, optuna.trial.TrialState.COMPLETE, 0.5)
+    study.finish(claim, TrialOutcome.scored(0.5))
     journal = tmp_path / "journal.log"
     text = journal.read_text()
     assert line in text

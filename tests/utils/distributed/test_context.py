@@ -18,7 +18,7 @@ from utils.machine.devices import parse_devices
 
 
 def test_a_plain_process_has_rank_zero_of_one():
-    ctx = join_run("cpu")
+    ctx = join_run(None, "cpu")
     assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
     with torch_distributed_zero_first(ctx):
         pass
@@ -65,7 +65,7 @@ def test_several_gpus_are_parsed(three_gpus):
 @pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
 def test_the_first_gpu_of_a_process_becomes_the_current_one(three_gpus, flag, current):
     """Events, streams and pinned copies belong to the current device."""
-    ctx = join_run(flag)
+    ctx = join_run(None, flag)
     assert three_gpus == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert three_gpus == [ctx.device] * 2

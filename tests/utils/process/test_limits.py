@@ -18,7 +18,7 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
-from utils.process.limits import explanation, memory_advice
+from utils.process.limits import explain_limit, memory_advice
 
 ROOT = Path(__file__).parents[3]
 LIMITED = """
@@ -189,13 +189,13 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     ],
 )  # fmt: skip
 def test_machine_errors_are_explained_in_one_line(error, line):
-    assert line in explanation(error, "ADVICE")
+    assert line in explain_limit(error, "ADVICE")
 
 
 def test_causes_name_the_signal_and_advice_names_smaller_settings():
     error = RuntimeError("DataLoader worker (pid(s) 71) exited unexpectedly")
     error.__cause__ = RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. ")
-    assert "by the signal 'Killed': most likely" in explanation(error)
+    assert "by the signal 'Killed': most likely" in explain_limit(error)
     line = memory_advice(16, 640, min_batch=1, device="cpu")
     assert "try --batch-size 8, --imgsz 448 or a smaller" in line
     assert "finds" not in line
@@ -217,4 +217,4 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
     ],
 )
 def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
-    assert explanation(error) is None
+    assert explain_limit(error) is None

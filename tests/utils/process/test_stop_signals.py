@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import train
 from engine.commands import input_files
+from engine.train.trainer import CompletedRun
+from utils.config.settings import TrainConfig
 from utils.errors import Stopped
 from utils.process import stop_signals
 from utils.process.stop_signals import StopSignals
@@ -72,6 +76,28 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
             1 / 0  # noqa: B018
         send(signal.SIGTERM)  # a launcher's, while a failing run ends
         assert signals.requeue
+
+
+def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(monkeypatch, tmp_path):
+    """A job that is requeued would find nothing to train."""
+    exported = []
+
+    def start(argv: list[str], signals: StopSignals) -> CompletedRun:
+        signals.ignore_requeue()  # as `RunControl.training` does
+        run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
+        return CompletedRun(run, None)
+
+    def export(folder: Path, config: TrainConfig) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            send(number)
+        exported.append(folder)
+        send(signal.SIGINT)
+
+    monkeypatch.setattr(train, "_start", start)
+    monkeypatch.setattr("engine.commands.export.export_best", export)
+    with pytest.raises(Stopped) as caught:
+        train.main([])
+    assert (exported, caught.value.code) == ([tmp_path], 130)
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):

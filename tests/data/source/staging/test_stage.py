@@ -34,7 +34,7 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed import file_exchange
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import assign
+from utils.distributed.file_exchange import assign_readers
 from utils.errors import PeerFailure, UserError
 
 BOTH = ("train", "val")
@@ -397,16 +397,16 @@ def test_parts_of_the_nodes_are_disjoint_and_even():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 1 << 20, 1000)
     held = np.zeros((4, 1000), bool)
-    shares = assign(sizes, held)
+    shares = assign_readers(sizes, held)
     assert sorted(np.concatenate(shares)) == list(range(1000))
     amounts = [sizes[s].sum() for s in shares]
     assert max(amounts) < 1.05 * min(amounts)
     held[1, :500] = held[:, 900:] = True
-    shares = assign(sizes, held)
+    shares = assign_readers(sizes, held)
     assert sorted(np.concatenate(shares)) == list(range(900))
     assert set(range(500)) <= set(shares[1])  # from its own disk
-    assert [len(s) for s in assign(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
-    assert [len(s) for s in assign(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
+    assert [len(s) for s in assign_readers(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
+    assert [len(s) for s in assign_readers(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
 
 
 def _run_script(cwd: Path, *words: str) -> str:

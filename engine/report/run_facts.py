@@ -25,7 +25,7 @@ BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balanc
 
 
 @dataclass(frozen=True)
-class Findings:
+class RunFacts:
     """Input of the rules of advice.py; None or empty where it is unknown."""
 
     history: dict[str, np.ndarray]  # columns of results.csv, float (epochs,)
@@ -145,7 +145,7 @@ class Findings:
         return bool(val[-1] > 1.02 * val[-third - 1] and train[-1] < 0.98 * train[-third - 1])
 
 
-def collect_findings(
+def collect_facts(
     subject: Subject,
     history: dict[str, np.ndarray],
     data: CensusSection,
@@ -153,10 +153,10 @@ def collect_findings(
     *,
     ap_of_draws: Mapping[int, np.ndarray],
     last: Path,
-) -> Findings:
-    """Collects the findings from the sections of a page. Arguments: see `Findings`."""
+) -> RunFacts:
+    """Collects the facts from the sections of a page. Arguments: see `RunFacts`."""
     train = next((split.index for split in subject.splits if split.name == "train"), None)
-    findings = Findings(
+    facts = RunFacts(
         history=history,
         epochs=subject.epochs,
         names=subject.validated.index.names,
@@ -173,9 +173,9 @@ def collect_findings(
         ignored=() if train is None else tuple(train.names_ignored_everywhere()),
     )
     if validation is None:
-        return findings
+        return facts
     return replace(
-        findings,
+        facts,
         result=validation.result,
         errors=validation.errors.split,
         suspects=len(validation.labels.issues),

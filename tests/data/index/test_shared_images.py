@@ -10,7 +10,7 @@ import pytest
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.checks import warn_of_shared_images
+from data.index.shared_images import warn_of_shared_images
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 

@@ -1,0 +1,107 @@
+"""The settings with which a run, a search or a cross-validation was begun, stored in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.runs.digests import digests_of_files
+from utils.config.flags import flag_name
+from utils.config.recipes import read_recipe
+from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.files.paths import normal_path
+from utils.files.safe_io import write_whole
+
+_DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data
+
+
+class StoredSettings:
+    """A file with the settings with which work was begun, and their resolved values, such as the hyper-parameters of
+    the recipe and digests of files.
+
+    The work continues with the same ones only; settings whose scope is a run or a machine may change
+    (`utils.config.settings.Scope`).
+    """
+
+    def __init__(self, path: Path, config: TrainConfig, *, may_change: Collection[str] = ()) -> None:
+        """``may_change``: names of other settings that may change."""
+        self.path = path
+        self._config = config
+        self._names = names_with(type(config), scope="result") - set(may_change)
+
+    def store(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Stores the settings.
+
+        Args:
+            contents: the resolved values of settings, by their names in messages; plain data.
+            digests: likewise, of what is too large to be stored. Those of files that settings name are added.
+        """
+        settings = {**self._result_settings(), **contents}
+        digests = {**digests_of_files(self._config), **digests}
+        write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: digests}, sort_keys=False))
+
+    def check_unchanged(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Raises UserError that names the first difference between what `store` would store and the stored settings."""
+        settings = {**self._result_settings(), **contents}
+        digests = {**digests_of_files(self._config), **digests}
+        folder = self.path.parent
+        stored = load_yaml(self.path) or {}
+        if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS, {}), dict):
+            raise UserError(f"{self.path}: damaged; start again with another --name")
+        stored_digests = stored.pop(_DIGESTS, {})
+        difference = self._difference(stored, settings)
+        if difference:
+            raise UserError(
+                f"{folder}: was begun with {difference}; continue with the same settings, or start anew with another "
+                "--name"
+            )
+        for name, digest in stored_digests.items():  # none if an earlier version has begun the work
+            if digests.get(name) != digest:
+                changed = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
+                raise UserError(
+                    f"{folder}: the content of {changed} has changed since the work was begun; restore it, or start "
+                    "anew with another --name"
+                )
+
+    def _difference(self, stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+        """Names the first difference between two collections of settings, which leave out defaults; "" if there is
+        none."""
+        defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
+        may_change = defaults.keys() - self._names
+        recipe_defaults = {f"hyper-parameter {f.name}": default_of(f) for f in dataclasses.fields(Hyperparameters)}
+        for name in dict.fromkeys([*stored, *current]):
+            if name in may_change:  # stored by an earlier version
+                continue
+            default = defaults.get(name, recipe_defaults.get(name))
+            before = stored.get(name, default)
+            now = current.get(name, default)
+            if before != now:
+                shown_name = flag_name(name) if name in defaults else name
+                return f"{shown_name} {_shown(before)}, not {_shown(now)}"
+        return ""
+
+    def _result_settings(self) -> dict[str, Any]:
+        """Returns the settings that decide about the results, without defaults, with absolute paths of existing
+        files."""
+        settings = {name: value for name, value in changed_settings(self._config).items() if name in self._names}
+        for name in names_with(type(self._config), is_path=True) & settings.keys():
+            if os.path.exists(settings[name]):
+                settings[name] = str(normal_path(settings[name]))
+        return settings
+
+
+def recipe_contents(config: TrainConfig) -> dict[str, Any]:
+    """Returns, as plain data, the hyper-parameters with which ``config`` trains. Raises the errors of `read_recipe`."""
+    recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+    return {f"hyper-parameter {name}": value for name, value in dataclasses.asdict(recipe).items()}
+
+
+def _shown(value: Any) -> Any:
+    return "nothing" if value in (None, "", []) else value
