@@ -178,7 +178,7 @@ def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, t
     call(export.main, *export_one)
     file = tmp_path / ("last_end2end.torchscript" if "end2end" in flags else "last.torchscript")
     own = open_model(file, device=torch.device("cpu"), trust=True)
-    votes = [] if own.votes or own.nms_iou is None else [[], ["--no-box-voting"]]
+    votes = [] if own.has_builtin_voting or own.nms_iou is None else [[], ["--no-box-voting"]]
     for more in votes or [[]]:
         call(
             val.main, "--weights", file, "--trust", "--data", data, *CPU, "--noplots", "--project", tmp_path,
@@ -189,7 +189,7 @@ def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, t
     progress = read_checkpoint(run / "last.pt")["progress"]
     call(export.main, *export_one, "--check-images", 5)  # too few to tell
     stored = open_model(file, device=torch.device("cpu"), trust=True).info["confidence"]
-    if own.votes:
+    if own.has_builtin_voting:
         assert stored == progress["scored_confidence"]
     else:
         assert stored == progress["plain_confidence"]
