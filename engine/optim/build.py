@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +20,11 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 def resolve_optimizer(name: str, total_steps: float) -> str:
     """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
-    one. ``total_steps``: inf if unknown."""
+    one. A run whose length is unknown (inf) ends by the clock: Muon has learned more by then."""
     if name != "auto":
         return name
-    return "Muon" if total_steps <= SHORT_RUN else "SGD"
+    is_short = total_steps <= SHORT_RUN or math.isinf(total_steps)
+    return "Muon" if is_short else "SGD"
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:

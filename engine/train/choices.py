@@ -72,7 +72,7 @@ def choose_lr_mult(
 
 
 def choose_optimizer(settings: RunSettings, steps: StepPlan) -> RunSettings:
-    """Chooses the optimizer by the number of steps, for ``--optimizer auto``; SGD if ``--time`` leaves that open. A
+    """Chooses the optimizer by the number of steps, for ``--optimizer auto``; Muon if ``--time`` leaves that open. A
     longer run must not choose another one when it resumes."""
     optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
     return replace(settings, config=replace(settings.config, optimizer=optimizer))
