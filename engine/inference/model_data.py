@@ -39,9 +39,10 @@ def open_model_data(
     spec = open_data(source, ctx)
     if model.stored("keep_old") is True and not single_cls and not classes:
         # The data set does not label all of the model's classes.
-        common = [name for name in spec.names if name in model.names]
-        if stored and common:
-            spec = spec.use_classes(common)
+        known = {*spec.names, *range(len(spec.names))}
+        labeled = [name for name in typed_classes(stored) if name in known]
+        if labeled:
+            spec = spec.use_classes(labeled)
         spec = spec.extended(model.names, str(model.path))
     elif stored and not classes:
         chosen = typed_classes(stored) if single_cls else model.names

@@ -44,10 +44,9 @@ def origin_of_run(start: StoredWeights) -> Origin:
 def taught_by(origin: Origin, teacher: Origin) -> Origin:
     """Returns the origin of a run from ``origin`` that learns from a teacher's outputs, too: the licenses of both
     hold."""
-    licenses = list(dict.fromkeys((origin.license, teacher.license)))
-    if origin.license == RANDOM.license:
-        licenses = [teacher.license]
-    return Origin(f"{origin.weights}, taught by {teacher.weights}", " and ".join(licenses))
+    licenses = dict.fromkeys((origin.license, teacher.license))
+    demanding = [license for license in licenses if license != RANDOM.license]  # weights of one's own demand nothing
+    return Origin(f"{origin.weights}, taught by {teacher.weights}", " and ".join(demanding) or RANDOM.license)
 
 
 def public_origin(path: Path) -> Origin:

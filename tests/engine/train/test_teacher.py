@@ -105,6 +105,16 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     assert "does not label light" in capsys.readouterr().out
 
 
+def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(world, tmp_path):
+    """--classes names those that its data set labels; val.py scores no others, although the model has them."""
+    given = ["--weights", world / "old.pt", "--data", world / "set" / "data.yaml", "--keep-old", "--classes", "dark"]
+    call(train.main, *given, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
+    call(val.main, "--weights", tmp_path / "a" / "last.pt", *PLAIN, "--project", tmp_path, "--name", "val")
+    rows = (tmp_path / "val" / "classes.csv").read_text().splitlines()
+    assert "light,0,0,,,,,," in rows
+    assert any(row.startswith("dark,1,1,") for row in rows)
+
+
 def test_the_new_model_begins_as_the_old_one(world, tmp_path):
     """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
     and as many channels there."""
@@ -180,6 +190,9 @@ def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
         (public, Origin("big, a public file, taught by big, a public file", "AGPL-3.0")),
     ):
         assert big.origin_of_student(origin._asdict()) == expected._asdict()
+    own = replace(TEACHER, origin=RANDOM)
+    assert own.origin_of_student(student._asdict())["license"] == "Apache-2.0"
+    assert own.origin_of_student(RANDOM._asdict())["license"] == RANDOM.license
     assert replace(big, flag="--keep-old").origin_of_student(student._asdict()) == student._asdict()
 
 
