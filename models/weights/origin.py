@@ -3,13 +3,13 @@ catalog of public weights."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.weights.catalog import UNKNOWN, catalog_name, known_weights
 from utils.files.checksum import sha256_of
+from utils.files.once_per_file import once_per_file
 
 if TYPE_CHECKING:
     from models.weights.read import StoredWeights
@@ -52,10 +52,7 @@ def taught_by(origin: Origin, teacher: Origin) -> Origin:
 def public_origin(path: Path) -> Origin:
     """Looks up a file in the catalog by its checksum; by its name if the checksum is not known or the file missing."""
     catalog = known_weights()
-    digest = ""
-    if path.is_file():
-        status = path.stat()
-        digest = _digest(path, status.st_size, status.st_mtime_ns)
+    digest = _sha256_of(path) if path.is_file() else ""
     for name, entry in catalog.items():
         if digest and entry.sha256.lower() == digest:
             return Origin(f"{name}, a public file", entry.license)
@@ -65,7 +62,4 @@ def public_origin(path: Path) -> Origin:
     return Origin(path.name, f"{namesake.license}, if it was the public file of this name")
 
 
-@functools.lru_cache(maxsize=4)
-def _digest(path: Path, size: int, mtime_ns: int) -> str:
-    """Computes the sha256 of a file. ``size`` and ``mtime_ns`` tell versions of it apart in the cache."""
-    return sha256_of(path)
+_sha256_of = once_per_file(sha256_of)  # a command may ask for the origin of its weights several times
