@@ -43,14 +43,12 @@ class StoredSettings:
             contents: the resolved values of settings, by their names in messages; plain data.
             digests: likewise, of what is too large to be stored. Those of files that settings name are added.
         """
-        settings = {**self._result_settings(), **contents}
-        digests = {**digests_of_files(self._config), **digests}
-        write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: digests}, sort_keys=False))
+        settings, all_digests = self._with_settings(contents, digests)
+        write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: all_digests}, sort_keys=False))
 
     def check_unchanged(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Raises UserError that names the first difference between what `store` would store and the stored settings."""
-        settings = {**self._result_settings(), **contents}
-        digests = {**digests_of_files(self._config), **digests}
+        settings, all_digests = self._with_settings(contents, digests)
         folder = self.path.parent
         stored = load_yaml(self.path) or {}
         if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS, {}), dict):
@@ -63,12 +61,18 @@ class StoredSettings:
                 "--name"
             )
         for name, digest in stored_digests.items():  # none if an earlier version has begun the work
-            if digests.get(name) != digest:
+            if all_digests.get(name) != digest:
                 changed = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
                 raise UserError(
                     f"{folder}: the content of {changed} has changed since the work was begun; restore it, or start "
                     "anew with another --name"
                 )
+
+    def _with_settings(
+        self, contents: Mapping[str, Any], digests: Mapping[str, str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Adds the settings to ``contents``, and the digests of the files that they name to ``digests``."""
+        return {**self._result_settings(), **contents}, {**digests_of_files(self._config), **digests}
 
     def _difference(self, stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
         """Names the first difference between two collections of settings, which leave out defaults; "" if there is
