@@ -15,7 +15,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.checkpoint.newest_run import note_earlier_checkpoint
+from engine.checkpoint.newest_run import new_run_id, newest_run_id
 from engine.checkpoint.progress import Progress
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
@@ -24,12 +24,12 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.safe_io import open_direct, remove_half_written, write_whole
+from utils.files.safe_io import atomic_write, open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import write_result
 from utils.program import resume_flag
 
-LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
+LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -52,18 +52,32 @@ def claim_folder(
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
+    run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
     if ctx.is_main:
-        is_new = plan.checkpoint is None
-        note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
-        note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
+        _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
+        note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
-        stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
-        write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
     write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     started_from = None if plan.checkpoint is None else StartedFrom.of(plan.checkpoint)
-    return TrainingRun(folder=folder, settings=settings, started_from=started_from)
+    return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=started_from)
+
+
+def _choose_run_id(plan: RunPlan) -> str:
+    """Returns the id of the run whose checkpoint or folder the plan has, or that of a new run."""
+    if plan.checkpoint is not None:
+        return plan.checkpoint.description.run_id
+    if plan.folder is not None:  # restarted before the first checkpoint
+        return newest_run_id(plan.folder) or new_run_id()
+    return new_run_id()
+
+
+def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
+    """Writes settings.yaml, durably: its id decides whose the other files in ``folder`` are."""
+    stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
+    with atomic_write(folder / "settings.yaml", durable=True) as file:
+        file.write(yaml.safe_dump(stored, sort_keys=False).encode())
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
@@ -154,15 +168,16 @@ def _remove_after_failure(
             parent.rmdir()
 
 
-def note_launch(folder: Path, launchers: Sequence[str]) -> None:
-    """Records which torchrun processes train the run in ``folder``, so that a restart by any of them finds it."""
+def note_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
+    """Records which torchrun processes (`DistributedContext.launcher`) train the run ``run_id`` in ``folder``, so that
+    a restart by any of them finds it. Does nothing without torchrun."""
     names = [launcher for launcher in launchers if launcher]
     if names:
-        write_whole(folder / LAUNCHERS, "\n".join(names))
+        write_whole(folder / LAUNCHERS, "\n".join([run_id, *names]))
 
 
 def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
+    """Returns the folder whose newest run one of ``launchers`` has trained before, so that this start is a restart; or
     None."""
     if not any(launchers):
         return None
@@ -173,8 +188,10 @@ def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path
     for record in records:
         if not record.is_file():
             continue
-        names = record.read_text("utf-8", errors="replace").splitlines()  # a damaged record is of no launcher
-        if not set(launchers).isdisjoint(names):
+        # A damaged record is of no launcher.
+        run_id, _, names = record.read_text("utf-8", errors="replace").partition("\n")
+        is_known = not set(launchers).isdisjoint(names.splitlines())
+        if is_known and run_id == newest_run_id(record.parent):
             matches.append(record)
     if not matches:
         return None

@@ -89,6 +89,7 @@ class TrainingRun:
     """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
 
     folder: Path
+    run_id: str = ""  # see `engine.checkpoint.newest_run`
     settings: RunSettings
     started_from: StartedFrom | None = None  # None: the run started from the beginning
 

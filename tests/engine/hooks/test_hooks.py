@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
@@ -23,6 +22,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import claim_after_earlier_run
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.pixels import RGB8
@@ -154,8 +154,7 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     """The last.pt in its folder is that of an earlier run."""
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
-    (tmp_path / "last.pt").write_bytes(b"")
-    note_earlier_checkpoint(tmp_path, is_new=True)
+    claim_after_earlier_run(tmp_path)
     trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
     hook = NonFiniteSteps()
     monkeypatch.setattr(trainer.checkpointer, "last", tmp_path / "last.pt")

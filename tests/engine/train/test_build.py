@@ -124,17 +124,19 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
     described = trainer.checkpointer.description
     assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
     assert stored["config"]["data"] == str(data)
-    assert stored == {"config": asdict(described.config), "hyp": asdict(described.hyp)}
+    assert stored == {"run_id": described.run_id, "config": asdict(described.config), "hyp": asdict(described.hyp)}
     assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
 
 
 def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built() as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
+        run_id = trainer.run.run_id
         trainer.control.request_stop()
         trainer.fit()
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
+        assert trainer.run.run_id == run_id != ""
 
 
 def state_of(trainer: Trainer) -> list[torch.Tensor]:
