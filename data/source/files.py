@@ -167,11 +167,17 @@ def shards_of(spec: DatasetSpec, split: str) -> Path | None:
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
     """Returns ``spec`` without those of ``splits`` whose folders have no image or whose lists are empty, and logs
-    them."""
+    them. Raises UserError if a folder or list of them is missing, as its name may be misspelled."""
     suffixes = image_suffixes(spec.pixels)
     remaining = dict(spec.splits)
     for name in splits:
-        entries = remaining[name].images if name in remaining else ()
+        if name not in remaining:
+            continue
+        try:
+            spec.check_split(name)
+        except UserError as error:
+            raise UserError(f"{error}; if there is no '{name}' split, remove '{name}:' from the YAML") from None
+        entries = remaining[name].images
         if entries and not any(_has_images(entry, suffixes) for entry in entries):
             del remaining[name]
             get_logger().info("%s: '%s' (%s) has no images and is left out", spec.source, name, entries[0])

@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.labels.findings import REPEATED_IMAGE, Finding
 from data.source.dataset_spec import DatasetSpec, Original, SplitSource
+from data.source.diagnosis.missing_labels import check_label_files
 from data.source.files import Listing, list_split
 from data.split_files import FileStamp
 from utils.files.paths import normal_path, path_of, relative_name
-from utils.logger import get_logger
-from utils.strings import counted
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class StagePlan:
 
 
 def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
-    """Lists the splits. Raises UserError as `list_split` does."""
+    """Lists the splits. Raises UserError as `list_split` does, and if no image of a split has a label file."""
     stamps: dict[str, FileStamp] = {}
     lists: dict[str, str] = {}
     originals: dict[str, Original] = {}
@@ -70,7 +68,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
-        _warn_of_files_left_out(listing.findings, split)
+        check_label_files(listing, spec, split)  # here, where the files are that its message may name
         originals[split] = Original(
             findings=tuple(listing.findings),
             unusual_labels=listing.unusual_labels,
@@ -84,7 +82,9 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         for entry in _entries(spec.split(split)):
             name = relative_name(entry, spec.root)
             if entry in listing.lists:
-                lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
+                # Other rows would be missing images, of which the original's findings say more.
+                rows = [row for row in listing.lists[entry] if row in stamps]
+                lists[name] = "".join(f"{row}\n" for row in rows)
             elif name not in stamps:
                 folders.append(name)
     names = sorted(stamps)
@@ -99,14 +99,6 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         folders=tuple(dict.fromkeys(folders)),
         absent=frozenset(absent.difference(names)),
     )
-
-
-def _warn_of_files_left_out(findings: Sequence[Finding], split: str) -> None:
-    left_out = [finding for finding in findings if finding.kind != REPEATED_IMAGE]
-    if left_out:
-        first = left_out[0]
-        message = "--stage: not copied: %s of '%s', the first: %s: %s"
-        get_logger().warning(message, counted(len(left_out), "file"), split, first.where, first.message)
 
 
 def _entries(source: SplitSource) -> Iterator[Path]:

@@ -148,6 +148,40 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
         list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
 
 
+def test_missing_annotations_without_names_are_named_with_the_yaml(tmp_path):
+    (tmp_path / "train.json").touch()
+    with refused("trian.json: not found (named by .../d.yaml); '.../train.json' exists; correct its paths"):
+        load_dataset_spec(write(tmp_path, "train: images\nannotations: trian.json\n"))
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_missing_optional_split_is_no_empty_one(tmp_path, is_copied):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    data.write_text(data.read_text().replace("images/val", "images/vall"))
+    source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage") if is_copied else "")
+    reason = "images/vall: not found (named by ...); '.../val' exists; correct its paths"
+    with refused(f"{reason}; if there is no 'val' split, remove 'val:' from the YAML"):
+        open_data(source, DistributedContext.single())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder.png", "folder.png: a folder, not a file"),
+        (".hidden.png", ".hidden.png not found, as names that begin with a dot are hidden; rename the image"),
+    ],
+)
+def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
+    data = write_dataset(tmp_path, train=2, val=1)
+    (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/.hidden.png").touch()
+    (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
+    data.write_text("train: train.txt\nnames: [light, dark]\n")
+    (finding,) = list_split(load_dataset_spec(data), "train").findings
+    assert finding.where == "train.txt:2"
+    assert finding.text == f"images/train/{message}"
+
+
 @pytest.mark.parametrize("text", ["# converted from darwin_json", "url: ../region_attributes/set.zip"])
 def test_a_yaml_may_mention_an_export(tmp_path, text):
     for name in ("data.yaml", "data.txt"):
