@@ -43,11 +43,8 @@ class Command:
 
     @property
     def module(self) -> str:
-        """The name of its module. In the installed package, scripts are in a package of their own."""
-        package = ""
-        if IS_INSTALLED:
-            package = "lockstep." if self.is_tool else "lockstep.scripts."
-        return package + self.path.replace("/", ".")
+        """The name of its module."""
+        return module_name(self.path)
 
     @property
     def title(self) -> str:
@@ -166,6 +163,16 @@ _COMMANDS = (
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
+# Commands that only other commands start, in processes of their own, and their modules.
+INTERNAL_COMMANDS = {"score-fold": "tools/kfold/score_fold"}
+
+
+def module_name(path: str) -> str:
+    """Returns the name of the module ``path``. In the installed package, scripts are in a package of their own."""
+    package = ""
+    if IS_INSTALLED:
+        package = "lockstep." if "/" in path else "lockstep.scripts."
+    return package + path.replace("/", ".")
 
 
 def command_of(settings: type) -> Command:
