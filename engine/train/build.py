@@ -13,10 +13,11 @@ from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.assembly import build_criterion, build_validation, choose_class_weights
+from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
 from engine.run.process import advice_on_memory, prepare_process
-from engine.run.resume import EpochData, keep_best_epoch, restore_run
+from engine.run.restore import EpochData, restore_run
 from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.run.unused_settings import warn_of_unused_settings
 from engine.train.build_step import FullBatch, build_step

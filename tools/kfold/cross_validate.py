@@ -19,7 +19,7 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.child import Outcome, RunFailed, RunResult
 from utils.process.stop_signals import StopSignals
 
 SETTINGS = "kfold.yaml"
@@ -85,12 +85,12 @@ def cross_validate(
             train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
             best = best_of_newest_run(run)
             if best is None:
-                raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: no epoch could be scored"))
+                raise RunFailed(RunResult(Outcome.FAILED, f"fold {number + 1}: no epoch could be scored"))
             validation = validation_of(config, best, data)
             try:
                 score_in_process(validation, detections)
             except UserError as error:  # the process was killed
-                raise RunFailed(RunResult(Kind.FAILED, f"fold {number + 1}: {error}")) from None
+                raise RunFailed(RunResult(Outcome.FAILED, f"fold {number + 1}: {error}")) from None
         scored.append(read_fold(detections))
         results.append(scored[-1].result())
         yield CrossValidation(list(results), pool(scored).result())

@@ -34,7 +34,7 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import PeerFailure, UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.child import Kind, RunFailed
+from utils.process.child import Outcome, RunFailed
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
@@ -164,10 +164,10 @@ class _Search:
         folder = claim.folder / RUN
         folder.mkdir(exist_ok=True)
         result = train(train_config(config), folder, self.experiment.fitness.column, self.signals, should_prune)
-        if result.kind == Kind.FAILED:
+        if result.outcome == Outcome.FAILED:
             return TrialOutcome.failed(result.reason)
         result.check()
-        return TrialOutcome.scored(max(values, default=None), is_pruned=result.kind == Kind.PRUNED)
+        return TrialOutcome.scored(max(values, default=None), is_pruned=result.outcome == Outcome.PRUNED)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once per fold. The fitness is that of the images of all folds together."""
@@ -183,7 +183,7 @@ class _Search:
         except PeerFailure:
             return TrialOutcome.failed("a fold could not be scored; the process that scored it has printed why")
         except RunFailed as error:
-            if error.result.kind == Kind.REFUSED:
+            if error.result.outcome == Outcome.REFUSED:
                 raise
             return TrialOutcome.failed(error.result.reason)
         return TrialOutcome.scored(fitness)

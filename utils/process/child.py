@@ -25,7 +25,7 @@ from utils.process.result_file import RESULT_VARIABLE, read_result
 _STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
 
 
-class Kind(StrEnum):
+class Outcome(StrEnum):
     """How a command has ended."""
 
     DONE = "done"
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 class RunResult:
     """How a command has ended, and what it has written with `utils.process.result_file.write_result`."""
 
-    kind: Kind
+    outcome: Outcome
     reason: str = ""  # the line that a command would print that was refused or has failed
     code: int = 0  # exit status; negative: the signal that has killed it
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class RunResult:
     def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
         """Returns the result of a process that has ended with exit status ``code``."""
         if code == 0:
-            return cls(Kind.DONE, values=values)
+            return cls(Outcome.DONE, values=values)
         if code in _STOPPED_CODES:
-            return cls(Kind.STOPPED, code=code, values=values)
+            return cls(Outcome.STOPPED, code=code, values=values)
         if code < 0:
-            return cls(Kind.FAILED, killed_by(-code), code, values)
-        kind = Kind.REFUSED if values.get("refused") else Kind.FAILED
-        return cls(kind, values.get("error") or f"exit status {code}", code, values)
+            return cls(Outcome.FAILED, killed_by(-code), code, values)
+        outcome = Outcome.REFUSED if values.get("refused") else Outcome.FAILED
+        return cls(outcome, values.get("error") or f"exit status {code}", code, values)
 
     @property
     def failed_because_of_peer(self) -> bool:
@@ -63,9 +63,9 @@ class RunResult:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal has ended the command, and `RunFailed` if it was refused or has failed."""
-        if self.kind == Kind.STOPPED:
+        if self.outcome == Outcome.STOPPED:
             raise Stopped(self.code)
-        if self.kind in (Kind.REFUSED, Kind.FAILED):
+        if self.outcome in (Outcome.REFUSED, Outcome.FAILED):
             raise RunFailed(self)
 
 

@@ -26,7 +26,7 @@ from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import PeerFailure, UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.child import Kind, RunFailed, RunResult
+from utils.process.child import Outcome, RunFailed, RunResult
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 
@@ -77,7 +77,7 @@ def test_a_scoring_process_that_has_printed_why_it_failed_is_not_reported_again(
     def fail(*_: object) -> None:
         raise end
 
-    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Kind.DONE))
+    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
     monkeypatch.setattr("tools.kfold.cross_validate.score_in_process", fail)
     (tmp_path / "fold1").mkdir()
     (tmp_path / "fold1" / "best.pt").touch()
