@@ -11,7 +11,7 @@ from utils.files.paths import path_of
 
 
 def mark_aliases(
-    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
+    images: list[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
 ) -> list[ListedImage]:
     """Returns ``images``, of which those that symbolic links show under another name as well are aliases.
 
@@ -28,7 +28,7 @@ def mark_aliases(
         aliased.update(image.name for image in same_images)
         aliased.difference_update(image.name for image in kept)
     if not aliased:
-        return list(images)
+        return images
     return [image._replace(status=ImageStatus.ALIAS) if image.name in aliased else image for image in images]
 
 

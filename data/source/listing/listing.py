@@ -70,12 +70,16 @@ class Listing:
         return sum(image.status is ImageStatus.ALIAS for image in self.all_images)
 
 
-def leave_out(images: Iterable[ListedImage], reasons: Mapping[str, Finding]) -> list[ListedImage]:
+def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list[ListedImage]:
     """Returns ``images``, of which those with a reason are left out. ``reasons``: by names of images."""
+    if not reasons:
+        return images
     return [image.leave_out(reasons[image.name]) if image.name in reasons else image for image in images]
 
 
-def count_losses(findings: Iterable[Finding], images: Iterable[ListedImage]) -> list[Finding]:
+def count_losses(findings: list[Finding], images: Iterable[ListedImage]) -> list[Finding]:
     """Returns ``findings``, where the reason of each image that is left out counts as the loss of that image."""
+    if not findings:
+        return []
     num_lost = Counter(image.reason for image in images if image.reason is not None)
     return [finding._replace(lost_images=num_lost[finding]) if finding in num_lost else finding for finding in findings]

@@ -26,8 +26,10 @@ def find_unusual_labels(found: FoundLabels) -> FoundLabels:
 
 def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
     """Makes the only one of the files that an image may have its label file. ``choices``: files by names of images."""
+    if not any(choices.values()):
+        return found
     candidates = found.candidates
-    images = {image.name: image for image in found.images}
+    image_of_name = {image.name: image for image in found.images if image.name in choices}
     unusual: dict[str, str] = {}
     findings: list[Finding] = []
     used: dict[str, list[str]] = {}
@@ -36,7 +38,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
             continue
         for file in files:
             used.setdefault(file.folder, []).append(file.name)
-        image = images[name]
+        image = image_of_name[name]
         if len(files) > 1:
             image = image.leave_out(_several_files(name, files, candidates))
         else:
@@ -45,12 +47,10 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
             image = with_label(image.file, label)
         if image.reason is not None:
             findings.append(image.reason)
-        images[name] = image
-    if not used:
-        return found
+        image_of_name[name] = image
     return replace(
         found,
-        images=list(images.values()),
+        images=[image_of_name.get(image.name, image) for image in found.images],
         candidates=candidates.without(used),
         findings=found.findings + findings,
         unusual=found.unusual | unusual,
