@@ -1,15 +1,66 @@
-"""Holds what is known of a split and its surroundings (`Surroundings`), to find out whose a label file is."""
+"""Holds what is known of a split and its surroundings (`Surroundings`), to find out whose a label file is: its images
+without labels, images on the disk, and those of the other splits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from data.source.diagnosis.other_splits import OtherSplits
+from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.label_files import FoundLabels, ListedImage
+from data.source.listing.images import find_valid_images
+from data.source.listing.label_files import FoundLabels
+from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.other_images import images_of_no_split, splits_before
+from data.source.walk import Folders
+from utils.files.paths import path_of
+
+
+class OtherSplits:
+    """Answers questions about the other splits of a data set, which are listed only when they are asked.
+
+    Args:
+        split: this split.
+        images: names of its images.
+    """
+
+    def __init__(self, spec: DatasetSpec, split: str, images: Collection[str]) -> None:
+        self._spec = spec
+        self._split = split
+        self._images = images
+        self._folders = Folders(spec.root)
+        self.is_first_split = split == next(iter(spec.splits))  # no split is named before this one
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        """`loose` names, without suffix, of other images whose labels may be where this split's are."""
+        annotations = self._spec.split(self._split).annotations
+        names: list[str] = []
+        for other, source in self._spec.splits.items():
+            if other != self._split and _share_labels(annotations, source.annotations):
+                names += find_valid_images(self._spec, other, self._folders).images
+        if annotations is not None:
+            names += images_of_no_split(self._spec, self._split, self._folders, known=self._images)
+        return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
+
+    @cached_property
+    def folders_before(self) -> frozenset[str]:
+        """The folders (absolute) of the images of splits that the data set names before this one."""
+        names: set[str] = set()
+        for other in splits_before(self._spec, self._split):
+            images = find_valid_images(self._spec, other, self._folders).images
+            names |= {name.rpartition("/")[0] for name in images}
+        return frozenset(path_of(name, self._spec.root) for name in names)
+
+
+def _share_labels(first: Path | None, second: Path | None) -> bool:
+    """Returns whether the label files of two splits may be in the same folder. None: they are next to the images."""
+    if first is None or second is None:
+        return first is None and second is None
+    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 @dataclass(frozen=True)
@@ -39,8 +90,9 @@ class Surroundings:
 
     @cached_property
     def labeled_stems(self) -> frozenset[str]:
-        """The loose stems of the images with a label file."""
-        return frozenset(loose_stem(image.file.base_name) for image in self.found.images if not image.is_unlabeled)
+        """The loose stems of the images with a label file, also of those that are left out."""
+        images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
+        return frozenset(loose_stem(image.file.base_name) for image in images)
 
     @property
     def candidates(self) -> CandidateFiles:

@@ -30,7 +30,6 @@ class SplitImages:
     images: dict[str, ImageFile] = field(default_factory=dict)  # by name
     missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
     findings: list[Finding] = field(default_factory=list)
-    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     aliases: dict[str, list[str]] = field(default_factory=dict)  # prefixes of names in a folder, by its real path
     other_files: OtherFiles = field(default_factory=dict)  # in the folders of the images, if the split names folders
 
@@ -98,7 +97,6 @@ def _add_list(split_images: SplitImages, file: Path, folders: Folders, suffixes:
         split_images.add(row.image, row.location)
     split_images.findings += image_list.findings
     split_images.missing += image_list.missing
-    split_images.lists[file] = [row.image.name for row in image_list.images]
 
 
 def _add_folder(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.label_files import FoundLabels, ImageGroup
+from data.source.listing.listing import ImageStatus
 
 
 class NearbyFolder(NamedTuple):
@@ -24,7 +25,7 @@ def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
     files of the split may be has any other. ``split_folders``: those that the split names (absolute)."""
     if found.without_usual_label:
         return False
-    labels = {image.label.name for image in found.images if image.label is not None}
+    labels = {image.label.name for image in found.images if image.status is not ImageStatus.LEFT_OUT}
     if len(labels) < len(found.images):
         return False
     folders = [

@@ -81,7 +81,6 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):
-        copy.remove_absent()
         local = copy.complete_files()
         barrier.wait_all()
         present = _gather(local, leaders)
