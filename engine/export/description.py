@@ -13,7 +13,7 @@ from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
 from utils.config.settings import ExportConfig
 from utils.distributed.agreement import product_version
-from utils.files.data_location import describe_location
+from utils.files.data_location import describe_location, stored_location
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -108,5 +108,4 @@ def _best_ap(info: dict[str, Any]) -> float | None:
 def _data_location(model: CheckpointModel, spec: DatasetSpec | None) -> dict[str, str]:
     if spec is not None:
         return describe_location(spec.source, str(spec.root), model.path.parent)
-    stored = model.info.get("data", {})
-    return {key: value for key, value in stored.items() if key != "fingerprint"}
+    return stored_location(model.info.get("data", {}))

@@ -183,8 +183,11 @@ class _Runner:
 
 
 def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: bool) -> Tensor:
-    """Returns what makes pixels of the boxes in an output of this shape, float32: (1, 1, columns) if each box
-    ``has_rows``, else (1, rows, 1). Other values stay. An output that is not one of a detector is not scaled."""
+    """Returns the factors that turn an output of this shape, whose boxes are fractions of the canvas, into pixels.
+
+    ``has_rows``: a row of the output is a box, and the factors are float32 (1, 1, columns); otherwise a column is one,
+    and they are (1, rows, 1). They are 1 for scores and classes, and for an output that is not one of a detector.
+    """
     if len(shape) != 3:
         return torch.ones(())
     length = shape[2] if has_rows else shape[1]
