@@ -211,7 +211,7 @@ def _orphan(file: Candidate, message: str, surroundings: Surroundings, *, has_im
         kind=ORPHAN,
         text=message,
         lost_images=int(is_lost),
-        lost_objects=candidates.num_objects(file) if is_lost else 0,
+        lost_objects=candidates.label_format.num_objects(file.content()) if is_lost else 0,
     )
 
 
