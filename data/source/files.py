@@ -26,7 +26,7 @@ from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL
 from data.labels.label_format import LabelFormat
 from data.source.dataset_spec import DatasetSpec, SplitSource
-from data.source.diagnosis.surroundings import OtherSplits
+from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import diagnose_labels
 from data.source.listing.aliases import mark_aliases
 from data.source.listing.candidate_files import CandidateFiles
