@@ -1,6 +1,6 @@
 """How a run continues from a checkpoint: one that ``--resume`` names, or the last one of a run that torchrun restarts.
 
-In the order in which these are called, by engine/run/plan.py and engine/train/build.py:
+In the order in which these are called, by engine/run/plan.py and engine/assembly/build.py:
 
 1. find_checkpoint.py: from which file
 2. `plan_from_checkpoint`: with which settings (resume_settings.py), and `check_unfinished`: whether there is anything

@@ -43,7 +43,7 @@ class RunPlan:
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
 
     The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
-    engine/train/choices.py chooses, and name the data set by a relative path.
+    engine/assembly/choices.py chooses, and name the data set by a relative path.
     """
 
     settings: RunSettings

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from engine.assembly.choices import choose_optimizer
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
@@ -21,7 +22,6 @@ from engine.optim.muon import orthogonalize
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
 from engine.run.run import RunSettings
-from engine.train.choices import choose_optimizer
 from tests.helpers.ranks import run_ranks
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

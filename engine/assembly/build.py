@@ -6,26 +6,26 @@ from collections.abc import Collection
 from contextlib import ExitStack
 
 from data.loading.build import build_train_loader, open_train_samples
+from engine.assembly.build_step import FullBatch, build_step
+from engine.assembly.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
+from engine.assembly.loss_and_validation import build_criterion, build_validation, choose_class_weights
+from engine.assembly.process_setup import advice_on_memory, prepare_process
+from engine.assembly.run_checks import check_model, check_settings, check_splits
+from engine.assembly.run_data import data_identity, describe_run, open_run_data
+from engine.assembly.run_hooks import build_hooks, open_hook_parts
+from engine.assembly.start_log import log_start, log_steps, warn_of_short_run
+from engine.assembly.starting_model import build_run_model, fit_anchors, loaded_parameters
+from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.export.trial import try_export
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.assembly import build_criterion, build_validation, choose_class_weights
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
-from engine.run.process import advice_on_memory, prepare_process
 from engine.run.restore import EpochData, restore_run
-from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
-from engine.run.unused_settings import warn_of_unused_settings
-from engine.train.build_step import FullBatch, build_step
-from engine.train.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
-from engine.train.run_checks import check_model, check_settings, check_splits
-from engine.train.run_data import data_identity, describe_run, open_run_data
-from engine.train.run_hooks import build_hooks, open_hook_parts
-from engine.train.start_log import log_start, log_steps, warn_of_short_run
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.config.settings import TrainConfig

@@ -8,12 +8,12 @@ from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
+from engine.assembly.starting_model import StartingModel
+from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.checkpoint.description import RunDescription
 from engine.evaluation.metrics import Fitness
 from engine.optim.build import LoadedParameters
 from engine.run.run import RunPlan, TrainingRun
-from engine.run.starting_model import StartingModel
-from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from utils.distributed.context import DistributedContext, broadcast_object

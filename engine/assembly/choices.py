@@ -12,12 +12,12 @@ from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec
+from engine.assembly.batch_size import batch_that_fits
+from engine.assembly.lr_probe import probe_lr_mult
+from engine.assembly.run_checks import check_batch_size
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
-from engine.train.batch_size import batch_that_fits
-from engine.train.lr_probe import probe_lr_mult
-from engine.train.run_checks import check_batch_size
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
