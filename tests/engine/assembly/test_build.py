@@ -17,7 +17,7 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
-from engine.assembly import choices, run_checks
+from engine.assembly import build, choices, run_checks
 from engine.assembly.build import build_training
 from engine.assembly.starting_model import StartingModel, loaded_parameters
 from engine.checkpoint.checkpoint import Checkpoint
@@ -25,7 +25,8 @@ from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunSettings
+from engine.run.folder import claim_folder
+from engine.run.run import RunSettings, TrainingRun
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -153,6 +154,11 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         checkpoints.append(weakref.ref(checkpoint.state))
         return checkpoint
 
+    def claim_once_freed(*arguments: object) -> TrainingRun:
+        gc.collect()
+        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
+        return claim_folder(*arguments)
+
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
@@ -165,9 +171,8 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert 0 < trainer.progress.batch < len(trainer.loader)
         state = state_of(trainer)
     monkeypatch.setattr(Checkpoint, "read", noted)
+    monkeypatch.setattr(build, "claim_folder", claim_once_freed)
     with built("--resume", "runs/exp/last.pt") as resumed:
-        gc.collect()
-        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
         assert len(state) > 100

@@ -1,0 +1,49 @@
+"""Describes a run for its checkpoints: its settings, data and model."""
+
+from __future__ import annotations
+
+from data.index.index import DatasetIndex
+from engine.assembly.run_data import RunData
+from engine.assembly.starting_model import StartingModel
+from engine.checkpoint.description import RunDescription
+from engine.optim.build import LoadedParameters
+from engine.run.run import TrainingRun
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.files.data_location import describe_location
+
+
+def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:
+    """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
+    depend on modification times, and machines with copies of their own have others.
+
+    ``train``, ``val``: indexes of the samples, which are tiles for data with tiles.
+    """
+    fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
+    return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
+
+
+def describe_run(
+    run: TrainingRun, data: RunData, starting_model: StartingModel, loaded: LoadedParameters, identity: dict[str, str]
+) -> RunDescription:
+    """Returns what all checkpoints of the run say of its settings, data and model."""
+    spec = data.spec
+    model = starting_model.model
+    origin = starting_model.origin
+    if data.teacher is not None and run.started_from is None:  # a run that continues has stored both
+        origin = data.teacher.origin_of_student(origin)
+    root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
+    return RunDescription(
+        model_spec=model.spec,
+        names=list(model.names),
+        imgsz=run.config.imgsz,
+        bits=spec.pixels.bits,
+        hyp=run.hyp,
+        config=run.config,
+        data=describe_location(spec.source, root, run.folder) | identity,
+        val_images=sorted(spec.held_out),
+        tile=spec.tile,
+        pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},
+        new_lr_mult=loaded.new_lr_mult,
+        origin=origin,
+        teacher=data.teacher.stored if data.teacher else {},
+    )
