@@ -19,7 +19,7 @@ from engine.checkpoint.newest_run import new_run_id, newest_run_id
 from engine.checkpoint.progress import Progress
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.run import RunPlan, RunSettings, StartedFrom, TrainingRun
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -60,14 +60,13 @@ def claim_folder(
         continue_in_file(folder / "train.log")
     write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    started_from = None if plan.checkpoint is None else StartedFrom.of(plan.checkpoint)
-    return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=started_from)
+    return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from)
 
 
 def _choose_run_id(plan: RunPlan) -> str:
     """Returns the id of the run whose checkpoint or folder the plan has, or that of a new run."""
-    if plan.checkpoint is not None:
-        return plan.checkpoint.description.run_id
+    if plan.started_from is not None:
+        return plan.started_from.description.run_id
     if plan.folder is not None:  # restarted before the first checkpoint
         return newest_run_id(plan.folder) or new_run_id()
     return new_run_id()

@@ -16,9 +16,9 @@ import torch
 import yaml
 
 from data.source.dataset_spec import DataSource
+from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.progress import Progress
 from engine.run.folder import LAUNCHERS, LOCK_NAME, claim_folder, find_run_of_launchers, lock_folder, note_launch
-from engine.run.process import prepare_process
 from engine.run.run import RunPlan, RunSettings, TrainingRun
 from tests.helpers.run_checkpoints import claim as name_newest_run
 from utils.config.settings import Hyperparameters, TrainConfig
