@@ -654,7 +654,7 @@ def test_voc_files_that_name_each_others_images_are_reported(folder, lines, coun
     assert len(index.classes) == NUM_IMAGES
     assert index.report.totals[NAMED_OTHERWISE] == count
     text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
-    warning = f"{count} of 20 label files name another image than they are called like, which decides; first {text}"
+    warning = f"{count} of 20 label files declare a <filename> other than their own name, which is used; first {text}"
     assert (warning in lines.text) == (count > 2)
 
 
