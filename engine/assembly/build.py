@@ -101,8 +101,9 @@ def build_training(
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.started_from is not None:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
+    control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run, step, validation, description=description, data_source=plan.data_source, stack=stack
+        run, step, validation, control, description=description, data_source=plan.data_source, stack=stack
     )
     hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, parts=hook_parts)
     for hook in hooks:
@@ -114,7 +115,7 @@ def build_training(
         loader=train_loader,
         steps=steps,
         progress=progress,
-        control=RunControl(ctx, watchdog),
+        control=control,
         checkpointer=checkpointer,
         validator=validator,
         hooks=hooks,

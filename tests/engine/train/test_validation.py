@@ -41,7 +41,7 @@ from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, validates_after
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.identity import this_process
@@ -77,8 +77,7 @@ def alone(world, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("val_every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
 def test_the_last_epoch_is_always_validated(val_every, expected):
-    validator = LocalValidator(None, val_every=val_every)
-    assert [epoch for epoch in range(1, 6) if validator.is_due(epoch, epochs=5)] == expected
+    assert [epoch for epoch in range(1, 6) if validates_after(epoch, 5, val_every)] == expected
 
 
 def scorers(file: Path) -> list[int]:
