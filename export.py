@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 from utils.config.settings import ExportConfig
 from utils.process.entrypoint import run_main
-from utils.run_command import Outcome, run_command
+from utils.run_command import CommandResult, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     run_command("export", _export, argv)
 
 
-def _export(config: ExportConfig) -> Outcome:
+def _export(config: ExportConfig) -> CommandResult:
     from engine.commands.input_files import check_scoring_files
     from engine.export.options import check_flags
 
@@ -30,7 +30,7 @@ def _export(config: ExportConfig) -> Outcome:
     check_scoring_files(config.weights, config.data)
     from engine.commands.export import export  # imports torch, once the flags and files are known to be valid
 
-    return Outcome({"files": [str(path) for path in export(config)]})
+    return CommandResult({"files": [str(path) for path in export(config)]})
 
 
 if __name__ == "__main__":

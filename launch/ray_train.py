@@ -38,7 +38,7 @@ from utils.config.parser import parse_config  # noqa: E402
 from utils.config.settings import TrainConfig  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.process.child import Child, Kind, RunResult, start  # noqa: E402 (imports need ROOT)
+from utils.process.child import Child, Outcome, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.process.entrypoint import run_main  # noqa: E402
 from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.process.ports import free_port  # noqa: E402
@@ -194,9 +194,9 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
         result = child.wait()
-    if result.kind == Kind.STOPPED:
+    if result.outcome == Outcome.STOPPED:
         raise RuntimeError(f"process {rank} was stopped; it resumes")
-    if result.kind != Kind.DONE:
+    if result.outcome != Outcome.DONE:
         raise RuntimeError(f"process {rank}: {result.reason}")
     return ""
 
@@ -288,15 +288,15 @@ def gather(status: Status) -> list[Status]:
 def is_over(results: Sequence[RunResult | None]) -> bool:
     """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
     ended = [result for result in results if result is not None]
-    has_failed = any(result.kind != Kind.DONE and not result.failed_because_of_peer for result in ended)
-    is_done = results[0] is not None and results[0].kind == Kind.DONE
+    has_failed = any(result.outcome != Outcome.DONE and not result.failed_because_of_peer for result in ended)
+    is_done = results[0] is not None and results[0].outcome == Outcome.DONE
     return has_failed or is_done or len(ended) == len(results)
 
 
 def refusal_of(results: Sequence[RunResult | None]) -> str:
     """Returns the line with which a process has refused the settings, the data or its machine, or a full disk; "" if
     none has."""
-    refusals = [result.reason for result in results if result is not None and result.kind == Kind.REFUSED]
+    refusals = [result.reason for result in results if result is not None and result.outcome == Outcome.REFUSED]
     return refusals[0] if refusals else ""
 
 

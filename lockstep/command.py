@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.run import Run
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
-from utils.process.child import Kind, start
+from utils.process.child import Outcome, start
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
 from utils.program import command_prefix
@@ -45,10 +45,10 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
     with started as child, _interrupts_for(child.process):
         _print_output(child.process)
         result = child.wait()
-    if result.kind == Kind.STOPPED and not _has_saved(result.values):
+    if result.outcome == Outcome.STOPPED and not _has_saved(result.values):
         raise KeyboardInterrupt
     has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
-    if result.kind in (Kind.REFUSED, Kind.FAILED) and not has_issues:
+    if result.outcome in (Outcome.REFUSED, Outcome.FAILED) and not has_issues:
         raise UserError(result.reason)
     if required_key not in result.values:
         folder = gettempdir()

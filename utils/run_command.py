@@ -7,31 +7,33 @@ from typing import Any, NamedTuple
 
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
-from utils.process.launch import require_one_process
+from utils.process.launch import accept_copies, require_one_process
 from utils.process.result_file import write_result
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command says about its work to the process that has started it."""
 
     values: Mapping[str, Any]  # for `utils.process.result_file.write_result`
     exit_status: int = 0
 
 
-def run_command(name: str, work: Callable[[Any], Outcome | None], argv: Sequence[str] | None) -> None:
+def run_command(name: str, work: Callable[[Any], CommandResult | None], argv: Sequence[str] | None) -> None:
     """Runs the command ``name``: calls ``work`` with the settings that ``argv`` gives (None: the command line of this
-    process), and passes on the outcome.
+    process), and passes on its result.
 
     Raises UserError for mistakes in the command line and for a command of one process that a launcher has started
-    several times, and SystemExit for an exit status of the outcome.
+    several times, and SystemExit for an exit status of that result.
     """
     command = COMMANDS[name]
     settings = parse_config(command.settings, argv)
+    if command.divides_work:
+        accept_copies()
     if command.is_one_process:
         require_one_process(command.title, command.instead)
-    outcome = work(settings)
-    if outcome is None:
+    result = work(settings)
+    if result is None:
         return
-    write_result(**outcome.values)
-    if outcome.exit_status:
-        raise SystemExit(outcome.exit_status)
+    write_result(**result.values)
+    if result.exit_status:
+        raise SystemExit(result.exit_status)

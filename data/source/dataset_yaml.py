@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
 from data.source.yaml_classes import read_names, with_class_map
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
-from data.source.yaml_paths import YAML_FOLDER, checked_path, replaced_separators, resolve_entry, resolve_root
+from data.source.yaml_paths import YAML_FOLDER, checked_path, is_yaml, replaced_separators, resolve_entry, resolve_root
 from utils.config.settings import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
@@ -41,11 +42,12 @@ class _Description(NamedTuple):
 
     values: dict[str, Any]  # by key, without unused ones
     path: Path  # the YAML, or a folder without one, for messages
+    names_file: Path  # what has the names: ``path``, or the YAML of a folder that only names the classes
     notes: list[str]  # lines for the log
 
 
 class _Place(NamedTuple):
-    """Says where an entry stands that is read."""
+    """Holds the context of the YAML that is being read."""
 
     path: Path  # the YAML, for messages
     root: Path  # folder that relative paths are relative to
@@ -60,11 +62,10 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
 
 def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> DatasetSpec:
     """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, the outermost first."""
-    values, path, notes = _read_description(path)
+    values, path, names_file, notes = _read_description(path)
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     root = resolve_root(values.get("path"), path, known_root)
     splits = _read_splits(values, _Place(path, root, joined_by))
-    names = read_names(values, splits, path)
     tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
     parts = [part for source in splits.values() for part in source.parts]
     _check_parts(parts, pixels, tile, path)
@@ -73,7 +74,7 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
     for part in parts:
         notes += part.notes
     spec = DatasetSpec(
-        names=names,
+        names=(),
         root=root,
         splits=splits,
         source=str(path),
@@ -82,6 +83,7 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
         pixels=pixels,
         tile=tile,
     )
+    spec = replace(spec, names=read_names(values, spec, names_file))
     if values.get("classes") or values.get("ignore"):
         return with_class_map(spec, values)
     return spec
@@ -90,21 +92,23 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
 def _read_description(path: Path) -> _Description:
     """Reads a YAML, or a folder: the YAML in it, or else what its files say."""
     notes: list[str] = []
+    names_file = path
     values: Any
     if path.is_dir():
         content = read_folder(normal_path(path))
         notes.append(content.summary)
-        if content.yaml is None:
+        names_file = content.yaml or path
+        if content.values:
             values = content.values | {"path": str(path.absolute())}
         else:
-            path = content.yaml
+            path = names_file
             values = read_yaml(path)
     else:
         values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
     values, lines = split_keys(values, path)
-    return _Description(values, path, notes + lines)
+    return _Description(values, path, names_file, notes + lines)
 
 
 def read_yaml(path: Path) -> Any:
@@ -150,7 +154,7 @@ def _read_split(value: Any, annotations: Path | None, split: str, place: _Place)
     """Reads the value of the key ``split``: folders and lists of images, or YAMLs of other data sets."""
     location = f"{place.path}: {split}"
     entries = _entries(value)
-    if any(_is_yaml(entry) for entry in entries):
+    if any(is_yaml(str(entry)) for entry in entries):
         parts = tuple(_read_part(entry, split, place) for entry in entries)
         _check_joined_once(parts, location)
         if annotations is not None:
@@ -167,16 +171,12 @@ def _entries(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _is_yaml(entry: Any) -> bool:
-    return str(entry).lower().endswith((".yaml", ".yml"))
-
-
 def _read_part(entry: Any, split: str, place: _Place) -> DatasetSpec:
     """Reads the YAML of a data set that a split joins. Raises UserError if it joins data sets itself: those of a cycle
     have no end."""
     location = f"{place.path}: {split}"
     path = resolve_entry(checked_path(entry, location), place.root)
-    if not _is_yaml(path) or not path.is_file():
+    if not is_yaml(path) or not path.is_file():
         raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
     chain = (*place.joined_by, place.path)
     for i, outer in enumerate(chain):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -16,21 +17,24 @@ from data.source.folder_labels import find_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of
 from data.source.missing_data import labels_without_images
 from data.source.yaml_keys import CLASS_KEYS, SPLITS
-from data.source.yaml_paths import resolve_root
+from data.source.yaml_paths import is_yaml, resolve_root
 from utils.config.commands import COMMANDS
-from utils.config.yaml_files import load_yaml
+from utils.config.yaml_files import MAX_BYTES, load_yaml
 from utils.errors import UserError
+from utils.files.safe_io import read_text
 from utils.strings import counted, listed
 
 _LABEL_FOLDERS = ("labels", "annotations")
 _MAX_WRAPPING_FOLDERS = 4
+_DATA_KEYS = (*SPLITS, "names")  # a YAML with one of these describes data
+_DATA_LINE = re.compile(rf"^['\"]?({'|'.join(_DATA_KEYS)})['\"]?\s*:", re.MULTILINE)
 
 
 class FolderContent(NamedTuple):
     """Holds what a folder says about its data set."""
 
-    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML
-    yaml: Path | None  # its own YAML
+    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML that names the images
+    yaml: Path | None  # its own YAML; with ``values``, it only names the classes
     summary: str  # for the log
 
 
@@ -54,7 +58,7 @@ def read_folder(folder: Path) -> FolderContent:
     unused = _unused_folders(folder, splits.values())
     if unused:
         places += f"; not named after a split, and not used: {listed(unused, 5)}"
-    return FolderContent(values, None, f"{folder}: {' and '.join(labels.formats)}; {places}")
+    return FolderContent(values, yaml, f"{folder}: {' and '.join(labels.formats)}; {places}")
 
 
 def _unpacked(folder: Path) -> Path:
@@ -70,23 +74,36 @@ def _unpacked(folder: Path) -> Path:
 
 def _own_yaml(folder: Path) -> Path | None:
     """Returns the YAML that describes the data of a folder: one that is named like a data set, or else the only one
-    with a split or names. Other programs have YAMLs of their own, such as dvc.yaml."""
-    files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
-    yamls = sorted(path for path in files if not path.name.startswith("."))
+    with a split or names; None if there is none. Other programs have YAMLs of their own, such as dvc.yaml, also with
+    syntax that is refused here. Raises UserError if several describe data."""
+    yamls = sorted(path for path in folder.iterdir() if is_yaml(path) and not path.name.startswith("."))
     for path in yamls:
         if path.stem in ("data", "dataset", folder.name):
             return path
-    describing = [path for path in yamls if _describes_data(path)]
-    return describing[0] if len(describing) == 1 else None
+    well_formed = [path for path in yamls if _describes_data(path)]
+    describing = well_formed or [path for path in yamls if _seems_to_describe_data(path)]
+    if len(describing) > 1:
+        shown = listed([str(path) for path in describing], 3)
+        raise UserError(f"--data {folder}: several YAMLs describe a data set: {shown}; name one of them")
+    return describing[0] if describing else None
 
 
 def _describes_data(yaml: Path) -> bool:
-    """Returns whether a YAML has a split or names. True if it is malformed: who reads it says why."""
+    """Returns whether a YAML has a split or names; False if it is malformed."""
     try:
         content = load_yaml(yaml, text_under=CLASS_KEYS)
     except UserError:
-        return True
-    return isinstance(content, dict) and not content.keys().isdisjoint((*SPLITS, "names"))
+        return False
+    return isinstance(content, dict) and not content.keys().isdisjoint(_DATA_KEYS)
+
+
+def _seems_to_describe_data(yaml: Path) -> bool:
+    """Returns whether a YAML, which may be malformed, has a line with the key of a split or names: who reads it says
+    what is wrong."""
+    try:
+        return _DATA_LINE.search(read_text(yaml, max_bytes=MAX_BYTES)) is not None
+    except UserError:
+        return False
 
 
 def _has_names_only(content: Any, yaml: Path, folder: Path) -> bool:
@@ -126,7 +143,7 @@ def _has_images(folder: Path) -> bool:
 
 def _content_summary(folder: Path, splits: dict[str, Path]) -> str:
     """Returns what a folder contains that is not a data set, and what to do with it, for a message."""
-    searched = [path for path in {folder, *splits.values()} if path.is_dir()]
+    searched = [path for path in dict.fromkeys((folder, *splits.values())) if path.is_dir()]
     entries = [entry for path in searched for entry in sorted(path.iterdir())]
     export = first_unread_export(entries)
     if export:

@@ -43,7 +43,8 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _split_lists(folder: Path) -> dict[str, Path]:
-    """Returns the lists of images, as Darknet and Pascal VOC have them, that are named after splits."""
+    """Returns the lists of images, as Darknet and Pascal VOC have them, that are named after splits. Raises UserError
+    if two have the same split, except ``train`` and ``trainval`` of Pascal VOC, of which the latter is not used."""
     splits: dict[str, Path] = {}
     for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
         split = split_of(path.stem)
@@ -52,9 +53,21 @@ def _split_lists(folder: Path) -> dict[str, Path]:
             continue
         if not path.exists():
             raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
-        if path.stat().st_size:
-            splits.setdefault(split, path)
+        if not path.stat().st_size:
+            continue
+        first = splits.setdefault(split, path)
+        if not path.samefile(first) and not _is_voc_pair(first, path):
+            raise UserError(
+                f"--data {folder}: {first} and {path} both list images of '{split}'; join them, or write a YAML with "
+                "'train:' and 'val:', which may name several lists"
+            )
     return splits
+
+
+def _is_voc_pair(first: Path, second: Path) -> bool:
+    """Returns whether two lists are those of Pascal VOC's training images, without and with its validation images."""
+    names = (first.stem.lower(), second.stem.lower())
+    return first.parent == second.parent and names == ("train", "trainval")
 
 
 def images_in(folder: Path) -> Path:

@@ -8,18 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, SplitSource
+from data.labels.label_format import LabelFormat
+from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec
 from utils.errors import UserError, one_line
 from utils.schema import Bounds, check, suggestion
 
 
-def read_names(values: dict[str, Any], splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
+def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[str, ...]:
     """Returns the class names: of the YAML, the data sets that it joins, the annotations, or numbered by ``nc``. Raises
-    UserError if there are none, or they are not valid."""
+    UserError if there are none, or they are not valid.
+
+    Args:
+        values: what the YAML says, by key.
+        spec: the data set, still without names.
+        path: the file or folder that has the names, for messages.
+    """
     count = check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
-    parts = [part for source in splits.values() for part in source.parts]
+    parts = [part for source in spec.splits.values() for part in source.parts]
     part_names = list(dict.fromkeys(name for part in parts for name in part.names))
-    names = _find_names(values, part_names, splits, count, path)
+    names = _find_names(values, part_names, spec, count, path)
     unknown = set(part_names) - set(names)
     if unknown:
         raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
@@ -35,24 +42,33 @@ def read_names(values: dict[str, Any], splits: dict[str, SplitSource], path: Pat
 
 
 def _find_names(
-    values: dict[str, Any], part_names: list[str], splits: dict[str, SplitSource], count: int | None, path: Path
+    values: dict[str, Any], part_names: list[str], spec: DatasetSpec, count: int | None, path: Path
 ) -> tuple[str, ...]:
     """Returns the class names from the first source that has them. ``part_names``: classes of the joined data sets."""
     if values.get("names") is not None:
         return _checked_names(values["names"], path)
     if part_names:
         return _checked_names(part_names, path)
-    for source in splits.values():
+    for source in spec.splits.values():
         label_format = source.label_format
         if label_format is not None and label_format.class_names is not None:
-            of_format = [other.annotations for other in splits.values() if other.label_format is label_format]
-            return label_format.class_names([annotations for annotations in of_format if annotations is not None])
+            return label_format.class_names(_annotations_of(spec, label_format))
     if count is not None:
         return tuple(f"class_{i}" for i in range(count))
     message = "has no 'names'; list the classes in the order of their ids"
     if isinstance(values.get("classes"), list):
         message += " ('classes' renames and merges those that 'names' lists)"
     raise UserError(f"{path}: {message}")
+
+
+def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
+    """Returns the annotations of a format, of all splits. Raises UserError if any is missing."""
+    sources = [source for source in spec.splits.values() if source.label_format is label_format]
+    paths = [source.annotations for source in sources if source.annotations is not None]
+    for path in paths:
+        if not path.exists():
+            raise spec.missing_error(path)
+    return paths
 
 
 def with_class_map(spec: DatasetSpec, values: dict[str, Any]) -> DatasetSpec:

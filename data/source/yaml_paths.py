@@ -15,6 +15,11 @@ from utils.schema import check
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
 
 
+def is_yaml(path: str | Path) -> bool:
+    """Returns whether a path has the suffix of a YAML."""
+    return str(path).lower().endswith((".yaml", ".yml"))
+
+
 def checked_path(value: Any, location: str) -> Path:
     """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not one."""
     path = Path(os.path.expanduser(check(value, str, location).strip()))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
+from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import find_run_of_launchers, lock_folder
 from engine.run.new_folder import check_run_dir
-from engine.run.resume import check_unfinished, find_checkpoint, plan_from_checkpoint
+from engine.run.resume import check_unfinished, plan_from_checkpoint
 from engine.run.run import Command, RunPlan, RunSettings
 from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig

@@ -116,9 +116,8 @@ def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
     assert "2 of 8 training images are held out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("val", ["images/gone", "gone.txt", "empty.txt", "images/val", ["images/gone", "empty.txt"]])
-@pytest.mark.parametrize("is_staged", [False, True])
-def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, capsys, val, is_staged):
+@pytest.mark.parametrize(("val", "is_staged"), [("empty.txt", True), ("images/val", False)])
+def test_an_empty_validation_split_may_be_held_out(world, tmp_path, capsys, val, is_staged):
     data = write_dataset(tmp_path / "set", train=8, val=0)
     (tmp_path / "set" / "empty.txt").write_text("\n")
     data.write_text(yaml.safe_dump({"train": "images/train", "val": val, "names": ["light", "dark"]}))

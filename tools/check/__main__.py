@@ -26,7 +26,7 @@ from utils.config.tool_settings import CheckConfig
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import CHECK_FAILED
-from utils.run_command import Outcome, run_command
+from utils.run_command import CommandResult, run_command
 
 if TYPE_CHECKING:
     from tools.check.result import CheckResult
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_command("check", _check, argv)
 
 
-def _check(config: CheckConfig) -> Outcome:
+def _check(config: CheckConfig) -> CommandResult:
     """Checks the data set, prints the lines of the summary or the JSON, and draws the page."""
     from engine.commands.input_files import check_scoring_files
 
@@ -56,7 +56,7 @@ def _check(config: CheckConfig) -> Outcome:
         if config.json:  # it names the page, so it comes last, and also if the page cannot be drawn
             json.dump(result.content(report), sys.stdout, indent=1)
             print()
-    return Outcome(result.content(report), exit_status=CHECK_FAILED if result.issues else 0)
+    return CommandResult(result.content(report), exit_status=CHECK_FAILED if result.issues else 0)
 
 
 def _draw(config: CheckConfig, result: CheckResult) -> Path | None:

@@ -19,7 +19,7 @@ from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct
-from utils.process.child import Child, Kind, RunResult, start
+from utils.process.child import Child, Outcome, RunResult, start
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
@@ -59,16 +59,16 @@ def train(
     try:
         previous = previous_training(folder, config)
     except UserError as error:
-        return RunResult(Kind.FAILED, str(error))
+        return RunResult(Outcome.FAILED, str(error))
     reports = _EpochReports(folder / _RESULTS, column, config.epochs, should_prune)
-    result = RunResult(Kind.DONE)
+    result = RunResult(Outcome.DONE)
     if previous.has_ended:
         reports.report_new()
     else:
         resume = None if previous.checkpoint is None else str(previous.checkpoint)
         config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, exist_ok=True, resume=resume)
         result = _train_in_child(config, folder / ERRORS, reports, signals)
-    return RunResult(Kind.PRUNED) if reports.is_pruned else result
+    return RunResult(Outcome.PRUNED) if reports.is_pruned else result
 
 
 def _train_in_child(config: TrainConfig, errors: Path, reports: _EpochReports, signals: StopSignals) -> RunResult:
@@ -83,7 +83,7 @@ def _train_in_child(config: TrainConfig, errors: Path, reports: _EpochReports, s
         start(command, stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=file) as child,
     ):
         result = _wait(child, reports, signals)
-    return RunResult(Kind.STOPPED, code=signals.code) if signals.received else result
+    return RunResult(Outcome.STOPPED, code=signals.code) if signals.received else result
 
 
 class _EpochReports:

@@ -22,39 +22,47 @@ from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
 from utils.process.result_file import RESULT_VARIABLE, read_result
 
-_STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
+# Exit statuses of processes that a stop signal has ended, and the exit codes that they mean. Negative: the process did
+# not handle the signal yet.
+_STOPPED_CODES = {
+    REQUEUE: REQUEUE,
+    INTERRUPTED: INTERRUPTED,
+    -signal.SIGINT: INTERRUPTED,
+    -signal.SIGTERM: REQUEUE,
+    -signal.SIGUSR1: REQUEUE,
+}
 
 
-class Kind(StrEnum):
+class Outcome(StrEnum):
     """How a command has ended."""
 
     DONE = "done"
     PRUNED = "pruned"  # ended early by the process that has started it
     STOPPED = "stopped"  # by a signal; a training that had begun can be resumed
-    REFUSED = "refused"  # before it has begun, or by a full disk: nothing is lost, and the same again would be refused
-    FAILED = "failed"  # in its work
+    REFUSED = "refused"  # before it started, or by a full disk: nothing is lost, retrying unchanged would fail again
+    FAILED = "failed"  # while it worked
 
 
 @dataclass(frozen=True)
 class RunResult:
     """How a command has ended, and what it has written with `utils.process.result_file.write_result`."""
 
-    kind: Kind
+    outcome: Outcome
     reason: str = ""  # the line that a command would print that was refused or has failed
-    code: int = 0  # exit status; negative: the signal that has killed it
+    code: int = 0  # exit code; negative: the signal that has killed it
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
         """Returns the result of a process that has ended with exit status ``code``."""
         if code == 0:
-            return cls(Kind.DONE, values=values)
+            return cls(Outcome.DONE, values=values)
         if code in _STOPPED_CODES:
-            return cls(Kind.STOPPED, code=code, values=values)
+            return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], values=values)
         if code < 0:
-            return cls(Kind.FAILED, killed_by(-code), code, values)
-        kind = Kind.REFUSED if values.get("refused") else Kind.FAILED
-        return cls(kind, values.get("error") or f"exit status {code}", code, values)
+            return cls(Outcome.FAILED, killed_by(-code), code, values)
+        outcome = Outcome.REFUSED if values.get("refused") else Outcome.FAILED
+        return cls(outcome, values.get("error") or f"exit status {code}", code, values)
 
     @property
     def failed_because_of_peer(self) -> bool:
@@ -63,9 +71,9 @@ class RunResult:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal has ended the command, and `RunFailed` if it was refused or has failed."""
-        if self.kind == Kind.STOPPED:
+        if self.outcome == Outcome.STOPPED:
             raise Stopped(self.code)
-        if self.kind in (Kind.REFUSED, Kind.FAILED):
+        if self.outcome in (Outcome.REFUSED, Outcome.FAILED):
             raise RunFailed(self)
 
 

@@ -90,10 +90,15 @@ def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) ->
         return Finding(location, BAD_LISTED, f"{row.text[:100]!r} is not the path of an image", lost_images=1)
     path = reader.path(row.text)
     if path is None:
-        return Finding(location, MISSING_IMAGE, f"{row.text} not found", lost_images=1)
+        reason = "not found"
+        if _parts(row.text)[-1].startswith("."):
+            reason += ", as names that begin with a dot are hidden; rename the image"
+        return Finding(location, MISSING_IMAGE, f"{row.text} {reason}", lost_images=1)
     parent, name = os.path.split(path)
-    if not none_if_missing(folders.entries(parent)[name].is_file):
-        return Finding(location, BAD_IMAGE, f"{row.text}: {NO_FILE}", lost_images=1, consequence="left out")
+    entry = folders.entries(parent)[name]
+    if not none_if_missing(entry.is_file):
+        reason = "a folder, not a file" if none_if_missing(entry.is_dir) else NO_FILE
+        return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
     return ImageFile(folders.name_in(parent) + name, name, folders.stamp(path))
 
 

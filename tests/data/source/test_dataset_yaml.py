@@ -18,6 +18,7 @@ from data.source.files import list_split
 from data.source.missing_data import labels_without_images, nearby_paths_hint
 from data.source.open import open_data
 from tests.helpers.messages import refused
+from tests.helpers.open_counter import OpenCounter
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -148,6 +149,40 @@ def test_a_missing_path_says_what_is_there(tmp_path, there, entry, message):
         list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
 
 
+def test_missing_annotations_without_names_are_named_with_the_yaml(tmp_path):
+    (tmp_path / "train.json").touch()
+    with refused("trian.json: not found (named by .../d.yaml); '.../train.json' exists; correct its paths"):
+        load_dataset_spec(write(tmp_path, "train: images\nannotations: trian.json\n"))
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_missing_optional_split_is_no_empty_one(tmp_path, is_copied):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    data.write_text(data.read_text().replace("images/val", "images/vall"))
+    source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage") if is_copied else "")
+    reason = "images/vall: not found (named by ...); '.../val' exists; correct its paths"
+    with refused(f"{reason}; if there is no 'val' split, remove 'val:' from the YAML"):
+        open_data(source, DistributedContext.single())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder.png", "folder.png: a folder, not a file"),
+        (".hidden.png", ".hidden.png not found, as names that begin with a dot are hidden; rename the image"),
+    ],
+)
+def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
+    data = write_dataset(tmp_path, train=2, val=1)
+    (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/.hidden.png").touch()
+    (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
+    data.write_text("train: train.txt\nnames: [light, dark]\n")
+    (finding,) = list_split(load_dataset_spec(data), "train").findings
+    assert finding.where == "train.txt:2"
+    assert finding.text == f"images/train/{message}"
+
+
 @pytest.mark.parametrize("text", ["# converted from darwin_json", "url: ../region_attributes/set.zip"])
 def test_a_yaml_may_mention_an_export(tmp_path, text):
     for name in ("data.yaml", "data.txt"):
@@ -225,7 +260,11 @@ def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, trai
     coco_of(tmp_path / "a.json", categories, train)
     coco_of(tmp_path / "b.json", [(i + 1, *rest) for i, *rest in categories], [i + 1 for i in val])
     path = write(tmp_path, "train: t\nval: v\nannotations: {train: a.json, val: b.json}\n")
-    assert load_dataset_spec(path).names == names
+    with OpenCounter(tmp_path) as counter:
+        assert load_dataset_spec(path).names == load_dataset_spec(path).names == names
+        opened = counter.counts()
+    assert opened["a.json"] == 1  # by the rule of once_per_file
+    assert opened["b.json"] <= 1
     for name in ("a.json", "b.json"):
         images = read_coco(tmp_path / name, names).images
         assert not any(image.labels.problems for image in images)

@@ -477,6 +477,58 @@ def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, 
     assert load_dataset_spec(folder).names == tuple(names)
 
 
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"mkdocs.yml": "nav: !!python/name:x.y\n"}, NAMES),
+        ({"helm.yaml": "a: {{ .Values.b }}\n", "my.yaml": "names: [a, b]\n"}, ["a", "b"]),
+        ({"my.YAML": "names: [a, b]\n", "bad.yaml": "train: [\n"}, ["a", "b"]),
+        ({"helmets.yaml": "train: [\n"}, "export/helmets.yaml:2: ..."),
+        (
+            {"a.yaml": "names: [a, b]\n", "b.yml": "train: train\n"},
+            "--data .../export: several YAMLs describe a data set: .../a.yaml, .../b.yml; name one of them",
+        ),
+        ({"my.yaml": "names: [a, a]\n"}, "export/my.yaml: names: several classes are called 'a'; class names must ..."),
+    ],
+)
+def test_malformed_and_several_yamls_of_a_folder(files, names, source, tmp_path):
+    folder = tmp_path / "export"
+    copy_set(source, folder / "{}", folder / "{}", ".txt")
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    if isinstance(names, list):
+        assert load_dataset_spec(folder).names == tuple(names)
+        return
+    with refused(names):
+        load_dataset_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_refused"), [("trainval", False), ("train_2", True), ("train2017", True), ("Training", True)]
+)
+def test_two_lists_of_a_split_are_refused_except_those_of_voc(second, is_refused, source, tmp_path):
+    voc_devkit(source, tmp_path)
+    folder = tmp_path / "VOCdevkit" / "VOC2012"
+    lists = folder / "ImageSets" / "Main"
+    shutil.copy(lists / "train.txt", lists / f"{second}.txt")
+    if not is_refused:
+        assert load_dataset_spec(folder).split("train").images == (lists / "train.txt",)
+        return
+    with refused("both list images of 'train'; join them, or write a YAML with 'train:' and 'val:', which may ..."):
+        load_dataset_spec(folder)
+
+
+def test_a_message_about_other_files_is_always_the_same(tmp_path):
+    """Of the folder itself before those of splits, whatever the order of a set of paths is."""
+    for name in ("", "train", "valid"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "a.json").write_text('{"rectanglelabels": []}')
+        (tmp_path / name / "a.jpg").touch()
+    with refused(f"--data {tmp_path}: {tmp_path}/a.json: Label Studio's JSON: export as YOLO or COCO instead"):
+        load_dataset_spec(tmp_path)
+
+
 def test_the_names_of_a_yaml_number_the_classes_of_voc(source, tmp_path):
     roboflow_voc(source, tmp_path / "export")
     names = ["zebra", *NAMES]

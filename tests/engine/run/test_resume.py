@@ -22,19 +22,13 @@ from engine.checkpoint.newest_run import (
 )
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.commands.export import export_best
+from engine.run.best_epoch import keep_best_epoch
+from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
 from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.plan import plan_run
-from engine.run.resume import (
-    EpochData,
-    adapt_progress,
-    check_is_newest,
-    check_unfinished,
-    choose_epochs,
-    keep_best_epoch,
-    merge_config,
-    merge_hyperparameters,
-    newest_checkpoint,
-)
+from engine.run.restore import EpochData, adapt_progress
+from engine.run.resume import check_unfinished, choose_epochs
+from engine.run.resume_settings import merge_config, merge_hyperparameters
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig

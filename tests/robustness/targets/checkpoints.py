@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.resume import EpochData, adapt_progress, merge_config, merge_hyperparameters
+from engine.run.restore import EpochData, adapt_progress
+from engine.run.resume_settings import merge_config, merge_hyperparameters
 from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around

@@ -18,7 +18,7 @@ from tools.runs.training import ERRORS, fitness_by_epoch, previous_training, tra
 from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.process.child import Kind, RunFailed, RunResult, start
+from utils.process.child import Outcome, RunFailed, RunResult, start
 from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
@@ -68,7 +68,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 
     with StopSignals() as signals:
         for _ in range(2):
-            assert train(config, folder, "metrics/AP", signals, should_prune).kind == Kind.DONE
+            assert train(config, folder, "metrics/AP", signals, should_prune).outcome == Outcome.DONE
             written = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written
@@ -83,7 +83,7 @@ def test_why_a_training_failed(tmp_path):
     config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
     with StopSignals() as signals:
         result = train(config, folder, "metrics/AP", signals)
-    assert result.kind == Kind.FAILED
+    assert result.outcome == Outcome.FAILED
     with refused(
         "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
         ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
@@ -96,29 +96,29 @@ REFUSED = {"error": "--device 3: no such GPU", "refused": True}
 
 
 @pytest.mark.parametrize(
-    ("code", "values", "kind", "reason"),
+    ("code", "values", "outcome", "reason"),
     [
-        (0, {"folder": "exp"}, Kind.DONE, ""),
-        (75, {"folder": "exp"}, Kind.STOPPED, ""),
-        (130, {}, Kind.STOPPED, ""),
-        (-signal.SIGINT, {}, Kind.STOPPED, ""),
-        (-signal.SIGKILL, {"folder": "exp"}, Kind.FAILED, "killed by SIGKILL; is there enough memory?"),
-        (2, REFUSED, Kind.REFUSED, "--device 3: no such GPU"),
-        (2, {"folder": "exp", "error": "not finite", "refused": False}, Kind.FAILED, "not finite"),
-        (70, {"error": "ValueError: a bug"}, Kind.FAILED, "ValueError: a bug"),
-        (3, {}, Kind.FAILED, "exit status 3"),
+        (0, {"folder": "exp"}, Outcome.DONE, ""),
+        (75, {"folder": "exp"}, Outcome.STOPPED, ""),
+        (130, {}, Outcome.STOPPED, ""),
+        (-signal.SIGINT, {}, Outcome.STOPPED, ""),
+        (-signal.SIGKILL, {"folder": "exp"}, Outcome.FAILED, "killed by SIGKILL; is there enough memory?"),
+        (2, REFUSED, Outcome.REFUSED, "--device 3: no such GPU"),
+        (2, {"folder": "exp", "error": "not finite", "refused": False}, Outcome.FAILED, "not finite"),
+        (70, {"error": "ValueError: a bug"}, Outcome.FAILED, "ValueError: a bug"),
+        (3, {}, Outcome.FAILED, "exit status 3"),
     ],
 )
-def test_how_a_command_has_ended(code, values, kind, reason):
+def test_how_a_command_has_ended(code, values, outcome, reason):
     result = RunResult.of(code, values)
-    assert (result.kind, result.reason) == (kind, reason)
+    assert (result.outcome, result.reason) == (outcome, reason)
 
 
 def test_a_damaged_checkpoint_is_a_failure_of_its_training_alone(tmp_path):
     (tmp_path / "last.pt").write_bytes(b"x" * 100)
     with StopSignals() as signals:
         result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
-    assert result.kind == Kind.FAILED
+    assert result.outcome == Outcome.FAILED
     assert "last.pt" in result.reason
 
 
@@ -139,5 +139,5 @@ def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp
     (tmp_path / ERRORS).write_text("Traceback ...\n")
     with StopSignals() as signals:
         result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, "metrics/AP", signals)
-    assert result.kind == Kind.REFUSED
+    assert result.outcome == Outcome.REFUSED
     assert (tmp_path / ERRORS).read_text().startswith("Traceback ...\n")

@@ -229,7 +229,7 @@ def test_changes_of_the_original_are_copied(tmp_path):
     copied, original = (load_index(s, "train") for s in (spec, load_dataset_spec(source)))
     assert copied.fingerprint == original.fingerprint
     assert not (spec.root / "images" / "train" / "000.png").exists()
-    assert not (spec.root / "labels" / "train" / "003.txt").exists()
+    assert np.array_equal(copied.offsets, original.offsets)  # the deleted label is not read
 
 
 @pytest.mark.parametrize("moved", ["labels/train/001.TXT", "images/train/001.txt", "labels/train/001.png.txt"])
@@ -261,10 +261,13 @@ def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monke
         stage(data, tmp_path / "stage")
 
 
-def test_a_copy_of_a_list_with_missing_and_repeated_rows_has_its_fingerprint(tmp_path):
-    """The list is rewritten in the copy, without the missing rows, so the others have other lines there."""
+def test_a_copy_of_a_list_has_the_losses_of_the_original(tmp_path):
+    """Of rows that are missing or repeated, and of an image that is left out because of its labels."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
-    rows = [f"./images/train/00{i}.png" for i in (0, 9, 1, 1, 2)]
+    rows = [f"./images/train/00{i}.png" for i in (0, 9, 1, 1, 2, 3)]
+    label = source.parent / "labels" / "train" / "003.txt"
+    label.unlink()
+    label.symlink_to("gone")
     (source.parent / "train.txt").write_text("\n".join(rows))
     values = yaml.safe_load(source.read_text()) | {"train": "train.txt"}
     source.write_text(yaml.safe_dump(values))
@@ -272,8 +275,21 @@ def test_a_copy_of_a_list_with_missing_and_repeated_rows_has_its_fingerprint(tmp
     spec = stage(source, tmp_path / "stage")
     copied, original = (load_index(each, "train", settings) for each in (spec, load_dataset_spec(source)))
     assert copied.report.lines == original.report.lines
+    assert copied.report.ledger == original.report.ledger
     assert copied.fingerprint == original.fingerprint
     assert {line.split(": ")[0] for line in copied.report.lines[:2]} == {"train.txt:2", "train.txt:4"}
+
+
+def test_a_split_without_labels_is_refused_before_it_is_copied(tmp_path):
+    """With the files that are in their place, which a copy would not have."""
+    source = write_dataset(tmp_path / "set", train=2, val=2)
+    for path in (source.parent / "labels" / "train").iterdir():
+        path.rename(path.with_suffix(".csv"))
+    with refused("set/labels/train/000.csv: CSV is not supported; export the data set as ...") as without_copy:
+        load_index(load_dataset_spec(source), "train")
+    with refused(str(without_copy.value)):
+        stage(source, tmp_path / "stage")
+    assert not (tmp_path / "stage").exists()
 
 
 def test_a_copy_of_a_folder_has_the_caches_of_its_yaml(tmp_path):

@@ -1,0 +1,69 @@
+"""Finds the checkpoint from which a run continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.newest_run import has_earlier_checkpoint
+from engine.checkpoint.progress import read_progress
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.errors import UserError
+from utils.program import resume_flag
+
+
+def find_checkpoint(ctx: DistributedContext, config: TrainConfig) -> Path:
+    """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
+    or without a name the newest last.pt of the project.
+
+    Raises UserError if there is no last.pt, or if it is of an earlier run than the folder's newest one: to continue
+    that, the file itself must be named.
+    """
+    if config.resume:
+        path = Path(config.resume)
+        if not path.is_dir():
+            return path
+        folder = path
+    else:
+        newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
+        if newest is None:
+            raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
+        folder = newest.parent
+    last = folder / "last.pt"
+    if has_earlier_checkpoint(folder):
+        raise UserError(
+            f"{folder}: the newest run in this folder has saved nothing yet; to continue the one before it: "
+            f"{resume_flag(last)}"
+        )
+    return last
+
+
+def newest_checkpoint(project: Path) -> Path | None:
+    """Returns the newest last.pt in the folders of runs in ``project``, or None. Those of runs that another one has
+    begun to replace come after all others."""
+    paths = set(project.glob("*/last.pt"))
+    for path in project.glob("**/last.pt"):  # a name may have folders
+        if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
+            paths.add(path)
+
+    def priority(path: Path) -> tuple[bool, float]:
+        return not has_earlier_checkpoint(path.parent), path.stat().st_mtime
+
+    return max(paths, key=priority, default=None)
+
+
+def check_is_newest(checkpoint: Checkpoint) -> None:
+    """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
+    last = checkpoint.path.parent / "last.pt"
+    if checkpoint.path.resolve() == last.resolve():
+        return
+    newest = read_progress(last)
+    if newest is None:  # damaged: an older checkpoint is what is left
+        return
+    progress = checkpoint.header.progress
+    if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
+        raise UserError(
+            f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
+            "overwrite it; to go back anyway, move last.pt elsewhere first"
+        )

@@ -1,0 +1,123 @@
+"""Puts the state of a checkpoint in place, and finds the epoch and step at which the run continues."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from data.loading.loader import InfiniteDataLoader
+from engine.checkpoint.checkpoint import Checkpoint, TrainState
+from engine.checkpoint.progress import Progress
+from engine.optim.schedule import step_plan
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.logger import get_logger
+from utils.strings import counted
+
+# Settings on which the order of an epoch's images depends.
+_ORDER_SETTINGS = ("seed", "rect", "image_weights", "repeat_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochData:
+    """The training split of a run that continues."""
+
+    batches: int  # in an epoch, on each rank
+    images: int  # or tiles of them
+    fingerprint: str  # of the data set, see `RunDescription.data`
+
+    @staticmethod
+    def of(train: InfiniteDataLoader, *, fingerprint: str) -> EpochData:
+        return EpochData(batches=len(train), images=len(train.samples), fingerprint=fingerprint)
+
+
+def restore_run(
+    ctx: DistributedContext, checkpoint: Checkpoint, state: TrainState, config: TrainConfig, data: EpochData
+) -> Progress:
+    """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
+    progress from which the run continues. Raises UserError when the state does not fit the run."""
+    checkpoint.restore(ctx, state)
+    progress, messages = adapt_progress(checkpoint, config, data)
+    for message in messages:
+        get_logger().info("%s", message)
+    return progress
+
+
+def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
+    """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has now, and a message for
+    each change.
+
+    Other batches or steps keep the position among the epoch's images, rounded down to a step; the losses of the epoch
+    are summed from there on. Another number of images, or another order of them, begins the epoch anew. An epoch whose
+    steps are done stays so, unless the number of images is another. The schedule is a function of the step among all
+    steps, so steps are counted again.
+    """
+    stored = checkpoint.header.progress
+    progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
+    messages = []
+    if checkpoint.description.fingerprint != data.fingerprint:
+        messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
+    if stored.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
+        progress = replace(progress, batch=data.batches)
+    elif stored.batch and not _takes_same_steps(checkpoint, config, data):
+        progress.begin_epoch(_batches_taken(checkpoint, config, data))
+        messages.append(f"resume: {_describe_start(progress, data.batches)}")
+    steps = step_plan(config, data.batches)
+    steps_in_epoch = math.ceil(progress.batch / steps.accumulate)
+    progress = replace(
+        progress,
+        step=progress.epoch * data.batches + progress.batch,
+        updates=progress.epoch * steps.per_epoch + steps_in_epoch,
+    )
+    if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
+        share = progress.updates / steps.total
+        epochs = counted(config.epochs, "epoch")
+        messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
+    return progress, messages
+
+
+def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:
+    """Whether an epoch has as many images as in the run so far, if not the same ones."""
+    return checkpoint.description.fingerprint == data.fingerprint or checkpoint.header.run.images == data.images
+
+
+def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
+    """Whether an epoch takes as many images in the same order as in the run so far (`EpochOrder`)."""
+    if not _has_same_images(checkpoint, data):
+        return False
+    stored = checkpoint.description
+    names = list(_ORDER_SETTINGS)
+    if config.rect:
+        names += ["imgsz", "batch_size"]  # images of similar shapes form batches
+    if any(getattr(stored.config, name) != getattr(config, name) for name in names):
+        return False
+    depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
+    return stored.fingerprint == data.fingerprint or not depends_on_content
+
+
+def _takes_same_steps(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
+    """Whether an epoch is cut into the same batches, and these into the same steps, as in the run so far."""
+    stored_config = checkpoint.description.config
+    stored_batches = checkpoint.header.run.epoch_batches
+    has_same_batches = stored_batches == data.batches and stored_config.batch_size == config.batch_size
+    accumulate_before = step_plan(stored_config, stored_batches).accumulate
+    has_same_steps = accumulate_before == step_plan(config, data.batches).accumulate
+    return has_same_batches and has_same_steps and _has_same_order(checkpoint, config, data)
+
+
+def _batches_taken(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> int:
+    """Returns how many batches, cut as from now on, hold only images that the epoch has seen, in whole steps; 0 if it
+    takes its images in another order."""
+    if not _has_same_order(checkpoint, config, data):
+        return 0
+    images_seen = checkpoint.header.progress.batch * checkpoint.description.config.batch_size
+    batches = min(images_seen // config.batch_size, data.batches)
+    return batches - batches % step_plan(config, data.batches).accumulate
+
+
+def _describe_start(progress: Progress, epoch_batches: int) -> str:
+    """Says where in its epoch a run continues."""
+    epoch = progress.epoch + 1
+    if progress.batch:
+        return f"continues at batch {progress.batch} of the {epoch_batches} of epoch {epoch}"
+    return f"begins epoch {epoch} again"

@@ -1,0 +1,89 @@
+"""Joins the settings that a checkpoint stores with those of the command line that resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+from typing import Any
+
+from utils.config.recipes import read_recipe, with_overrides
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
+from utils.errors import UserError
+from utils.files.paths import normal_path
+
+# Settings of the process that resumes, not of the run.
+_PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
+# With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
+# images would be undefined, or the best epoch so far would not be known.
+_FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
+
+# Flags that leave a run as it is, although they may have another value than its stored settings: by name, a function of
+# these and of the settings of the command line.
+_KEEPS_STORED: dict[str, Callable[[TrainConfig, TrainConfig], bool]] = {
+    "data": lambda stored, current: normal_path(current.data) == normal_path(stored.data),
+    "batch_size": lambda _, current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
+    "optimizer": lambda _, current: current.optimizer == "auto",  # chosen when the run began
+    # --time has decided about the epochs since the first one; torchrun restarts with the flags of then.
+    "epochs": lambda stored, current: 0 < current.time == stored.time,
+}
+
+
+def merge_config(
+    stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]
+) -> tuple[TrainConfig, list[str]]:
+    """Returns the stored settings with those of the command line, and a message for each that changes.
+
+    Raises UserError for a setting that a run cannot change.
+    """
+    changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
+    changes["override"] = _joined_overrides(stored, current, explicit_flags)
+    messages = []
+    for name in sorted(set(explicit_flags) - changes.keys()):
+        old = getattr(stored, name)
+        new = getattr(current, name)
+        keeps_stored = name in _KEEPS_STORED and _KEEPS_STORED[name](stored, current)
+        if keeps_stored or new == old:
+            continue
+        if name in _FIXED_SETTINGS:
+            raise UserError(
+                f"--{name.replace('_', '-')} {new}: the run being resumed has {old!r}; start a new run with --weights"
+            )
+        changes[name] = new
+        messages.append(f"resume: {name} {old!r} -> {new!r}")
+    if "epochs" in explicit_flags and "time" not in explicit_flags and stored.time:
+        changes["time"] = 0.0
+        messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
+    return replace(stored, **changes), messages
+
+
+def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
+    """Returns all ``--set`` of the run: another recipe (``--hyp``) drops the stored ones."""
+    kept = [] if "hyp" in explicit_flags else stored.override
+    added = current.override
+    is_repeated = kept[len(kept) - len(added) :] == added  # torchrun restarts with the same command
+    return kept if is_repeated else [*kept, *added]
+
+
+def merge_hyperparameters(
+    stored: Hyperparameters,
+    current: TrainConfig,
+    explicit_flags: Collection[str],
+    *,
+    pretrained: bool,
+    keep_old: bool = False,
+) -> tuple[Hyperparameters, list[str]]:
+    """Returns the checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and
+    messages, such as those that changed. ``pretrained``, ``keep_old``: those of the run, see `read_recipe`."""
+    messages: list[str] = []
+    base = stored
+    if "hyp" in explicit_flags:
+        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=keep_old, lines=messages)
+    hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
+    if hyp.lr_mult is None:  # chosen when the run began
+        hyp = replace(hyp, lr_mult=stored.lr_mult)
+    for field in fields(hyp):
+        old = getattr(stored, field.name)
+        new = getattr(hyp, field.name)
+        if old != new:
+            messages.append(f"resume: {field.name} {old!r} -> {new!r}")
+    return hyp, messages
