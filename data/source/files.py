@@ -17,18 +17,16 @@ one of them may belong: these are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
-from data.labels.findings import BAD_LABEL, Finding
+from data.labels.findings import BAD_LABEL
 from data.labels.label_format import LabelFormat
 from data.source.dataset_spec import DatasetSpec, SplitSource
-from data.source.diagnosis.surroundings import OtherSplits
+from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import diagnose_labels
 from data.source.listing.aliases import mark_aliases
 from data.source.listing.candidate_files import CandidateFiles
@@ -41,20 +39,11 @@ from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
 from data.source.walk import Folders, stamp_of, walk
-from data.split_files import LabelFile, OtherImages
+from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
-
-
-class _PairedImages(NamedTuple):
-    """The images of a split with their label files, and what was learned from finding these."""
-
-    images: list[ListedImage]
-    findings: Sequence[Finding] = ()  # about label files
-    unusual_labels: Mapping[str, str] = MappingProxyType({})  # see `FoundLabels`
-    others: OtherImages = OtherImages()
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -70,27 +59,13 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         )
     if split in spec.listings:
         return read_listing(spec.listings[split])
-    folders = Folders(spec.root)
-    split_images = find_images(spec, split, folders)
+    split_images = find_images(spec, split, Folders(spec.root))
     label_format = _label_format(source, spec)
-    share_labels = label_format.per_image is None
-    if label_format.per_image is None:
-        paired = _pair_with_one_file(split_images, spec, split)
-    else:
-        candidates = CandidateFiles(label_format.per_image, source.annotations, folders, split_images.other_files)
-        paired = _pair_with_own_files(split_images, candidates, spec, split)
-    listing = Listing(
-        all_images=mark_aliases(paired.images, split_images.aliases, spec.root, share_labels=share_labels),
-        label_format=label_format,
-        findings=[*split_images.findings, *paired.findings],
-        unusual_labels=dict(paired.unusual_labels),
-        others=paired.others,
-        shares_folders=spec.shares_folders(split),
-    )
-    if not listing.images:
-        first = next(finding for finding in listing.findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
-    return listing
+    files_per_image = label_format.per_image
+    if files_per_image is None:
+        return _list_with_one_file(split_images, label_format, spec, split)
+    candidates = CandidateFiles(files_per_image, source.annotations, split_images.folders, split_images.other_files)
+    return _list_with_own_files(split_images, candidates, label_format, spec, split)
 
 
 def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
@@ -105,19 +80,25 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _pair_with_one_file(split_images: SplitImages, spec: DatasetSpec, split: str) -> _PairedImages:
-    """Pairs each image with the one label file of a split."""
+def _list_with_one_file(split_images: SplitImages, label_format: LabelFormat, spec: DatasetSpec, split: str) -> Listing:
+    """Returns the images with the one label file of a split."""
     annotations = spec.split(split).annotations
     assert annotations is not None, "such a format is known by its annotations"
     label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
     images = [ListedImage(image, ImageStatus.LABELED, label_file) for image in split_images.sorted()]
-    return _PairedImages(images, others=images_in_label_file(spec, split, split_images))
+    return Listing(
+        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=True),
+        label_format=label_format,
+        findings=split_images.findings,
+        others=images_in_label_file(spec, split, split_images),
+        shares_folders=spec.shares_folders(split),
+    )
 
 
-def _pair_with_own_files(
-    split_images: SplitImages, candidates: CandidateFiles, spec: DatasetSpec, split: str
-) -> _PairedImages:
-    """Pairs each image with a label file of its own. Images to which a label file of another name may belong are left
+def _list_with_own_files(
+    split_images: SplitImages, candidates: CandidateFiles, label_format: LabelFormat, spec: DatasetSpec, split: str
+) -> Listing:
+    """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
     out; but if no image has a label file, none is: then the split is refused, with the findings as the reason."""
     found = find_label_files(split_images.sorted(), candidates)
     if found.without_usual_label:
@@ -130,7 +111,19 @@ def _pair_with_own_files(
         images = leave_out(images, diagnosis.reasons)
         findings = findings + diagnosis.findings
     findings = count_losses(findings, images)
-    return _PairedImages(images if found.is_any_labeled else found.images, findings, found.unusual)
+    if not found.is_any_labeled:
+        images = found.images
+    listing = Listing(
+        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=False),
+        label_format=label_format,
+        findings=split_images.findings + findings,
+        unusual_labels=found.unusual,
+        shares_folders=spec.shares_folders(split),
+    )
+    if not listing.images:
+        first = next(finding for finding in listing.findings if finding.kind == BAD_LABEL)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
+    return listing
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:

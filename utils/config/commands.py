@@ -25,6 +25,7 @@ class Command:
         summary: for ``lockstep --help``.
         description: for its own ``--help``.
         is_one_process: whether a launcher (torchrun, mpirun, srun) may not start several processes of it.
+        divides_work: whether copies of it that a launcher without ranks (srun, mpirun) starts divide the work.
         instead: what to do instead of starting several, for the message that refuses them.
     """
 
@@ -34,6 +35,7 @@ class Command:
     summary: str
     description: str
     is_one_process: bool = True
+    divides_work: bool = False
     instead: str = "start it once"
 
     @property
@@ -125,7 +127,8 @@ _COMMANDS = (
         path="tools/search/__main__",
         summary="search hyper-parameters",
         description="Searches hyper-parameters: trains with different values and reports the best.",
-        instead="start it once; --spawn N trains each trial on N processes",
+        divides_work=True,
+        instead="start it without torchrun; --spawn N trains each trial on N processes",
     ),
     Command(
         name="convert",

@@ -4,7 +4,7 @@ have, and files in other formats that seem to have the labels of an image.
 An image without a label file to which such a file may belong is left out: as a background, it would teach the model to
 ignore its objects. The steps:
 
-1. collect the label files that no image has, where they are expected (`_collect_expected`) and in folders near these
+1. collect the label files that no image has, in the folders where they are expected (`_collect_expected`) and nearby
    (`_collect_misplaced`);
 2. explain those whose image is known (`_collect_file_of`): it has another label file, or is not read;
 3. leave out the images whose names resemble that of a file without an explanation (`_assign_images_once`);
@@ -23,7 +23,7 @@ from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import FilesPerImage
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.surroundings import OtherSplits, Surroundings
+from data.source.diagnosis.split_context import OtherSplits, SplitContext
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.listing.candidate_files import Candidate, have_equal_content
 from data.source.listing.label_files import FoundLabels, ImageGroup
@@ -64,20 +64,20 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
         split_folders: the folders that the split names (absolute), without its lists.
         others: the data set's other splits.
     """
-    surroundings = Surroundings.of(found, split_folders, others)
+    context = SplitContext.of(found, split_folders, others)
     groups_by_folder = expected_folders(found)
     unused = _UnusedFiles()
-    _collect_expected(unused, groups_by_folder, surroundings)
-    _collect_misplaced(unused, surroundings, searched=groups_by_folder)
+    _collect_expected(unused, groups_by_folder, context)
+    _collect_misplaced(unused, context, expected=groups_by_folder)
 
-    similar = {file: surroundings.unlabeled.resembling(loose_stem(file.name)) for file in unused.unexplained}
+    similar = {file: context.unlabeled.resembling(loose_stem(file.name)) for file in unused.unexplained}
     images_of = _assign_images_once(similar)
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
     for file in unused.files:
         finding = unused.explained.get(file)
         if finding is None:
-            finding = _orphan(file, _orphan_message(similar[file]), surroundings, has_images=bool(images_of[file]))
+            finding = _orphan(file, _orphan_message(similar[file]), context, has_images=bool(images_of[file]))
             reasons |= dict.fromkeys(images_of[file], finding)
         findings.append(finding)
     findings += _shared_labels(found.images)
@@ -98,38 +98,38 @@ def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> d
     return images_of
 
 
-# Where label files are expected
+# Expected folders (see `label_folders`)
 
 
 def _collect_expected(
-    unused: _UnusedFiles, groups_by_folder: Mapping[str, Sequence[ImageGroup]], surroundings: Surroundings
+    unused: _UnusedFiles, groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
 ) -> None:
     """Adds the unused label files in the folders where those of the images are expected."""
-    candidates = surroundings.candidates
+    candidates = context.candidates
     for folder, groups in groups_by_folder.items():
         is_usual = any(folder == group.usual_label_folder for group in groups)
         if not is_usual and not candidates.contains_labels(folder):
             continue
         files = candidates.files(folder)
-        if not files or not any(_is_reported_here(group, surroundings) for group in groups):
+        if not files or not any(_is_reported_here(group, context) for group in groups):
             continue
         for file in files:
             first_bytes = file.first_bytes()
             if not candidates.label_format.is_labels(first_bytes):
                 continue
             stems = _stems_of_its_image(file, first_bytes, candidates.label_format)
-            image = surroundings.images_on_disk.find(stems, [group.folder for group in groups])
+            image = context.images_on_disk.find(stems, [group.folder for group in groups])
             if image:
-                _collect_file_of(unused, image, file, surroundings)
-            elif candidates.annotations is None or surroundings.others.stems.isdisjoint(stems):
+                _collect_file_of(unused, image, file, context)
+            elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
                 unused.files.append(file)
 
 
-def _is_reported_here(group: ImageGroup, surroundings: Surroundings) -> bool:
+def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
     """Returns whether this split reports the unused label files of a folder of images. If several splits list images of
     one folder, the first split does: these files would be a large fraction of a small split."""
-    is_walked = group.folder in surroundings.candidates.walked
-    return is_walked or group.folder not in surroundings.others.folders_before
+    is_walked = group.folder in context.candidates.walked
+    return is_walked or group.folder not in context.others.folders_before
 
 
 def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: FilesPerImage) -> list[str]:
@@ -141,48 +141,48 @@ def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: Files
     return stems
 
 
-def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, surroundings: Surroundings) -> None:
+def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: SplitContext) -> None:
     """Adds an unused label file of the image ``name``, which exists, unless there is nothing wrong with that."""
-    image = surroundings.image_of_name.get(name)
+    image = context.image_of_name.get(name)
     if image is None:
         if os.path.splitext(name)[1].lower() not in IMAGE_SUFFIXES:  # else no list names it, or it has a finding
-            unused.add_explained(file, _orphan(file, f"its image, {name}, is not read", surroundings))
+            unused.add_explained(file, _orphan(file, f"its image, {name}, is not read", context))
     elif image.status is ImageStatus.BACKGROUND:
         unused.files.append(file)
     elif image.status is ImageStatus.LABELED:
         used = image.label.name
-        if not have_equal_content(file.path, path_of(used, surroundings.candidates.folders.root)):
+        if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
             message = f"{name} has {used}, which is used; remove one of the two"
-            finding = Finding(surroundings.candidates.full_name(file), SECOND_LABEL, message)
+            finding = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
             unused.add_explained(file, finding)
 
 
-# In folders near these
+# Nearby folders
 
 
-def _collect_misplaced(unused: _UnusedFiles, surroundings: Surroundings, searched: Container[str]) -> None:
-    """Adds the label files of a split that are in folders below and above its own, each once, but for folders that have
-    been ``searched`` already."""
-    candidates = surroundings.candidates
+def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
+    """Adds the label files of a split that are in nearby folders, each once. ``expected``: folders that have been
+    searched already."""
+    candidates = context.candidates
     added: set[Candidate] = set()  # a folder may be near several folders of the split
-    for nearby in nearby_folders(surroundings.split_folders, candidates):
-        if nearby.label_folder in searched:
+    for nearby in nearby_folders(context.split_folders, candidates):
+        if nearby.label_folder in expected:
             continue
         for file in candidates.files(nearby.label_folder):
-            is_new = file not in added and _is_misplaced(file, nearby, surroundings)
+            is_new = file not in added and _is_misplaced(file, nearby, context)
             if is_new and candidates.is_label_file(file):
                 added.add(file)
                 unused.files.append(file)
 
 
-def _is_misplaced(file: Candidate, nearby: NearbyFolder, surroundings: Surroundings) -> bool:
+def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
     """Returns whether a file in a nearby folder belongs to no image there, and may belong to one of this split."""
     stem = loose_stem(file.name)
-    if stem in surroundings.images_on_disk.names_in(nearby.image_folder) or stem in surroundings.labeled_stems:
+    if stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems:
         return False
-    if stem in surroundings.unlabeled or not nearby.is_shared:
+    if stem in context.unlabeled or not nearby.is_of_other_splits:
         return True
-    return surroundings.others.is_first_split and stem not in surroundings.others.stems
+    return context.others.is_first_split and stem not in context.others.stems
 
 
 # Findings
@@ -197,21 +197,21 @@ def _orphan_message(similar: Sequence[ListedImage]) -> str:
     return f"belongs to no image; if it is that of {first.name}, which is left out, rename it to {first.label.name}"
 
 
-def _orphan(file: Candidate, message: str, surroundings: Surroundings, *, has_images: bool = False) -> Finding:
+def _orphan(file: Candidate, message: str, context: SplitContext, *, has_images: bool = False) -> Finding:
     """Returns the finding about a label file that belongs to no image. ``has_images``: whether it is the reason to
     leave out images, which `count_losses` counts.
 
     Without such an image it counts as one, unless the split lists its images: then the folder may hold the labels of
     many other images.
     """
-    candidates = surroundings.candidates
-    is_lost = has_images or bool(surroundings.split_folders)
+    candidates = context.candidates
+    is_lost = has_images or bool(context.split_folders)
     return Finding(
         where=candidates.full_name(file),
         kind=ORPHAN,
         text=message,
         lost_images=int(is_lost),
-        lost_objects=candidates.num_objects(file) if is_lost else 0,
+        lost_objects=candidates.label_format.num_objects(file.content()) if is_lost else 0,
     )
 
 

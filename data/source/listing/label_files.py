@@ -78,7 +78,7 @@ def find_label_files(images: Sequence[ImageFile], candidates: CandidateFiles) ->
     return FoundLabels(
         images=[listed[image.name] for image in images],
         groups=groups,
-        candidates=candidates.without(used),
+        candidates=candidates.excluding(used),
         without_usual_label=frozenset(without_label),
         findings=findings,
         unusual={},

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus
+from data.source.walk import stamp_of
 from data.split_files import ImageFile, LabelFile
 
 
@@ -42,7 +44,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         if len(files) > 1:
             image = image.leave_out(_several_files(name, files, candidates))
         else:
-            label = LabelFile(candidates.full_name(files[0]), candidates.stamp(files[0]))
+            label = LabelFile(candidates.full_name(files[0]), stamp_of(Path(files[0].path)))
             unusual[name] = label.name
             image = with_label(image.file, label)
         if image.reason is not None:
@@ -51,7 +53,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
     return replace(
         found,
         images=[image_of_name.get(image.name, image) for image in found.images],
-        candidates=candidates.without(used),
+        candidates=candidates.excluding(used),
         findings=found.findings + findings,
         unusual=found.unusual | unusual,
     )
@@ -111,5 +113,5 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
         kind=BAD_LABEL,
         text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
         consequence="left out",
-        lost_objects=max(candidates.num_objects(file) for file in files),
+        lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),
     )

@@ -14,6 +14,7 @@ from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
 from models.postprocess.detections import DEFAULT_CONFIDENCE
+from tests.helpers.exports import options
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig
 
@@ -77,5 +78,4 @@ def test_a_file_names_the_data_set_but_not_what_else_identifies_it():
     ],
 )
 def test_files_of_other_branches_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
-    config = ExportConfig(weights="run/best.pt", **flags)
-    assert file_path(Path("run/best.pt"), config, format_name) == Path("run", file)
+    assert file_path(Path("run/best.pt"), options(**flags), format_name) == Path("run", file)

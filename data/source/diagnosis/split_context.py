@@ -1,5 +1,5 @@
-"""Holds what is known of a split and its surroundings (`Surroundings`), to find out whose a label file is: its images
-without labels, images on the disk, and those of the other splits."""
+"""Holds what decides whose a label file is that no image of a split has (`SplitContext`): the images of the split,
+those on the disk, and those of the other splits (`OtherSplits`)."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _share_labels(first: Path | None, second: Path | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Holds what decides whose a label file is that no image of a split has."""
+class SplitContext:
+    """Holds the images of a split and those around it."""
 
     found: FoundLabels
     split_folders: Sequence[str]  # that the split names (absolute), without its lists
@@ -74,7 +74,7 @@ class Surroundings:
     images_on_disk: ImagesOnDisk  # also those that no split names
 
     @classmethod
-    def of(cls, found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Surroundings:
+    def of(cls, found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> SplitContext:
         return cls(
             found=found,
             split_folders=split_folders,
