@@ -155,7 +155,6 @@ def test_without_ray(capsys):
     assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"]
@@ -174,7 +173,6 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     same_tensors(*(tmp_path / name / "exp" / "last.pt" for name in ("ray", "torchrun")))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
     (tmp_path / "d.yaml").write_text("train: nosuch\nval: nosuch\nnames: [a]\n")
@@ -188,7 +186,6 @@ def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
     assert "RETRY" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
     """That of rank 1, as its machine lacks a file."""
@@ -200,7 +197,6 @@ def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
     assert "RETRY" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
     command = [sys.executable, SCRIPT, "--", *FLAGS, "--epochs", "1000", "--project", str(tmp_path)]
