@@ -54,12 +54,12 @@ def _open_exporter(config: ExportConfig) -> Exporter:
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
-    config = resolve_options(config, fused, info["imgsz"])
+    options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
     data = None
     if config.check or config.int8:
         data = open_export_data(model, _open_spec(model, config, ctx), config)
-    return Exporter(detector=detector, model=model, config=config, data=data)
+    return Exporter(detector=detector, model=model, options=options, data=data)
 
 
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:

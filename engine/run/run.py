@@ -43,13 +43,14 @@ class RunPlan:
     folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
 
     The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
-    engine/train/choices.py chooses, and name the data set by a relative path.
+    engine/assembly/choices.py chooses, and name the data set by a relative path.
     """
 
     settings: RunSettings
     data_source: DataSource
     folder: Path | None = None  # locked; None: `claim_folder` makes it
-    checkpoint: Checkpoint | None = None  # from which the run continues; None: it starts from the beginning
+    started_from: StartedFrom | None = None  # None: the run starts from the beginning
+    checkpoint: Checkpoint | None = None  # that of `started_from`, until its state is in place (`restore_run`)
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
 
