@@ -26,7 +26,7 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import write_result
+from utils.process.result_file import report_begun
 from utils.program import resume_flag
 
 LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
@@ -60,7 +60,7 @@ def claim_folder(
         continue_in_file(folder / "train.log")
         stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
         write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
-    write_result(folder=str(folder))
+    report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     return TrainingRun(folder=folder, settings=settings, started_from=plan.started_from)
 
