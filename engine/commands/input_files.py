@@ -28,15 +28,15 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         return
     splits = ("train",) if divides or config.val_fraction else ("train", "val")
     with all_mistakes() as mistakes:
-        with mistakes.noted():
+        with mistakes.collecting():
             check_data(config.data, splits, config.classes)
-        with mistakes.noted():
+        with mistakes.collecting():
             if config.model:
                 load_spec(config.model)
-        with mistakes.noted():
+        with mistakes.collecting():
             if config.weights:
                 check_weights(config.weights)
-        with mistakes.noted():
+        with mistakes.collecting():
             if has_recipe:
                 read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
@@ -45,10 +45,10 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
     """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``. If
     ``data`` is empty, the weights name the data set, which is checked when they are read."""
     with all_mistakes() as mistakes:
-        with mistakes.noted():
+        with mistakes.collecting():
             if data:
                 check_data(data, splits, classes)
-        with mistakes.noted():
+        with mistakes.collecting():
             if weights:
                 check_weights(weights)
 
@@ -60,7 +60,7 @@ def check_detection(config: DetectConfig) -> None:
             mistakes.add("--save-conf: adds the confidence to the txt labels; give --save-txt too")
         elif config.save_conf and config.track:
             mistakes.add("--save-conf: the txt files of --track always have the confidence; leave it out")
-        with mistakes.noted():
+        with mistakes.collecting():
             check_source(config.source)
-        with mistakes.noted():
+        with mistakes.collecting():
             check_weights(config.weights)

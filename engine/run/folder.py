@@ -26,7 +26,7 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import atomic_write, open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import write_result
+from utils.process.result_file import report_begun
 from utils.program import resume_flag
 
 LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
@@ -58,7 +58,7 @@ def claim_folder(
         _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
         note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
-    write_result(folder=str(folder))
+    report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from)
 
