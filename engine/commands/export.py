@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.export.export_data import open_export_data
-from engine.export.exporter import CPU, Exporter
+from engine.export.exporter import CPU, Exporter, file_path
 from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import open_model_data
@@ -36,12 +37,22 @@ def export(config: ExportConfig) -> list[Path]:
 
 
 def export_best(folder: Path, config: TrainConfig) -> None:
-    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``)."""
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
+    start of the run has exported since stay."""
     best = best_of_newest_run(folder)
-    if best is not None:
-        export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
-    else:
+    if best is None:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
+        return
+    export_config = ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir)
+    missing = [name for name in config.export if not _is_exported_since(best, export_config, name)]
+    if missing:
+        export(replace(export_config, format=missing))
+
+
+def _is_exported_since(best: Path, config: ExportConfig, name: str) -> bool:
+    """Whether the file of the format ``name`` is there, and newer than the checkpoint ``best``."""
+    path = file_path(best, config, name)
+    return path.exists() and path.stat().st_mtime_ns > best.stat().st_mtime_ns
 
 
 def _open_exporter(config: ExportConfig) -> Exporter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,12 +36,20 @@ class Command:
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
 
 
+class Remaining(enum.Enum):
+    """What is left to do in a run."""
+
+    EPOCHS = "epochs"  # or the scores of the newest one
+    REPORT = "report"  # what follows the last epoch: the report, the end of the hooks, exports
+    EXPORTS = "exports"  # files of ``--export`` at most
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """Settings and starting point of a run, before data and model are opened. Equal on all ranks.
 
-    A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
-    folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
+    A new run has neither folder nor checkpoint yet. One that starts again before its first checkpoint has a folder. One
+    that continues has both (continuation.py).
 
     The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
     engine/train/choices.py chooses, and name the data set by a relative path.
@@ -50,6 +59,7 @@ class RunPlan:
     data_source: DataSource
     folder: Path | None = None  # locked; None: `claim_folder` makes it
     checkpoint: Checkpoint | None = None  # from which the run continues; None: it starts from the beginning
+    remaining: Remaining = Remaining.EPOCHS
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
 
@@ -71,9 +81,10 @@ class StartedFrom:
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
     seconds: float  # that the run had trained
+    remaining: Remaining
 
     @staticmethod
-    def of(checkpoint: Checkpoint) -> StartedFrom:
+    def of(checkpoint: Checkpoint, remaining: Remaining = Remaining.EPOCHS) -> StartedFrom:
         header = checkpoint.header
         return StartedFrom(
             path=checkpoint.path,
@@ -81,6 +92,7 @@ class StartedFrom:
             metrics=header.metrics,
             pending=header.pending,
             seconds=header.run.seconds,
+            remaining=remaining,
         )
 
 

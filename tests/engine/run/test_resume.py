@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
 from engine.run.folder import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.plan import plan_run
 from engine.run.restore import EpochData, adapt_progress
-from engine.run.resume import check_unfinished, choose_epochs
+from engine.run.resume import choose_epochs, reason_to_end
 from engine.run.resume_settings import merge_config, merge_hyperparameters
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
@@ -166,18 +167,18 @@ def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, mess
     run = dataclasses.replace(STORED["run"], seconds=7200.0)
     checkpoint = checkpoint_of(progress=progress, run=run, path=Path("some runs/exp/last.pt"))
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    reason = reason_to_end(checkpoint, config, given)
     if message is None:
-        check_unfinished(checkpoint, config, given)
-        return
-    with pytest.raises(UserError, match="^some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'")):
-        check_unfinished(checkpoint, config, given)
+        assert reason == ""
+    else:
+        assert re.match("some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'"), reason)
 
 
 def test_a_run_whose_last_epoch_has_no_scores_yet_has_not_ended():
     """``--eval-ranks``, stopped and resumed with fewer epochs."""
     pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=5), ema={})
     checkpoint = checkpoint_of(progress=Progress(epoch=5), pending=pending)
-    check_unfinished(checkpoint, TrainConfig(epochs=5), ("epochs",))
+    assert reason_to_end(checkpoint, TrainConfig(epochs=5), ("epochs",)) == ""
 
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
@@ -200,7 +201,7 @@ def test_epochs_replace_a_time():
     assert (config.epochs, config.time) == (20, 0)
     assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
     config, _ = merge_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"})
-    assert (config.epochs, config.time) == (20, 3)
+    assert (config.epochs, config.time) == (10, 3)  # the time decides about the epochs
 
 
 def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
@@ -209,7 +210,7 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
     stored = TrainConfig(batch_size=8, epochs=37, time=2.0)
     assert merge_config(stored, command, {"epochs", "time"}) == (stored, [])
     config, _ = merge_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
-    assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
+    assert (config.epochs, config.time) == (37, 2.0)  # the limit is new, and decides after an epoch
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from engine.eval_ranks.process import Scorer
 from engine.eval_ranks.service import patience_s
 from engine.parallel import control
 from engine.parallel.watchdog import Watchdog
+from engine.run.plan import plan_run
 from engine.run.run import RunSettings
 from engine.train.build import build_training
 from engine.train.validation import LocalValidator, build_setup
@@ -214,7 +215,8 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     argv = flags(world, tmp_path, "--model", str(model))
     command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
-        trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        plan = plan_run(ctx, command.config, command.explicit_flags, stack)
+        trainer = build_training(ctx, plan, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader)
