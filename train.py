@@ -52,7 +52,7 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
         spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
         return None
     if is_eval_rank(launch, config.eval_ranks):
-        from engine.eval_ranks.process import run_evaluation_process
+        from engine.assembly.evaluating_process import run_evaluation_process
 
         run_evaluation_process(launch, config, command.explicit_flags)  # does not return
     return _train(launch, config, command.explicit_flags, signals)
@@ -73,9 +73,9 @@ def _train(
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
         # In here, so that only one process reports a failing import.
+        from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import Remaining
-        from engine.train.build import build_training
         from engine.train.completed import open_completed
 
         watchdog.watch_peers(ctx)

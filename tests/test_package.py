@@ -157,8 +157,8 @@ def test_the_types_of_keyword_arguments_are_those_of_the_settings():
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
     hook = load_hook()
-    with pytest.raises(ValueError, match=r"line 2: import engine.train.build: write from"):
-        hook.with_imports("x = 1\nimport engine.train.build\n")
+    with pytest.raises(ValueError, match=r"line 2: import engine.assembly.build: write from"):
+        hook.with_imports("x = 1\nimport engine.assembly.build\n")
     assert (
         hook.with_imports("if a:\n    from data import b  # data\n")
         == "if a:\n    from lockstep.data import b  # data\n"

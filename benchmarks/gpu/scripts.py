@@ -128,7 +128,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     """Yields how well trained weights find the training objects, which decides ``lr_mult``. SystemExit if the device's
     score is not the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.bits import open_loader
-    from engine.train.lr_probe import MAX_PROBE_IMAGES, score_on_objects
+    from engine.assembly.lr_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
 
     found = {}

@@ -47,10 +47,10 @@ def build_step(
     """
     import torch
 
+    from engine.assembly.build_step import FullBatch
+    from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
     from engine.run.run import RunSettings
-    from engine.train.build_step import FullBatch
-    from engine.train.build_step import build_step as build
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig

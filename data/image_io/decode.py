@@ -229,15 +229,3 @@ def read_source(
     if image.shape[:2] == (height, width):
         return image
     return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
-
-
-def orientation_of(path: str | os.PathLike) -> int:
-    """Returns the EXIF orientation, 1 to 8, that `read_image` applies to a file. Raises UserError as that does."""
-    data = read_bytes(path)
-    header = read_header(data, path)
-    if header.kind == "tiff":  # has the structure of an EXIF block
-        return exif_orientation(data)
-    if header.kind != "other":
-        return header.orientation
-    _, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path)
-    return exif_orientation(exif)

@@ -25,7 +25,7 @@ from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
 from data.image_io.decode import OnWarning, decode_stored, imdecode, read_bytes
-from data.image_io.header import Header, png_chunks, read_header
+from data.image_io.header import Header, exif_orientation, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -47,6 +47,7 @@ class CheckedImage(NamedTuple):
 
     size_hw: tuple[int, int]  # upright
     max_value: int = 0  # largest value of a 16-bit image; 0 for other images
+    orientation: int = 1  # EXIF's, 1 to 8, that `size_hw` allows for
 
 
 def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8) -> CheckedImage:
@@ -63,7 +64,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
     if header.kind == "jpeg":
         check_jpeg_channels(path, pixels)
         _check_jpeg(data, header, path, decode=decode)
-        return CheckedImage(header.upright_hw)
+        return CheckedImage(header.upright_hw, orientation=header.orientation)
     warnings: list[str] = []
     stored = decode_stored(data, header, path, on_warning=_append_to(warnings), pixels=pixels)
     height, width = stored.to_format(path, pixels).shape[:2]
@@ -73,7 +74,9 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
     if warnings:
         raise UserError(f"{path}: damaged image ({warnings[0]})")
     is_16_bit = stored.values.dtype == np.uint16
-    return CheckedImage((height, width), int(stored.values.max(initial=0)) if is_16_bit else 0)
+    max_value = int(stored.values.max(initial=0)) if is_16_bit else 0
+    orientation = exif_orientation(data) if header.kind == "tiff" else stored.orientation  # OpenCV turns a TIFF itself
+    return CheckedImage((height, width), max_value, orientation)
 
 
 def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:

@@ -139,4 +139,4 @@ def _is_label_file_doubtful(labels: ScannedLabels, spec: DatasetSpec, split: str
     """Returns whether the one label file of a split seems to be that of other images: it names less than half of them,
     and no other split may have the others."""
     names_less_than_half = len(labels.source.images) < len(labels.listing.images) / 2
-    return names_less_than_half and not spec.shares_folders(split)
+    return names_less_than_half and not labels.listing.shares_folders

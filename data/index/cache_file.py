@@ -88,7 +88,7 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
-    if spec.shares_folders(split):  # it decides what is said about images that the label file does not name
+    if listing.shares_folders:  # it decides what is said about images that the label file does not name
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
         image_files=digest_of([index.image_files for index in indexes]),
         pixels=spec.pixels,
         origins=_origins(parts),
+        image_ids=indexes[0].image_ids if len(indexes) == 1 else None,
+        category_ids=_category_ids(indexes, names),
     )
     scans = tuple(scan for part in parts for scan in part.full.scans)
     return FullSplit(index.recounted(), scans=scans, parts=tuple(parts))
@@ -49,6 +52,16 @@ def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) 
         findings += [_finding_of_part(finding, split, part.spec, spec) for finding in report.findings]
     ledger = Ledger.joined([part.used.report.ledger for part in parts])
     return ScanReport(dict(totals), FindingTable.of(findings), ledger)
+
+
+def _category_ids(indexes: Sequence[DatasetIndex], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns the category ids of the classes ``names``: those of a single COCO JSON, where a class that it does not
+    have gets a free one. Returns none for several data sets, whose ids may contradict each other."""
+    if len(indexes) > 1 or indexes[0].image_ids is None:
+        return ()
+    id_of_name = dict(zip(indexes[0].names, indexes[0].category_ids))
+    free_ids = itertools.count(max(id_of_name.values(), default=-1) + 1)
+    return tuple(id_of_name[name] if name in id_of_name else next(free_ids) for name in names)
 
 
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:

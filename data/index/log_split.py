@@ -47,7 +47,8 @@ def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> No
 
 
 def _log_joining(loaded: LoadedSplit) -> None:
-    """Logs which classes each of the joined data sets does not label, and warns about images that several have."""
+    """Logs which classes each of the joined data sets does not label, and whether ids are lost. Warns about images that
+    several have."""
     names = loaded.spec.as_labeled().names
     parts = loaded.full.parts
     for part in parts:
@@ -55,6 +56,9 @@ def _log_joining(loaded: LoadedSplit) -> None:
         if unlabeled:
             message = "%s: %s does not label %s: ignored in its images"
             get_logger().info(message, loaded.split, part.spec.source, listed(unlabeled, 5))
+    if len(parts) > 1 and any(part.used.image_ids is not None for part in parts):
+        message = "%s: ids of joined COCO JSONs are not kept; results have file names and class numbers"
+        get_logger().info(message, loaded.split)
     paths = Counter(part.used.path(i) for part in parts for i in range(len(part.used)))
     num_repeated = paths.total() - len(paths)
     if num_repeated:

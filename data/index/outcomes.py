@@ -81,16 +81,13 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
 
 def _with_costs(found: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]) -> list[Finding]:
     """Returns the findings with what is lost with each: all labeled objects of an image that is left out, with the
-    reason for that; else each row once."""
+    reason for that; else one object with each row that is lost, since no row is lost for two reasons."""
     costed = []
-    counted_rows: set[tuple[int, int]] = set()
     for finding in found:
-        row = (finding.image, finding.line)
         if finding.image in reason_of:
             if finding is reason_of[finding.image]:
                 finding = finding._replace(lost_images=1, lost_objects=num_labeled[finding.image])
-        elif finding.kind in kinds.ROW_LOST and row not in counted_rows:
-            counted_rows.add(row)
+        elif finding.kind in kinds.ROW_LOST:
             finding = finding._replace(lost_objects=1)
         costed.append(finding)
     return costed

@@ -34,6 +34,7 @@ class ScannedImage(NamedTuple):
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 10), see data.labels.rows
     findings: list[Finding]
+    orientation: int = 1  # EXIF's, see `CheckedImage`
     num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
     stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
     is_hidden: bool = False  # only decoding shows its damage
@@ -103,20 +104,22 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
     raw, problems = _read_labels(i, source)
     num_labeled = None if raw is None else raw.num_labeled
     try:
-        size_hw, max_value = check_image(path, decode=decode, pixels=spec.pixels)
+        checked = check_image(path, decode=decode, pixels=spec.pixels)
     except UserError as error:
         reason = str(error).removeprefix(f"{path}: ")
         finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
         is_hidden = isinstance(error, HiddenDamageError)
-        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled, is_hidden=is_hidden)
+        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled=num_labeled, is_hidden=is_hidden)
+    size_hw = checked.size_hw
     scale = (size_hw[1], size_hw[0]) * 2 if source.normalized else (1, 1, 1, 1)
     return ScannedImage(
         size_hw=size_hw,
         table=row_table(i, raw.rows if raw else []),
         findings=[finding_of(source, i, problem, scale) for problem in problems],
+        orientation=checked.orientation,
         num_labeled=num_labeled,
         stated_hw=None if raw is None or raw.size_hw == size_hw else raw.size_hw,
-        max_value=max_value,
+        max_value=checked.max_value,
         named_image="" if raw is None else raw.named_image,
     )
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from data.image_io.shards import open_shards
+from data.image_io.shards import Shards, open_shards
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
 from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of
@@ -38,9 +38,10 @@ class _Meta(TypedDict):
 
 
 def read_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> FullSplit:
-    """Reads a split in shards. Raises UserError as `sharded_content`."""
-    index = restored_index(*sharded_content(path, spec), spec.as_labeled().names, path)
-    index = replace(index, image_files=_image_files(path))
+    """Reads a split in shards. Raises UserError as `open_labeled_shards`."""
+    shards = open_labeled_shards(path, spec)
+    index = restored_index(shards.meta, shards.arrays, spec.as_labeled().names, path)
+    index = replace(index, image_files=_image_files(shards))
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
         index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
@@ -51,18 +52,17 @@ def read_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> FullSplit:
     return FullSplit(index, note=" (shards)", scans=scans, first_label=path.name)
 
 
-def _image_files(path: Path) -> str:
+def _image_files(shards: Shards) -> str:
     """Returns `DatasetIndex.image_files` of shards, whose images have checksums instead of times."""
-    shards = open_shards(path)
     digest = hashlib.blake2b(digest_size=16)
     for name in ("paths.data", "paths.offsets", "size", "crc"):
         digest.update(shards.arrays[name].data)
     return digest.hexdigest()
 
 
-def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads the first two arguments of `restored_index`. Raises UserError if they are malformed, or the classes are not
-    those of ``spec``."""
+def open_labeled_shards(path: Path, spec: DatasetSpec) -> Shards:
+    """Opens shards from which `restored_index` can restore an index. Raises UserError if they are malformed,
+    incomplete, or have other classes than ``spec``."""
     shards = open_shards(path)
     names = spec.as_labeled().names
     try:
@@ -75,7 +75,7 @@ def sharded_content(path: Path, spec: DatasetSpec) -> tuple[dict[str, Any], dict
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
     _check_tar_files(path, shards.meta["shards"])
-    return shards.meta, shards.arrays
+    return shards
 
 
 def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data.image_io.decode import orientation_of
 from data.index.advice import ScannedLabels, advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
 from data.index.index import DatasetIndex, select_arrays
 from data.index.index_settings import IndexSettings
@@ -24,7 +23,6 @@ from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing
-from utils.files.paths import path_of
 from utils.strings import FlatStrings
 
 
@@ -44,7 +42,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     images = read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
 
-    table, found = _rows_for_sizes(images, image_hw, spec, source)
+    table, found = _rows_for_sizes(images, image_hw, source)
     box_advice = misread_boxes(table, image_hw, listing.label_format.notation, normalized=source.normalized)
     boxes, problems = clean_rows(table, image_hw, source.normalized, is_misread=bool(box_advice))
     found += [finding_of(source, image, problem) for image, problem in problems]
@@ -75,7 +73,7 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
 
 
 def _rows_for_sizes(
-    images: Sequence[ScannedImage], image_hw: np.ndarray, spec: DatasetSpec, source: LabelSource
+    images: Sequence[ScannedImage], image_hw: np.ndarray, source: LabelSource
 ) -> tuple[np.ndarray, list[Finding]]:
     """Returns the rows of all images, float64 (R, 10), computed for the images' own sizes where the labels state other
     ones; and all findings so far."""
@@ -84,11 +82,8 @@ def _rows_for_sizes(
     stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
     if not stated_hw:
         return table, findings
-
-    def orientation(i: int) -> int:
-        return orientation_of(path_of(source.images[i].name, spec.root))
-
-    table, problems = fit_to_images(table, image_hw, stated_hw, orientation)
+    orientations = [image.orientation for image in images]
+    table, problems = fit_to_images(table, image_hw, stated_hw, orientations)
     findings += [finding_of(source, image, problem) for image, problem in problems]
     return table, findings
 

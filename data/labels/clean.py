@@ -105,7 +105,7 @@ def _in_pixels(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool, is_
 
 
 def _lost_rows(boxes: _PixelBoxes, *, normalized: bool, is_misread: bool) -> dict[str, np.ndarray]:
-    """Returns which rows are left out, bool (R,), by kind of problem; arguments as for `clean_rows`."""
+    """Returns which rows are left out, bool (R,), by kind of problem. No row has two. Arguments as for `clean_rows`."""
     sides = boxes.corners[:, 2:] - boxes.corners[:, :2]
     has_area = ((sides >= MIN_SIDE_PX) & np.isfinite(sides)).all(1)
     fractions = np.zeros(len(sides), bool)
@@ -116,7 +116,7 @@ def _lost_rows(boxes: _PixelBoxes, *, normalized: bool, is_misread: bool) -> dic
     outside = has_area & ~(sides_inside >= MIN_SIDE_PX).all(1)
     if is_misread:
         outside |= has_area & ~fits(boxes.corners, np.tile(boxes.size_wh, 2))
-    return {NO_AREA: ~has_area, OUTSIDE: outside, FRACTIONS: fractions}
+    return {NO_AREA: ~has_area, OUTSIDE: outside & ~fractions, FRACTIONS: fractions}
 
 
 def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:

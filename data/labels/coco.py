@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.image_entries import ImageEntry
@@ -23,6 +23,7 @@ from utils.schema import suggestion
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
 _FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
+_CATEGORY_ID = re.compile(r'"category_id"\s*:\s*"?(-?\w+)')
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 _NUMBERS_OF_BOX = 8  # length of a polygon that has the corners of a box
 _COMPARED = 6  # numbers at both ends of a polygon that tell it from others
@@ -219,7 +220,7 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
     exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
-    categories: Sequence[dict] = _categories_of(paths[0])
+    categories: Sequence[dict] = _categories_of(paths[0]).categories
     root = _root_category(categories, paths)
     if root is not None:
         message = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
@@ -234,10 +235,32 @@ def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(id_of)
 
 
+class _CategoryList(NamedTuple):
+    """The categories of a COCO JSON."""
+
+    categories: tuple[dict, ...]  # ordered by id
+    used_ids: frozenset[str]  # ids, as text, that annotations have; empty if no category may be Roboflow's root
+
+    def has_boxes(self, category: dict) -> bool:
+        """Returns whether an annotation has this category, whose id may differ from file to file."""
+        kind = _kind_of(category)
+        return any(_kind_of(own) == kind and str(own["id"]) in self.used_ids for own in self.categories)
+
+
 @once_per_file
-def _categories_of(path: Path) -> tuple[dict, ...]:
-    """Reads the categories of a COCO JSON, ordered by id. Raises UserError."""
-    return tuple(_sorted_categories(read_json(path, _EXPECTED), path))
+def _categories_of(path: Path) -> _CategoryList:
+    """Reads the categories of a COCO JSON. Raises UserError."""
+    text = read_json(path, _EXPECTED)
+    categories = tuple(_sorted_categories(text, path))
+    supercategories = {parent for name, parent in map(_kind_of, categories) if parent != name}
+    may_have_root = len(categories) == 1 or any(category["name"] in supercategories for category in categories)
+    used_ids = frozenset(_CATEGORY_ID.findall(text)) if may_have_root else frozenset()
+    return _CategoryList(categories, used_ids)
+
+
+def _kind_of(category: dict) -> tuple[Any, Any]:
+    """Returns by what a category is recognized in another file."""
+    return category["name"], category.get("supercategory")
 
 
 def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:
@@ -246,17 +269,9 @@ def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | 
     for root in categories:
         others = [category for category in categories if category is not root]
         is_root = bool(others) and all(category.get("supercategory") == root["name"] for category in others)
-        if is_root and not any(_has_boxes(root, path) for path in files):
+        if is_root and not any(_categories_of(path).has_boxes(root) for path in files):
             return root
     return None
-
-
-def _has_boxes(category: dict, path: Path) -> bool:
-    """Returns whether an annotation of a file has this category, whose id may differ from file to file."""
-    text = read_json(path, _EXPECTED)
-    kind = (category["name"], category.get("supercategory"))
-    ids = [c["id"] for c in _sorted_categories(text, path) if (c["name"], c.get("supercategory")) == kind]
-    return any(re.search(rf'"category_id"\s*:\s*"?{re.escape(str(i))}\b', text) for i in ids)
 
 
 def _sorted_categories(text: str, path: Path) -> list[dict]:

@@ -7,7 +7,7 @@ factor for all others. Else the image is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class _Mismatch(NamedTuple):
 
 
 def fit_to_images(
-    table: np.ndarray, image_hw: np.ndarray, stated_hw: Mapping[int, SizeHW], orientation_of: Callable[[int], int]
+    table: np.ndarray, image_hw: np.ndarray, stated_hw: Mapping[int, SizeHW], orientations: Sequence[int]
 ) -> FittedRows:
     """Computes the boxes of images for which the labels state another size, or leaves these images out.
 
@@ -61,9 +61,9 @@ def fit_to_images(
         table: float64 (R, 10), in pixels: `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         stated_hw: the size that the labels state, by the numbers of the images that have another one.
-        orientation_of: the EXIF orientation, 1 to 8, of an image.
+        orientations: of all N images, EXIF's, 1 to 8.
     """
-    mismatches = [_mismatch(i, stated, tuple(image_hw[i].tolist()), orientation_of) for i, stated in stated_hw.items()]
+    mismatches = [_mismatch(i, stated, tuple(image_hw[i].tolist()), orientations[i]) for i, stated in stated_hw.items()]
     mismatches = [mismatch for mismatch in mismatches if not mismatch.is_rounding]
     turns = [mismatch for mismatch in mismatches if mismatch.is_turn]
     others = [mismatch for mismatch in mismatches if not mismatch.is_turn]
@@ -83,10 +83,10 @@ def fit_to_images(
     return FittedRows(fitted[~np.isin(table[:, IMAGE], lost)], problems)
 
 
-def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation_of: Callable[[int], int]) -> _Mismatch:
+def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation: int) -> _Mismatch:
     is_swapped = (stated_hw[0] - stated_hw[1]) * (upright_hw[0] - upright_hw[1]) < 0  # one is tall, one is wide
-    orientation = orientation_of(image) if is_swapped else 1
-    return _Mismatch(image, stated_hw, upright_hw, orientation if orientation >= 5 else 1)
+    is_turned = is_swapped and orientation >= 5
+    return _Mismatch(image, stated_hw, upright_hw, orientation if is_turned else 1)
 
 
 def _fit_rows(rows: np.ndarray, mismatch: _Mismatch) -> None:

@@ -12,12 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat
 from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
-from data.split_files import OtherImages
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -59,15 +57,6 @@ class DataSource:
         )
 
 
-class Original(NamedTuple):
-    """Keeps what the listing of a split says that its copy (``--stage``) does not show."""
-
-    findings: tuple[Finding, ...]  # all: a list of images has other lines in the copy
-    unusual_labels: dict[str, str]  # label files with an unusual name or folder, by the names of their images
-    other_images: OtherImages  # see `Listing`
-    shares_folders: bool  # see `DatasetSpec.shares_folders`: the copy need not have the other split
-
-
 @dataclass(frozen=True, slots=True)
 class SplitSource:
     """Holds the absolute paths of the images and labels of a split, which may not exist."""
@@ -94,7 +83,7 @@ class DatasetSpec:
     classes: tuple[int, ...] = ()  # classes that are used, as ascending positions in `names`; empty: all
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # side of the tiles that images are cut into, pixels; 0: whole images
-    originals: dict[str, Original] = field(default_factory=dict)  # by split; empty: this is not a copy
+    listings: dict[str, Path] = field(default_factory=dict)  # files with the listings of a copy (--stage), by split
 
     def split(self, name: str) -> SplitSource:
         """Returns the split ``name``. Raises UserError if the YAML does not have it."""
@@ -133,8 +122,6 @@ class DatasetSpec:
     def shares_folders(self, split: str) -> bool:
         """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
         images that the one of ``split`` does not name."""
-        if split in self.originals:
-            return self.originals[split].shares_folders
         this = self.split(split)
         others = [source.images for source in self.splits.values() if source.annotations != this.annotations]
         pairs = itertools.product(this.images, itertools.chain.from_iterable(others))

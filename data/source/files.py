@@ -1,4 +1,5 @@
-"""Lists the files of a split: its images, and the label file of each of them, or the one for all.
+"""Lists the files of a split: its images, and the label file of each of them, or the one for all. An image that is
+left out stays in the listing, with the reason.
 
 The sizes and modification times of these files show whether the split has changed. The steps are in `listing`:
 
@@ -8,6 +9,7 @@ The sizes and modification times of these files show whether the split has chang
     label_folders.py   where label files may be: whether any is left that no image has
     other_images.py    the data set's other images, which one label file for all may name
     aliases.py         one image under several names, by symbolic links
+    listing.py         what they return: all images, each with its status; stored.py keeps it for a copy
 
 If not each image has one label file, `diagnosis.unused_labels` says which label files no image has, and to which images
 one of them may belong: these are left out.
@@ -15,60 +17,37 @@ one of them may belong: these are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from data.image_io.file_kinds import image_suffixes
 from data.image_io.shards import is_shard_path
-from data.labels.findings import BAD_LABEL, REPEATED_IMAGE, Finding
+from data.labels.findings import BAD_LABEL
 from data.labels.label_format import LabelFormat
 from data.source.dataset_spec import DatasetSpec, SplitSource
-from data.source.diagnosis.other_splits import OtherSplits
+from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import diagnose_labels
-from data.source.listing.aliases import without_aliases
+from data.source.listing.aliases import mark_aliases
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
-from data.source.listing.label_files import ListedImage, find_label_files, label_files_of_copy
+from data.source.listing.label_files import find_label_files
 from data.source.listing.label_folders import are_all_labeled
+from data.source.listing.listing import ImageStatus, ListedImage, Listing, count_losses, leave_out
 from data.source.listing.other_images import images_in_label_file
+from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
 from data.source.walk import Folders, stamp_of, walk
-from data.split_files import ImageFile, LabelFile, OtherImages
+from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Holds the files of a split."""
-
-    images: list[ImageFile]  # sorted by name
-    labels: list[LabelFile]  # one per image, or one for all
-    label_format: LabelFormat
-    findings: list[Finding]
-    lists: dict[Path, list[str]]  # image names in each .txt list, in order
-    num_aliases: int  # number of images left out because symbolic links show them under another name
-    unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    others: OtherImages = OtherImages()  # images that one label file for all may name, too
-
-
-class _PairedImages(NamedTuple):
-    """The images of a split with their label files, and what was learned from finding these."""
-
-    images: list[ListedImage]
-    findings: Sequence[Finding] = ()  # about label files
-    unusual_labels: Mapping[str, str] = MappingProxyType({})  # see `FoundLabels`
-    others: OtherImages = OtherImages()
-
-
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Lists the files of a split.
+    """Lists the files of a split. A copy has the listing of its original.
 
     Raises UserError if the split, its folder, its annotations or any image is missing, if no label file can be read, or
     if it joins data sets.
@@ -78,41 +57,15 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         raise UserError(
             f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
         )
-    folders = Folders(spec.root)
-    split_images = find_images(spec, split, folders)
+    if split in spec.listings:
+        return read_listing(spec.listings[split])
+    split_images = find_images(spec, split, Folders(spec.root))
     label_format = _label_format(source, spec)
-    original = spec.originals.get(split)  # of a copy, which does not show all of it
-    share_labels = label_format.per_image is None
-    if label_format.per_image is None:
-        paired = _pair_with_one_file(split_images, spec, split)
-    else:
-        candidates = CandidateFiles(label_format.per_image, source.annotations, folders, split_images.other_files)
-        if original is None:
-            paired = _pair_with_own_files(split_images, candidates, spec, split)
-        else:
-            images_of_copy = label_files_of_copy(split_images.sorted(), candidates, original.unusual_labels)
-            paired = _PairedImages(images_of_copy, unusual_labels=original.unusual_labels)
-    findings = [*split_images.findings, *paired.findings]
-    if original is not None:
-        # The copy's lists are rewritten: a repetition has another line there. Anything else has happened to the copy.
-        findings = [finding for finding in findings if finding.kind != REPEATED_IMAGE]
-        findings += original.findings
-    listed = without_aliases(paired.images, split_images.aliases, spec.root, share_labels=share_labels)
-    images = [image.file for image in listed if image.label is not None]
-    labels = [image.label for image in listed if image.label is not None]
-    if not images:
-        first = next(finding for finding in findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
-    return Listing(
-        images=images,
-        labels=labels[:1] if share_labels else labels,
-        label_format=label_format,
-        findings=findings,
-        lists=split_images.lists,
-        num_aliases=len(paired.images) - len(listed),
-        unusual_labels=dict(paired.unusual_labels),
-        others=paired.others,
-    )
+    files_per_image = label_format.per_image
+    if files_per_image is None:
+        return _list_with_one_file(split_images, label_format, spec, split)
+    candidates = CandidateFiles(files_per_image, source.annotations, split_images.folders, split_images.other_files)
+    return _list_with_own_files(split_images, candidates, label_format, spec, split)
 
 
 def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
@@ -127,22 +80,26 @@ def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
     raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _pair_with_one_file(split_images: SplitImages, spec: DatasetSpec, split: str) -> _PairedImages:
-    """Pairs each image with the one label file of a split."""
+def _list_with_one_file(split_images: SplitImages, label_format: LabelFormat, spec: DatasetSpec, split: str) -> Listing:
+    """Returns the images with the one label file of a split."""
     annotations = spec.split(split).annotations
     assert annotations is not None, "such a format is known by its annotations"
     label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
-    images = [ListedImage(image, label_file) for image in split_images.sorted()]
-    if split in spec.originals:
-        return _PairedImages(images, others=spec.originals[split].other_images)
-    return _PairedImages(images, others=images_in_label_file(spec, split, split_images))
+    images = [ListedImage(image, ImageStatus.LABELED, label_file) for image in split_images.sorted()]
+    return Listing(
+        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=True),
+        label_format=label_format,
+        findings=split_images.findings,
+        others=images_in_label_file(spec, split, split_images),
+        shares_folders=spec.shares_folders(split),
+    )
 
 
-def _pair_with_own_files(
-    split_images: SplitImages, candidates: CandidateFiles, spec: DatasetSpec, split: str
-) -> _PairedImages:
-    """Pairs each image with a label file of its own. Images to which a label file of another name may belong are left
-    out."""
+def _list_with_own_files(
+    split_images: SplitImages, candidates: CandidateFiles, label_format: LabelFormat, spec: DatasetSpec, split: str
+) -> Listing:
+    """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
+    out; but if no image has a label file, none is: then the split is refused, with the findings as the reason."""
     found = find_label_files(split_images.sorted(), candidates)
     if found.without_usual_label:
         found = find_unusual_labels(found)
@@ -151,9 +108,22 @@ def _pair_with_own_files(
     split_folders = [str(entry) for entry in spec.split(split).images if entry.is_dir()]
     if not are_all_labeled(found, split_folders):
         diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
-        images = found.without(diagnosis.left_out)
+        images = leave_out(images, diagnosis.reasons)
         findings = findings + diagnosis.findings
-    return _PairedImages(images, findings, found.unusual)
+    findings = count_losses(findings, images)
+    if not found.is_any_labeled:
+        images = found.images
+    listing = Listing(
+        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=False),
+        label_format=label_format,
+        findings=split_images.findings + findings,
+        unusual_labels=found.unusual,
+        shares_folders=spec.shares_folders(split),
+    )
+    if not listing.images:
+        first = next(finding for finding in listing.findings if finding.kind == BAD_LABEL)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
+    return listing
 
 
 def shards_of(spec: DatasetSpec, split: str) -> Path | None:

@@ -32,8 +32,8 @@ class Visit(NamedTuple):
 
 
 def walk(folder: Path) -> Iterator[Visit]:
-    """Yields the folders from ``folder`` on. Symbolic links are followed, except to a folder above them, which would
-    have no end; so a folder comes once under each of its names, of which at most `MAX_ALIASES` are visited."""
+    """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above them (a cycle).
+    A folder is visited once per path, at most `MAX_ALIASES` times."""
     start = os.path.realpath(folder)
     pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with the real paths of it and those above
     num_visits: dict[str, int] = {}  # by real path

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+from engine.commands.detect_files import DrawnFrame, ResultFiles, open_results_folder, remove_if_empty, writes_files
 from engine.commands.detect_log import FileFailures, FrameLog, reason_of
-from engine.commands.result_files import DrawnFrame, ResultFiles, open_results_folder, remove_if_empty, writes_files
 from engine.inference.detection_stream import DetectionStream, FrameDetections
 from engine.inference.detection_writer import written_suffix
 from engine.inference.drawing import draw_detections

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.export.export_data import open_export_data
-from engine.export.exporter import CPU, Exporter, file_path
+from engine.export.exporter import CPU, Exporter
 from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line
@@ -43,15 +43,14 @@ def export_best(folder: Path, config: TrainConfig) -> None:
     if best is None:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
         return
-    export_config = ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir)
-    missing = [name for name in config.export if not _is_exported_since(best, export_config, name)]
+    missing = [name for name in config.export if not _is_exported(best, name)]
     if missing:
-        export(replace(export_config, format=missing))
+        export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir))
 
 
-def _is_exported_since(best: Path, config: ExportConfig, name: str) -> bool:
+def _is_exported(best: Path, name: str) -> bool:
     """Whether the file of the format ``name`` is there, and newer than the checkpoint ``best``."""
-    path = file_path(best, config, name)
+    path = best.with_name(best.stem + EXPORT_FORMATS[name].suffix)  # `file_path` without options
     return path.exists() and path.stat().st_mtime_ns > best.stat().st_mtime_ns
 
 
@@ -65,12 +64,12 @@ def _open_exporter(config: ExportConfig) -> Exporter:
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
-    config = resolve_options(config, fused, info["imgsz"])
+    options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
     data = None
     if config.check or config.int8:
         data = open_export_data(model, _open_spec(model, config, ctx), config)
-    return Exporter(detector=detector, model=model, config=config, data=data)
+    return Exporter(detector=detector, model=model, options=options, data=data)
 
 
 def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:

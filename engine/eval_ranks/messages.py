@@ -8,7 +8,7 @@ epoch later.
 Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
 torch.distributed.rpc would wait.
 
-service.py has the side of the training processes, process.py the other one.
+service.py has the side of the training processes, engine/assembly/evaluating_process.py the other one.
 """
 
 from __future__ import annotations

@@ -98,10 +98,12 @@ def _middle_of_best(mean_f1: np.ndarray) -> int:
 
 
 class Metric(NamedTuple):
-    """A metric and its names."""
+    """A metric, its names, and its chart in report.html."""
 
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
+    title: str  # of its chart, and in messages
+    axis: str  # label of the chart's y axis
     # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...), whose means are the metric of a class,
     # and of all.
     values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
@@ -132,12 +134,12 @@ def _ap(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
 
 
 METRICS = (
-    Metric("precision", "P", _precision),
-    Metric("recall", "R", _recall),
-    Metric("f1", "F1", _f1),
-    Metric("AP50", "AP50", _ap50),
-    Metric("AP75", "AP75", _ap75),
-    Metric("AP", "AP", _ap),
+    Metric("precision", "P", "precision", "precision at IoU 0.5", _precision),
+    Metric("recall", "R", "recall", "recall at IoU 0.5", _recall),
+    Metric("f1", "F1", "F1", "F1 at IoU 0.5", _f1),
+    Metric("AP50", "AP50", "AP50", "AP at IoU 0.5", _ap50),
+    Metric("AP75", "AP75", "AP75", "AP at IoU 0.75", _ap75),
+    Metric("AP", "AP", "AP", "AP at IoU 0.50:0.95", _ap),
 )
 
 
@@ -153,7 +155,7 @@ class Fitness:
     def parse(cls, value: str, names: Sequence[str]) -> Fitness:
         """Parses ``--fitness``: a metric in any case, ``METRIC:CLASS``, or a class, which means its AP. A class is
         given by name or number. Raises UserError for a metric or a class that does not exist."""
-        titles = {metric.name: "F1" if metric.name == "f1" else metric.name for metric in METRICS}
+        titles = {metric.name: metric.title for metric in METRICS}
         metrics = {name.lower(): name for name in titles}
         metric = metrics.get(value.lower())
         if metric is not None:

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeAlias
 
 from data.source.dataset_spec import DatasetSpec
 from engine.export.thresholds import Thresholds
+from engine.formats.graphs import ResolvedExport
 from engine.formats.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
-from utils.config.settings import ExportConfig
 from utils.distributed.agreement import product_version
-from utils.files.data_location import describe_location
+from utils.files.data_location import describe_location, stored_location
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -38,7 +38,7 @@ class ExportDetails:
 
 def describe_file(
     model: CheckpointModel,
-    config: ExportConfig,
+    options: ResolvedExport,
     spec: DatasetSpec | None,
     thresholds: Thresholds,
     *,
@@ -48,25 +48,24 @@ def describe_file(
 
     Args:
         model: the checkpoint.
-        config: of `resolve_options`.
+        options: of `resolve_options`.
         spec: the data of the check or calibration; None: the file names the data set of the training.
         checked: outcome of the check; "yes" also before it, as only a file that passes gets its name.
     """
     detector = model.detector
-    is_end2end = config.layout == "end2end"
-    height, width = config.imgsz
+    is_end2end = options.layout == "end2end"
     return ExportMetadata(
+        is_ours=True,
         names=detector.names,
         stride=detector.stride,
-        imgsz_hw=(height, width),
-        batch=config.batch,
-        dynamic=config.dynamic,
+        imgsz_hw=options.imgsz_hw,
+        batch=options.batch,
+        dynamic=options.dynamic,
         channels=model.pixels.channels,
         bits=model.pixels.bits,
         end2end=is_end2end,  # readers of YOLO exports take such an output for rows of detections
-        layout=config.layout,
-        nms_iou=None if is_end2end else config.iou_thres,
-        box_voting=config.box_voting,
+        nms_iou=None if is_end2end else options.nms_iou,
+        box_voting=options.box_voting,
         validation_iou=detector.head.validation_iou,
         squares=detector.head.squares,
         confidence=thresholds.output,
@@ -77,16 +76,16 @@ def describe_file(
         author="Lockstep",
         version=f"{VERSION}+{product_version()}",
         license=origin_of(model.info, model.path).license,
-        details=asdict(_details(model, config, checked)),
+        details=asdict(_details(model, options, checked)),
     )
 
 
-def _details(model: CheckpointModel, config: ExportConfig, checked: CheckOutcome) -> ExportDetails:
+def _details(model: CheckpointModel, options: ResolvedExport, checked: CheckOutcome) -> ExportDetails:
     info = model.info
     training = info.get("config", {})
     return ExportDetails(
-        half=config.half,
-        int8=config.int8,
+        half=options.half,
+        int8=options.int8,
         classes=training.get("classes", []),
         keep_old=training.get("keep_old", False),
         single_cls=model.has_merged_classes,
@@ -108,5 +107,4 @@ def _best_ap(info: dict[str, Any]) -> float | None:
 def _data_location(model: CheckpointModel, spec: DatasetSpec | None) -> dict[str, str]:
     if spec is not None:
         return describe_location(spec.source, str(spec.root), model.path.parent)
-    stored = model.info.get("data", {})
-    return {key: value for key, value in stored.items() if key != "fingerprint"}
+    return stored_location(model.info.get("data", {}))

@@ -17,6 +17,7 @@ from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
 from data.source.dataset_spec import DatasetSpec
+from engine.formats.graphs import ResolvedExport
 from engine.inference.model import CheckpointModel
 from utils.batches import Batch, to_float
 from utils.config.settings import ExportConfig
@@ -31,6 +32,10 @@ class ExportData:
     val: DatasetIndex | None  # the whole split; None: there is no check
     checked: DatasetIndex | None  # those of ``val`` that are compared
     calibration: DatasetIndex | None  # training images; None: nothing is quantized
+
+    @property
+    def checks_all_images(self) -> bool:
+        return self.val is not None and self.checked is not None and len(self.checked) == len(self.val)
 
 
 def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportConfig) -> ExportData:
@@ -63,22 +68,21 @@ def spread(index: DatasetIndex, count: int) -> DatasetIndex:
     return index.take(np.unique(chosen))
 
 
-def calibration_images(index: DatasetIndex, config: ExportConfig) -> Iterator[np.ndarray]:
-    """Yields letterboxed batches float32 (B, C, H, W) in [0, 1], each of ``config.batch`` images."""
-    for batch in letterboxed(index, replace(config, dynamic=False), 1, config.batch):
-        if len(batch.images) == config.batch:
+def calibration_images(index: DatasetIndex, options: ResolvedExport) -> Iterator[np.ndarray]:
+    """Yields letterboxed batches float32 (B, C, H, W) in [0, 1], each of ``options.batch`` images."""
+    for batch in letterboxed(index, replace(options, dynamic=False), 1, options.batch):
+        if len(batch.images) == options.batch:
             yield to_float(batch.images, torch.device("cpu"), torch.float32, channels_last=False).numpy()
 
 
-def letterboxed(index: DatasetIndex, config: ExportConfig, stride: int, size: int) -> Iterator[Batch]:
+def letterboxed(index: DatasetIndex, options: ResolvedExport, stride: int, size: int) -> Iterator[Batch]:
     """Yields batches of ``size`` images on the canvases of an export.
 
     A dynamic model gets rectangles of several sizes, even if its images are padded to squares elsewhere, since its file
     must take any canvas.
     """
-    samples = LoadImagesAndLabels(ImageReader(index, imgsz=max(config.imgsz), reduces=False))
-    height, width = config.imgsz
-    canvases = CanvasRule(max(config.imgsz), stride, fixed_hw=None if config.dynamic else (height, width))
+    samples = LoadImagesAndLabels(ImageReader(index, imgsz=max(options.imgsz_hw), reduces=False))
+    canvases = CanvasRule(max(options.imgsz_hw), stride, fixed_hw=None if options.dynamic else options.imgsz_hw)
     for request in samples.requests(size, canvases):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
         yield collate(samples.render(request.keys, list(pixels.numpy())), pixels)

@@ -31,7 +31,7 @@ from engine.export.export_data import ExportData, calibration_images
 from engine.export.parity import Parity, tolerance_of
 from engine.export.reference import Reference
 from engine.export.thresholds import Thresholds, output_threshold, trained_thresholds
-from engine.formats.graphs import ModelGraphs
+from engine.formats.graphs import ModelGraphs, ResolvedExport
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat
 from engine.formats.registry import load_format
@@ -39,7 +39,6 @@ from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.config.settings import ExportConfig
 from utils.errors import FailedCheck, UserError
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
@@ -51,23 +50,23 @@ class Exporter:
     """Writes one checkpoint in several formats. The files lie next to the checkpoint."""
 
     def __init__(
-        self, *, detector: Detector, model: CheckpointModel, config: ExportConfig, data: ExportData | None
+        self, *, detector: Detector, model: CheckpointModel, options: ResolvedExport, data: ExportData | None
     ) -> None:
         """Runs the checkpoint on the images of the check. Raises UserError if it detects nothing in them.
 
         Args:
             detector: the checkpoint's, not fused.
             model: the checkpoint, as the files should compute.
-            config: of `resolve_options`.
+            options: of `resolve_options`.
             data: None: there is no check and no calibration.
         """
         self._model = model
-        self._config = config
+        self._options = options
         self._data = data
-        self._graphs = ModelGraphs(detector, config, self._calibration_batches)
+        self._graphs = ModelGraphs(detector, options, self._calibration_batches)
         self._reference: Reference | None = None
         if data is not None and data.checked is not None:
-            self._reference = Reference(model, data.checked, config)
+            self._reference = Reference(model, data.checked, options)
 
     def export(self, name: str) -> Path:
         """Writes the format ``name``. The file gets its name when it is complete and has passed its check.
@@ -76,8 +75,7 @@ class Exporter:
         """
         started = time.monotonic()
         model_format = load_format(name)
-        path = file_path(self._model.path, self._config, name)
-        failed = path.with_name(f"{path.name}.failed")
+        path = file_path(self._model.path, self._options, name)
         graph = model_format.build(self._graphs)
         with _write_errors_of(path), temporary_folder(path) as folder:
             candidate = folder / path.name
@@ -85,31 +83,28 @@ class Exporter:
             outcome = "not checked (--no-check)"
             if self._reference is not None:
                 parity = self._compare(candidate, self._reference)
-                problems = parity.violations(tolerance_of(self._config))
+                problems = parity.violations(tolerance_of(self._options))
                 if problems:
                     model_format.write(graph, candidate, self._metadata_of_failure)
-                    replace_path(candidate, failed)
-                    raise FailedCheck(_failure(path, failed, problems, parity))
+                    raise FailedCheck(_keep_failed(candidate, path, problems, parity))
                 outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
             if os.path.lexists(path):
                 outcome += "; replaces an earlier export"
-            replace_path(candidate, path)
-            if os.path.lexists(failed):  # of an earlier export; it goes with the temporary folder
-                os.replace(failed, folder / failed.name)
+            _publish(candidate, path)
         _log_file(path, outcome, model_format, graph)
         return path
 
     def _compare(self, file: Path, reference: Reference) -> Parity:
         """Compares the detections of a file with those of the checkpoint."""
         exported = open_model(file, device=CPU, trust=True)
-        return reference.compare(exported, tolerance_of(self._config), threshold=self._thresholds.output)
+        return reference.compare(exported, tolerance_of(self._options), threshold=self._thresholds.output)
 
     @cached_property
     def _metadata(self) -> ExportMetadata:
         """Metadata of a file that passes its check, or needs none."""
         spec = None if self._data is None else self._data.spec
         checked: CheckOutcome = "no" if self._reference is None else "yes"
-        return describe_file(self._model, self._config, spec, self._thresholds, checked=checked)
+        return describe_file(self._model, self._options, spec, self._thresholds, checked=checked)
 
     @property
     def _metadata_of_failure(self) -> ExportMetadata:
@@ -120,38 +115,35 @@ class Exporter:
     @cached_property
     def _thresholds(self) -> Thresholds:
         """Thresholds of the check if it has all validation images on the file's canvas, else those of training."""
-        config = self._config
-        if self._reference is not None and self._checks_all_images() and not config.dynamic:
+        options = self._options
+        checks_all_images = self._data is not None and self._data.checks_all_images
+        if self._reference is not None and checks_all_images and not options.dynamic:
             scores = self._reference.shown
-            output = output_threshold(scores, config, votes=config.box_voting)
+            output = output_threshold(scores, options, votes=options.box_voting)
             if output is not None:
                 return Thresholds(output, scores.threshold)
         if self._model.is_unscored_branch:
             get_logger().info("--nms: the files state no confidence threshold: training's is that of the other branch")
-        return trained_thresholds(self._model, config)
-
-    def _checks_all_images(self) -> bool:
-        val = None if self._data is None else self._data.val
-        return val is not None and len(val) <= self._config.check_images
+        return trained_thresholds(self._model, options)
 
     def _calibration_batches(self) -> Iterator[np.ndarray]:
         if self._data is None or self._data.calibration is None:
             raise ValueError("there are no calibration images")
-        return calibration_images(self._data.calibration, self._config)
+        return calibration_images(self._data.calibration, self._options)
 
 
-def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
+def file_path(weights: Path, options: ResolvedExport, name: str) -> Path:
     """Returns the path of a file of the format ``name``.
 
     It differs by branch and by layout, as a program that reads the one cannot read the other, and by precision, so that
     files of several precisions can be compared.
     """
-    branch = "_nms" if config.nms else ""
-    layout = "_end2end" if config.layout == "end2end" else ""
+    branch = "_nms" if options.nms else ""
+    layout = "_end2end" if options.layout == "end2end" else ""
     precision = ""
-    if config.half:
+    if options.half:
         precision = "_half"
-    elif config.int8:
+    elif options.int8:
         precision = "_int8"
     return weights.with_name(f"{weights.stem}{branch}{layout}{precision}{EXPORT_FORMATS[name].suffix}")
 
@@ -176,8 +168,24 @@ def _log_file(path: Path, outcome: str, model_format: ModelFormat, graph: Any) -
         get_logger().info("%s: %s", path, requirements)
 
 
-def _failure(path: Path, failed: Path, problems: Sequence[str], parity: Parity) -> str:
-    """Returns the message about a file that fails its check, and is kept as ``failed``."""
+def _failed_path(path: Path) -> Path:
+    """Returns where a file that should have become ``path`` is kept if it fails its check."""
+    return path.with_name(f"{path.name}.failed")
+
+
+def _publish(candidate: Path, path: Path) -> None:
+    """Moves a file from its temporary folder to its name. One that has failed in an earlier export goes to that folder
+    instead, and is removed with it."""
+    replace_path(candidate, path)
+    failed = _failed_path(path)
+    if os.path.lexists(failed):
+        os.replace(failed, candidate.with_name(failed.name))
+
+
+def _keep_failed(candidate: Path, path: Path, problems: Sequence[str], parity: Parity) -> str:
+    """Keeps a file that fails its check as NAME.failed. Returns the message about it."""
+    failed = _failed_path(path)
+    replace_path(candidate, failed)
     earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
     return (
         f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: {parity.worst_image})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.formats.graphs import ResolvedExport
 from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
 from utils.config.settings import ExportConfig
@@ -51,10 +51,11 @@ def _flags_of_some_formats(config: ExportConfig) -> list[str]:
     return [flag for flag, used in is_used.items() if used]
 
 
-def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportConfig:
-    """The flags, filled in for a fused model, whose checkpoint has the size ``imgsz``, pixels: ``imgsz`` is height and
-    width, of the canvas that a ``dynamic`` model is meant for; ``iou_thres`` that of the NMS that the detections need,
-    None: none; ``box_voting`` whether the graph includes it. Raises UserError for flags that do not fit the model."""
+def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ResolvedExport:
+    """Fills in what the flags leave to the model. Raises UserError for flags that do not fit it.
+
+    ``detector``: fused. ``imgsz``: the checkpoint's image size, pixels.
+    """
     sides = config.imgsz or [imgsz]
     for side in sides:
         check_image_size(side, detector.stride)
@@ -67,5 +68,15 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
                 f"{flag}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
             )
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
-    box_voting = config.box_voting and config.layout == "end2end" and nms_iou is not None
-    return replace(config, imgsz=[sides[0], sides[-1]], iou_thres=nms_iou, box_voting=box_voting)
+    return ResolvedExport(
+        imgsz_hw=(sides[0], sides[-1]),
+        batch=config.batch,
+        dynamic=config.dynamic,
+        half=config.half,
+        int8=config.int8,
+        layout=config.layout,
+        nms=config.nms,
+        nms_iou=nms_iou,
+        box_voting=config.box_voting and config.layout == "end2end" and nms_iou is not None,
+        opset=config.opset,
+    )

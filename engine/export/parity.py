@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from utils.config.settings import ExportConfig
+from engine.formats.graphs import ResolvedExport
 from utils.strings import counted
 
 
@@ -30,11 +30,11 @@ FLOAT16 = Tolerance(min_iou=0.9, missing=0.05, box=0.01, score=0.01, on_average=
 INT8 = Tolerance(min_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True, ap=0.015, f1=0.02)
 
 
-def tolerance_of(config: ExportConfig) -> Tolerance:
+def tolerance_of(options: ResolvedExport) -> Tolerance:
     """Returns what is allowed for the precision of an export."""
-    if config.int8:
+    if options.int8:
         return INT8
-    return FLOAT16 if config.half else FLOAT32
+    return FLOAT16 if options.half else FLOAT32
 
 
 @dataclass(frozen=True)

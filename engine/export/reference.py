@@ -15,6 +15,7 @@ from engine.evaluation.result import EvalResult
 from engine.export.differences import MATCHED_SCORE, Differences, match_tables
 from engine.export.export_data import letterboxed
 from engine.export.parity import Parity, Tolerance
+from engine.formats.graphs import ResolvedExport
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import (
     SCORED,
@@ -23,7 +24,6 @@ from models.postprocess.detections import (
     detections_to_score,
     select_for_validation,
 )
-from utils.config.settings import ExportConfig
 from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -41,18 +41,18 @@ class Reference:
         result: scores of ``table``.
     """
 
-    def __init__(self, model: InferenceModel, index: DatasetIndex, config: ExportConfig) -> None:
+    def __init__(self, model: InferenceModel, index: DatasetIndex, options: ResolvedExport) -> None:
         """Runs the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare.
 
         Args:
             model: the checkpoint.
             index: the images of the check.
-            config: of `resolve_options`.
+            options: of `resolve_options`.
         """
         self._index = index
-        self._letterboxed = partial(letterboxed, index, config, model.stride, BATCH)  # anew for each model
+        self._letterboxed = partial(letterboxed, index, options, model.stride, BATCH)  # anew for each model
         self._truth = index.ground_truth()
-        settings = ValidationSettings(iou_thres=config.iou_thres, box_voting=config.box_voting)
+        settings = ValidationSettings(iou_thres=options.nms_iou, box_voting=options.box_voting)
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
             return select_for_validation(model, raw) | {SCORED: detections_to_score(model, raw, settings)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.evaluation.result import EvalResult
+from engine.formats.graphs import ResolvedExport
 from engine.inference.model import CheckpointModel
-from utils.config.settings import ExportConfig
 
 
 class Thresholds(NamedTuple):
@@ -16,13 +16,13 @@ class Thresholds(NamedTuple):
     voting: float | None  # for the output after NMS with box voting
 
 
-def trained_thresholds(model: CheckpointModel, config: ExportConfig) -> Thresholds:
+def trained_thresholds(model: CheckpointModel, options: ResolvedExport) -> Thresholds:
     """Returns the thresholds of training's validation; None for the branch that it does not validate."""
-    output = output_threshold(model, config, votes=model.nms_iou is not None)
+    output = output_threshold(model, options, votes=model.nms_iou is not None)
     return Thresholds(model.confidence if output is None else output, model.confidence)
 
 
-def output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig, *, votes: bool) -> float | None:
+def output_threshold(scores: EvalResult | CheckpointModel, options: ResolvedExport, *, votes: bool) -> float | None:
     """Returns the threshold for the output of a file as it is; None: unknown.
 
     No stored threshold matches a file's output exactly. An end2end file is closest to `SCORED` if both use box voting
@@ -32,7 +32,7 @@ def output_threshold(scores: EvalResult | CheckpointModel, config: ExportConfig,
 
     ``votes``: whether boxes have voted in the scored detections.
     """
-    has_final_rows = config.layout == "end2end"
-    if has_final_rows and config.box_voting == votes:
+    has_final_rows = options.layout == "end2end"
+    if has_final_rows and options.box_voting == votes:
         return scores.scored_confidence
     return scores.plain_confidence

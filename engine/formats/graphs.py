@@ -15,13 +15,28 @@ from engine.formats.int8 import activation_ranges, quantize
 from engine.formats.layouts import ExportModule, make_layout
 from engine.formats.runtimes import quiet
 from models.detector import Detector
-from utils.config.settings import ExportConfig
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "output0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedExport:
+    """The flags of export.py that say what a file computes, resolved for a model by `resolve_options`."""
+
+    imgsz_hw: tuple[int, int]  # canvas that the file takes, or with ``dynamic`` is meant for, pixels
+    batch: int  # images that the file takes at once
+    dynamic: bool  # any batch, and any canvas of whole strides
+    half: bool  # float16
+    int8: bool  # 8-bit convolutions
+    layout: str  # see `make_layout`
+    nms: bool  # the one-to-many branch of a head with two
+    nms_iou: float | None  # IoU threshold of the NMS that the detections need, in the file or after it; None: no NMS
+    box_voting: bool  # by the NMS in the file
+    opset: int  # of ONNX
 
 
 class HasDetector(Protocol):
@@ -34,25 +49,25 @@ class HasDetector(Protocol):
 class ModelGraphs:
     """Builds the graphs that `ModelFormat.build` starts from, and keeps those that several formats need.
 
-    ``calibration``: returns batches of training images, see `activation_ranges`; only ``config.int8`` needs it.
+    ``calibration``: returns batches of training images, see `activation_ranges`; only ``options.int8`` needs it.
     """
 
     detector: Detector  # not fused
-    config: ExportConfig  # from `resolve_options`
+    options: ResolvedExport
     calibration: Callable[[], Iterable[np.ndarray]] | None = None
 
     def module(self, *, half: bool) -> ExportModule:
         """Returns the detector, fused, with one input and one output; with ``half`` its layers compute in float16."""
-        config = self.config
-        fused = self.detector.fuse(one_to_one=not config.nms)
-        return make_layout(fused, config.layout, half=half, nms_iou=config.iou_thres, box_voting=config.box_voting)
+        options = self.options
+        fused = self.detector.fuse(one_to_one=not options.nms)
+        return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
 
     @cached_property
     def float_onnx(self) -> ModelProto:
-        return build_onnx(self.module(half=False), self.config)
+        return build_onnx(self.module(half=False), self.options)
 
     def half_onnx(self) -> ModelProto:
-        return build_onnx(self.module(half=True), self.config)
+        return build_onnx(self.module(half=True), self.options)
 
     def int8_onnx(self, *, outputs: bool) -> ModelProto:
         """``outputs``: see `quantize`."""
@@ -65,42 +80,42 @@ class ModelGraphs:
         return activation_ranges(self.float_onnx, self.calibration())
 
 
-def example_images(module: HasDetector, config: ExportConfig) -> Tensor:
+def example_images(module: HasDetector, options: ResolvedExport) -> Tensor:
     """Makes a batch for tracing ``module``."""
-    batch = config.batch
-    if config.dynamic:
+    batch = options.batch
+    if options.dynamic:
         batch = max(batch, 2)  # torch.export takes a side of one cell, or a batch of one, for a constant
-    return torch.zeros(max(batch, 1), module.detector.channels, *config.imgsz)
+    return torch.zeros(max(batch, 1), module.detector.channels, *options.imgsz_hw)
 
 
-def dynamic_shapes(module: ExportModule, config: ExportConfig) -> tuple[dict[int, object]] | None:
+def dynamic_shapes(module: ExportModule, options: ResolvedExport) -> tuple[dict[int, object]] | None:
     """Returns shapes for `torch.export` with any batch, height and width in whole strides; None for fixed ones."""
-    if not config.dynamic:
+    if not options.dynamic:
         return None
     dim = torch.export.Dim
     stride = module.detector.stride
     return ({0: dim("batch"), 2: stride * dim("height"), 3: stride * dim("width")},)
 
 
-def build_onnx(module: ExportModule, config: ExportConfig) -> ModelProto:
+def build_onnx(module: ExportModule, options: ResolvedExport) -> ModelProto:
     """Builds the ONNX graph of a module. Raises UserError for an opset that torch does not write."""
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
-            (example_images(module, config),),
+            (example_images(module, options),),
             dynamo=True,
-            opset_version=config.opset,
+            opset_version=options.opset,
             input_names=[INPUT],
             output_names=[OUTPUT],
-            dynamic_shapes=dynamic_shapes(module, config),
+            dynamic_shapes=dynamic_shapes(module, options),
             verbose=False,
         )
     if program is None:
         raise RuntimeError("torch.onnx.export with dynamo=True returned no program")
     proto = program.model_proto
     written_opset = proto.opset_import[0].version
-    if written_opset != config.opset:
-        raise UserError(f"--opset {config.opset}: torch wrote opset {written_opset} instead; use that")
+    if written_opset != options.opset:
+        raise UserError(f"--opset {options.opset}: torch wrote opset {written_opset} instead; use that")
     import onnx
 
     # The exporter writes the newest version of the file format; older runtimes read those that the operators need.

@@ -89,7 +89,7 @@ class LiteRtFormat(ModelFormat):
 
     def build(self, graphs: ModelGraphs) -> bytes:
         """Returns a file without metadata. Raises UserError for a model that litert-torch cannot convert."""
-        config = graphs.config
+        options = graphs.options
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder, "program.pt2")
             model = Path(folder, "model.tflite")
@@ -97,10 +97,10 @@ class LiteRtFormat(ModelFormat):
             _run_step("convert", program, output=model)
             program.unlink()
             rounded = Path(folder, "rounded.tflite")
-            if config.half:
+            if options.half:
                 _run_step("round_weights", model, output=rounded)
                 return rounded.read_bytes()
-            if config.int8:
+            if options.int8:
                 ranges = Path(folder, "ranges.json")
                 ranges.write_text(json.dumps(_measure_ranges(model.read_bytes(), graphs)), encoding="utf-8")
                 _run_step("quantize", model, ranges, output=rounded)
@@ -156,7 +156,7 @@ class _Runner:
         self.input_shape = (batch, channels, height, width)
         check_input_size(path, self.input_shape)
         output_shape = tuple(self._output["shape"])
-        has_rows = metadata.layout == "end2end"
+        has_rows = metadata.end2end
         if not metadata.is_ours and len(output_shape) == 3:
             has_rows = output_shape[1] > output_shape[2]
         self._scale = box_scale(output_shape, (height, width), has_rows=has_rows)
@@ -183,8 +183,11 @@ class _Runner:
 
 
 def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: bool) -> Tensor:
-    """Returns what makes pixels of the boxes in an output of this shape, float32: (1, 1, columns) if each box
-    ``has_rows``, else (1, rows, 1). Other values stay. An output that is not one of a detector is not scaled."""
+    """Returns the factors that turn an output of this shape, whose boxes are fractions of the canvas, into pixels.
+
+    ``has_rows``: a row of the output is a box, and the factors are float32 (1, 1, columns); otherwise a column is one,
+    and they are (1, rows, 1). They are 1 for scores and classes, and for an output that is not one of a detector.
+    """
     if len(shape) != 3:
         return torch.ones(())
     length = shape[2] if has_rows else shape[1]
@@ -231,12 +234,12 @@ def _read_metadata(path: Path) -> dict[str, str]:
 
 def _write_program(graphs: ModelGraphs, path: Path) -> None:
     """Writes the program that `convert` of the converter reads."""
-    config = graphs.config
+    options = graphs.options
     module = graphs.module(half=False)  # with ``half``, the weights are rounded afterwards
-    images = example_images(module, config)
-    height, width = config.imgsz
+    images = example_images(module, options)
+    height, width = options.imgsz_hw
     with quiet(), torch.no_grad():
-        wrapped = _ChannelsLast(module, module(images), (height, width), layout=config.layout).eval()
+        wrapped = _ChannelsLast(module, module(images), (height, width), layout=options.layout).eval()
         program = torch.export.export(wrapped, (), {INPUT: images.permute(0, 2, 3, 1).contiguous()})
         torch.export.save(program, path)
 

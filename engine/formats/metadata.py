@@ -18,7 +18,7 @@ from utils.schema import Bounds, Fraction, build, check
 
 KEY = "lockstep"
 VERSION = 1
-LAYOUTS = ("raw", "end2end")
+LAYOUTS = {"raw": False, "end2end": True}  # names of layouts, and `ExportMetadata.end2end` of each
 _TEXTS = ("description", "date", "author", "version", "license")
 # Fields of `ExportMetadata`.
 _OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
@@ -37,18 +37,18 @@ def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMetadata:
-    """What an exported file says about itself. ``names``, ``imgsz_hw`` and ``layout`` may be None in foreign files."""
+    """What an exported file says about itself. ``names`` and ``imgsz_hw`` may be None in foreign files."""
 
+    is_ours: bool = False  # written by this program: ``end2end`` says what the output is, and need not be inferred
     names: tuple[str, ...] | None = None
     stride: Annotated[int, Bounds(1, 4096)] = 32
     imgsz_hw: tuple[Side, Side] | None = None  # pixels
     batch: Side = 1
     dynamic: bool = False  # any batch and any canvas of whole strides
-    end2end: bool = False  # rows of final detections, or boxes of a head that needs no NMS
+    end2end: bool = False  # rows of final detections; in a foreign file, maybe boxes of a head that needs no NMS
     task: str = "detect"
     channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
     bits: Annotated[int, Bounds(8, 16)] = 8  # of a channel
-    layout: str | None = None
     nms_iou: Fraction | None = None  # None: the detections need no NMS
     box_voting: bool = False  # by the NMS inside
     validation_iou: Fraction | None = None  # as published for the model's head
@@ -64,10 +64,6 @@ class ExportMetadata:
     version: str = ""
     license: str = ""
     details: dict[str, Any] = field(default_factory=dict)  # further entries of the key `KEY`
-
-    @property
-    def is_ours(self) -> bool:
-        return self.layout is not None
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -94,7 +90,8 @@ class ExportMetadata:
 
     def _own_entries(self) -> dict[str, Any]:
         """Returns the content of the key `KEY`."""
-        entries: dict[str, Any] = {"version": VERSION, "layout": self.layout, "needs_nms": self.nms_iou is not None}
+        layout = next(name for name, is_end2end in LAYOUTS.items() if is_end2end == self.end2end)
+        entries: dict[str, Any] = {"version": VERSION, "layout": layout, "needs_nms": self.nms_iou is not None}
         for key in _OWN:
             entries[key] = getattr(self, key)
         entries["preprocessing"] = preprocessing(PixelFormat(self.channels, self.bits))
@@ -155,10 +152,11 @@ def _own(text: str) -> dict[str, Any]:
     own = check(own, dict, where)
     if check(own.get("version", 0), int, f"{where}: version") > VERSION:
         raise UserError(f"exported by a newer version (format {own['version']}); update this program")
-    known = {"layout": own.get("layout")} | {key: own[key] for key in _OWN if key in own}
-    check(known["layout"], str, f"{where}: layout", Bounds(choices=LAYOUTS))
-    not_details = {*known, "version", "needs_nms", "preprocessing"}
-    return known | {"details": {key: value for key, value in own.items() if key not in not_details}}
+    layout = check(own.get("layout"), str, f"{where}: layout", Bounds(choices=tuple(LAYOUTS)))
+    known = {key: own[key] for key in _OWN if key in own}
+    not_details = {*known, "version", "layout", "needs_nms", "preprocessing"}
+    details = {key: value for key, value in own.items() if key not in not_details}
+    return known | {"is_ours": True, "end2end": LAYOUTS[layout], "details": details}
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:

@@ -74,14 +74,14 @@ class NcnnFormat(ModelFormat):
     def build(self, graphs: ModelGraphs) -> NcnnGraph:
         """Raises UserError for a model that pnnx cannot convert."""
         pnnx = require_package("pnnx", "--format ncnn", "use another format")
-        config = graphs.config
-        traced = trace(graphs.module(half=False), config)  # with ``half``, pnnx rounds the weights
-        height, width = config.imgsz
+        options = graphs.options
+        traced = trace(graphs.module(half=False), options)  # with ``half``, pnnx rounds the weights
+        height, width = options.imgsz_hw
         with tempfile.TemporaryDirectory() as folder:
             with quiet():
                 torch.jit.save(traced, str(Path(folder, "model.pt")))
             shape = f"inputshape=[1,{graphs.detector.channels},{height},{width}]"
-            command = [pnnx.EXEC_PATH, "model.pt", shape, f"fp16={int(config.half)}"]
+            command = [pnnx.EXEC_PATH, "model.pt", shape, f"fp16={int(options.half)}"]
             param_path = Path(folder, PARAM_FILE)
             run_converter(
                 "pnnx", command, param_path, user="--format ncnn", timeout_s=CONVERSION_TIMEOUT_S, folder=Path(folder)

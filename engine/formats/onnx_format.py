@@ -36,9 +36,9 @@ ONNX_RUNTIMES = (
 
 class OnnxFormat(ModelFormat):
     def build(self, graphs: ModelGraphs) -> ModelProto:
-        if graphs.config.int8:
+        if graphs.options.int8:
             return graphs.int8_onnx(outputs=True)
-        return graphs.half_onnx() if graphs.config.half else graphs.float_onnx
+        return graphs.half_onnx() if graphs.options.half else graphs.float_onnx
 
     def write(self, graph: ModelProto, path: Path, metadata: ExportMetadata) -> None:
         del graph.metadata_props[:]

@@ -40,7 +40,7 @@ _CORE_LOCK = threading.Lock()  # functools.cache would let two threads create a 
 class OpenVinoFormat(ModelFormat):
     def build(self, graphs: ModelGraphs) -> Model:
         """Reads the ONNX graph in float32, as OpenVINO rounds weights to float16 when it writes the file."""
-        onnx_graph = graphs.int8_onnx(outputs=False) if graphs.config.int8 else graphs.float_onnx
+        onnx_graph = graphs.int8_onnx(outputs=False) if graphs.options.int8 else graphs.float_onnx
         model = openvino_core("--format openvino").read_model(onnx_graph.SerializeToString())
         model.inputs[0].set_names({INPUT})
         model.outputs[0].set_names({OUTPUT})
@@ -103,7 +103,7 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     confidence = DEFAULT_CONFIDENCE if metadata.confidence is None else metadata.confidence
     iou = NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou
     return {
-        "model_type": "yolo_v10" if metadata.layout == "end2end" else "YOLOv8",
+        "model_type": "yolo_v10" if metadata.end2end else "YOLOv8",
         "labels": " ".join(name.replace(" ", "_") for name in metadata.names or ()),
         "confidence_threshold": f"{confidence:.4g}",
         "iou_threshold": f"{iou:.4g}",

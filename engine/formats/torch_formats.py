@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
-from engine.formats.graphs import ModelGraphs, dynamic_shapes, example_images
+from engine.formats.graphs import ModelGraphs, ResolvedExport, dynamic_shapes, example_images
 from engine.formats.layouts import ExportModule
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat, Session
 from engine.formats.runtimes import errors_of_runtime, quiet
-from utils.config.settings import ExportConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
@@ -54,7 +53,7 @@ class TorchScriptFormat(_TorchFormat):
     """TorchScript."""
 
     def build(self, graphs: ModelGraphs) -> torch.jit.ScriptModule:
-        return trace(graphs.module(half=graphs.config.half), graphs.config)
+        return trace(graphs.module(half=graphs.options.half), graphs.options)
 
     def write(self, graph: torch.jit.ScriptModule, path: Path, metadata: ExportMetadata) -> None:
         buffer = io.BytesIO()
@@ -72,11 +71,11 @@ class Pt2Format(_TorchFormat):
     """Programs of `torch.export`."""
 
     def build(self, graphs: ModelGraphs) -> ExportedProgram:
-        config = graphs.config
-        module = graphs.module(half=config.half)
-        images = example_images(module, config)
+        options = graphs.options
+        module = graphs.module(half=options.half)
+        images = example_images(module, options)
         with quiet(), torch.no_grad():
-            program = torch.export.export(module, (images,), dynamic_shapes=dynamic_shapes(module, config))
+            program = torch.export.export(module, (images,), dynamic_shapes=dynamic_shapes(module, options))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # names files of this machine
         program.example_inputs = None  # as large as an image
@@ -95,10 +94,10 @@ class Pt2Format(_TorchFormat):
         return program.module()
 
 
-def trace(module: ExportModule, config: ExportConfig) -> torch.jit.ScriptModule:
+def trace(module: ExportModule, options: ResolvedExport) -> torch.jit.ScriptModule:
     """Traces a module to a TorchScript program."""
     with quiet(), torch.no_grad():
-        traced = torch.jit.trace(module, example_images(module, config), check_trace=False)
+        traced = torch.jit.trace(module, example_images(module, options), check_trace=False)
         return torch.jit.freeze(traced)
 
 

@@ -167,7 +167,7 @@ def _layout_and_names(shape: tuple[int, ...], metadata: ExportMetadata, path: Pa
 def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
     """Infers the layout of an output (B, rows, width)."""
     if metadata.is_ours:
-        return "columns" if metadata.layout == "raw" else "rows"
+        return "rows" if metadata.end2end else "columns"
     count = None if metadata.names is None else len(metadata.names)
     if width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
         return "rows"

@@ -29,13 +29,15 @@ COLORS = ("rgb", "bgr")
 _ORIENTATION_TAG = 0x0112
 
 
-def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[Frame]:
-    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named image0.jpg,
-    image1.jpg, ...
+def as_images(
+    source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8, *, first_number: int = 0
+) -> list[Frame]:
+    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers,
+    from ``first_number`` on: image0.jpg, image1.jpg, ...
 
     - A path is the path of an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
-    - A PIL image is turned as its EXIF data says.
+    - A PIL image is turned as its EXIF data says; one of a file has the name of that.
     - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. B images count
       as B, and one channel is gray.
     - A list or tuple holds any of these.
@@ -48,7 +50,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     frames: list[Frame] = []
     for item in source if isinstance(source, list | tuple) else [source]:
-        name = f"image{len(frames)}.jpg"
+        name = f"image{first_number + len(frames)}.jpg"
         pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
         if isinstance(item, str | os.PathLike):
             path = os.fspath(item)
@@ -57,7 +59,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
             frames.append(Frame(name, _from_array(item, name, color, pixels)))
         elif isinstance(item, Tensor):
             for array in _from_tensor(item, name, pixels):
-                name = f"image{len(frames)}.jpg"
+                name = f"image{first_number + len(frames)}.jpg"
                 frames.append(Frame(name, _from_array(array, name, "rgb", pixels)))
         elif pillow is not None and isinstance(item, pillow.Image):
             name = str(getattr(item, "filename", "")) or name
@@ -72,9 +74,8 @@ def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat
     """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
     number = 0
     for item in images:
-        for frame in as_images(item, color, pixels):
-            path = frame.path if isinstance(item, str | os.PathLike) else f"image{number}.jpg"
-            yield replace(frame, path=path, index=number, is_live=True)
+        for frame in as_images(item, color, pixels, first_number=number):
+            yield replace(frame, index=number, is_live=True)
             number += 1
 
 

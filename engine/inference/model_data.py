@@ -21,12 +21,13 @@ def open_model_data(
 ) -> DatasetSpec:
     """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.
 
-    If ``source`` has no classes, those with which the model was trained are used. With ``single_cls`` all count as one,
-    so that the names need not be the model's. ``instead``: how to do without a data set, for messages. Raises UserError
-    if no data set is named, it cannot be opened, or the model has other classes or channels.
+    Args:
+        source: its classes, if it has any, are scored; otherwise those of `classes_to_score`.
+        single_cls: all classes count as one, so that the names need not be the model's.
+        instead: how to do without a data set, for messages.
+
+    Raises UserError if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
-    classes = source.classes
-    stored = model.stored_words("classes")
     if not source.data:
         data, root = find_location(model.info.get("data", {}), folder_of(model.path))
         source = replace(source, data=data, known_root=root, stored_in=str(model.path))
@@ -37,21 +38,43 @@ def open_model_data(
         splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
         source = replace(source, splits=tuple(splits), optional=("val",), val_images=tuple(held_out))
     spec = open_data(source, ctx)
-    if model.stored("keep_old") is True and not single_cls and not classes:
-        # The data set does not label all of the model's classes.
-        known = {*spec.names, *range(len(spec.names))}
-        labeled = [name for name in typed_classes(stored) if name in known]
-        if labeled:
-            spec = spec.use_classes(labeled)
-        spec = spec.extended(model.names, str(model.path))
-    elif stored and not classes:
-        chosen = typed_classes(stored) if single_cls else model.names
-        if single_cls or set(chosen).issubset(spec.names):
-            spec = with_classes(spec, chosen)
+    if not source.classes:
+        spec = with_classes(spec, classes_to_score(model, spec, single_cls=single_cls))
+        if has_kept_classes(model) and not single_cls:
+            spec = spec.extended(model.names, str(model.path))
     check_channels(model, spec)
     if not single_cls:
         check_names(model.names, spec, str(model.path))
     return spec
+
+
+def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[int | str]:
+    """Returns the classes of ``spec`` whose boxes are scored where no flag names any; empty: all.
+
+    The first row that is true decides:
+
+    | the model was trained      | classes whose boxes are scored                                                     |
+    | -------------------------- | ---------------------------------------------------------------------------------- |
+    | without ``--classes``      | all                                                                                |
+    | with it, all count as one  | those of the training's ``--classes``: the model's names do not tell them apart    |
+    | with it and ``--keep-old``  | the same, of which another data set may have only some; all if it has none of them |
+    | with it                    | the model's; all if the data set lacks one of them, for `check_names` to explain   |
+
+    A model with ``--keep-old`` also has the classes of its teacher. `open_model_data` adds them; where the data set
+    does not label them, they are ignored.
+    """
+    trained = typed_classes(model.stored_words("classes"))
+    if not trained or single_cls:
+        return trained
+    if has_kept_classes(model):
+        known = {*spec.names, *range(len(spec.names))}
+        return [name for name in trained if name in known]
+    return model.names if set(model.names).issubset(spec.names) else ()
+
+
+def has_kept_classes(model: InferenceModel) -> bool:
+    """Whether the model has classes of a teacher which its data set may not label (``--keep-old``)."""
+    return model.stored("keep_old") is True
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:

@@ -3,52 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
+from engine.evaluation.metrics import METRICS
+from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.drawing.figures import Chart, Line
 
-_AXIS_NAMES = {
-    "time": "time since the start (s)",
-    "lr": "learning rate",
-    "precision": "precision at IoU 0.5",
-    "recall": "recall at IoU 0.5",
-    "f1": "F1 at IoU 0.5",
-    "AP50": "AP at IoU 0.5",
-    "AP75": "AP at IoU 0.75",
-    "AP": "AP at IoU 0.50:0.95",
-    "images_per_s": "images per second",
-    "data_wait": "fraction of the time",
-}
-_TITLES = {
-    "time": "Time",
-    "lr": "Learning rates",
-    "images_per_s": "Training images per second",
-    "data_wait": "Waiting for data",
+
+class _Panel(NamedTuple):
+    """The title and the y axis of a chart, and whether the axis begins at 0."""
+
+    title: str
+    axis: str
+    is_from_zero: bool = False
+
+
+_PANELS = {
+    CONFIDENCE_COLUMN: _Panel("confidence threshold", "confidence with the best F1", is_from_zero=True),
+    "time": _Panel("Time", "time since the start (s)"),
+    "lr": _Panel("Learning rates", "learning rate"),
+    "images_per_s": _Panel("Training images per second", "images per second"),
+    "data_wait": _Panel("Waiting for data", "fraction of the time", is_from_zero=True),
 }
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
     """Returns charts of the columns of results.csv that have a finite value. ``train/box`` and ``val/box`` share a
     chart, and so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
-    panels: dict[str, list[str]] = {}  # columns by the quantity that they measure
+    lines: dict[_Panel, list[str]] = {}  # columns by their chart
     for name, values in columns.items():
         if name != "epoch" and np.isfinite(values).any():
-            head, _, tail = name.partition("/")
-            panels.setdefault(head if head == "lr" or not tail else tail, []).append(name)
-    if not panels:
+            lines.setdefault(_panel_of(name), []).append(name)
+    if not lines:
         return []
     first, last = columns["epoch"][[0, -1]]
     span = max(last - first, 1)
     return [
         Chart(
-            title=_TITLES.get(panel, panel if names[0].startswith("metrics/") else f"{panel} loss"),
+            title=panel.title,
             lines=[Line(name, columns["epoch"], columns[name]) for name in names],
             x_label="epoch",
-            y_label=_AXIS_NAMES.get(panel, "loss (no unit)"),
+            y_label=panel.axis,
             x_is_whole=True,
             x_range=(first - 0.02 * span, first + 1.02 * span),
-            y_range=(0, None) if names[0].startswith("metrics/") or panel == "data_wait" else None,
+            y_range=(0, None) if panel.is_from_zero else None,
         )
-        for panel, names in panels.items()
+        for panel, names in lines.items()
     ]
+
+
+def _panel_of(column: str) -> _Panel:
+    """Returns the chart of a column: one of `_PANELS`, or metrics/METRIC, metrics/METRIC:CLASS, train/LOSS, val/LOSS,
+    lr/GROUP."""
+    head, _, tail = column.partition("/")
+    panel = _PANELS.get(column) or _PANELS.get(head)
+    if panel is not None:
+        return panel
+    if head != "metrics":
+        return _Panel(f"{tail or head} loss", "loss (no unit)")
+    name, _, class_name = tail.partition(":")
+    for metric in METRICS:
+        if tail == metric.name or (class_name and name == metric.title):
+            return _Panel(tail if class_name else metric.title, metric.axis, is_from_zero=True)
+    return _Panel(tail, "score (no unit)", is_from_zero=True)

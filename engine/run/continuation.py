@@ -21,7 +21,7 @@ from pathlib import Path
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end
-from engine.run.run import Command, Remaining, RunPlan
+from engine.run.run import Command, Remaining, RunPlan, StartedFrom
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 
@@ -40,10 +40,13 @@ def plan_continued(ctx: DistributedContext, command: Command, folder: Path) -> R
     assert plan.checkpoint is not None
     if not reason_to_end(plan.checkpoint, plan.settings.config, command.explicit_flags):
         return plan
-    if broadcast_object(ctx, (folder / COMPLETE).is_file() if ctx.is_main else False):
-        return replace(plan, remaining=Remaining.EXPORTS)
-    messages = [*plan.startup_messages, "all epochs are done; what follows the last one is done again"]
-    return replace(plan, remaining=Remaining.REPORT, startup_messages=messages)
+    is_complete = broadcast_object(ctx, (folder / COMPLETE).is_file() if ctx.is_main else False)
+    remaining = Remaining.EXPORTS if is_complete else Remaining.REPORT
+    return replace(
+        plan,
+        started_from=replace(StartedFrom.of(plan.checkpoint), remaining=remaining),
+        startup_messages=[*plan.startup_messages, "all epochs are done; what follows the last one is done again"],
+    )
 
 
 def check_not_lost(folder: Path) -> None:

@@ -20,7 +20,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.continuation import forget_complete
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.run import RunPlan, RunSettings, StartedFrom, TrainingRun
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -55,7 +55,7 @@ def claim_folder(
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
     if ctx.is_main:
-        is_new = plan.checkpoint is None
+        is_new = plan.started_from is None
         note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
         note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
@@ -65,8 +65,7 @@ def claim_folder(
         forget_complete(folder)
     write_result(folder=str(folder))
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    started_from = None if plan.checkpoint is None else StartedFrom.of(plan.checkpoint, plan.remaining)
-    return TrainingRun(folder=folder, settings=settings, started_from=started_from)
+    return TrainingRun(folder=folder, settings=settings, started_from=plan.started_from)
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

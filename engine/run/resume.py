@@ -1,6 +1,6 @@
 """Continues a run from a checkpoint.
 
-In the order in which these are called, by engine/run/plan.py and engine/train/build.py:
+In the order in which these are called, by engine/run/plan.py and engine/assembly/build.py:
 
 1. continuation.py for the run of a folder, or find_checkpoint.py for ``--resume PATH``: from which file
 2. `plan_from_checkpoint`: with which settings (resume_settings.py), and `reason_to_end`: whether there is anything left
@@ -21,7 +21,7 @@ from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
 from engine.run.resume_settings import merge_config, merge_hyperparameters
-from engine.run.run import Command, RunPlan, RunSettings
+from engine.run.run import Command, RunPlan, RunSettings, StartedFrom
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.data_location import find_location
@@ -60,6 +60,7 @@ def plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path) 
         settings=RunSettings(config, hyp),
         data_source=data_source,
         folder=path.parent,
+        started_from=StartedFrom.of(checkpoint),
         checkpoint=checkpoint,
         startup_messages=[
             f"resuming {path} after {_describe_position(checkpoint, config)}",

@@ -52,16 +52,21 @@ class RunPlan:
     that continues has both (continuation.py).
 
     The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
-    engine/train/choices.py chooses, and name the data set by a relative path.
+    engine/assembly/choices.py chooses, and name the data set by a relative path.
     """
 
     settings: RunSettings
     data_source: DataSource
     folder: Path | None = None  # locked; None: `claim_folder` makes it
-    checkpoint: Checkpoint | None = None  # from which the run continues; None: it starts from the beginning
-    remaining: Remaining = Remaining.EPOCHS
+    started_from: StartedFrom | None = None  # None: the run starts from the beginning
+    checkpoint: Checkpoint | None = None  # that of `started_from`, until its state is in place (`restore_run`)
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
+
+    @property
+    def remaining(self) -> Remaining:
+        """What is left to do in the run."""
+        return Remaining.EPOCHS if self.started_from is None else self.started_from.remaining
 
     @property
     def used_folder(self) -> Path | None:
@@ -81,10 +86,10 @@ class StartedFrom:
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
     seconds: float  # that the run had trained
-    remaining: Remaining
+    remaining: Remaining = Remaining.EPOCHS  # in the run, with its settings of now
 
     @staticmethod
-    def of(checkpoint: Checkpoint, remaining: Remaining = Remaining.EPOCHS) -> StartedFrom:
+    def of(checkpoint: Checkpoint) -> StartedFrom:
         header = checkpoint.header
         return StartedFrom(
             path=checkpoint.path,
@@ -92,7 +97,6 @@ class StartedFrom:
             metrics=header.metrics,
             pending=header.pending,
             seconds=header.run.seconds,
-            remaining=remaining,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.eval_ranks.messages import ENDED
-from engine.run.run import RunPlan, StartedFrom, TrainingRun
+from engine.run.run import RunPlan, TrainingRun
 from engine.train.trainer import CompletedRun
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
@@ -21,6 +21,5 @@ def open_completed(ctx: DistributedContext, plan: RunPlan) -> CompletedRun:
     write_result(folder=str(plan.folder))
     epochs = counted(plan.checkpoint.header.progress.epoch, "epoch")
     get_logger().info("%s: complete after %s; nothing is left to train", plan.folder, epochs)
-    started_from = StartedFrom.of(plan.checkpoint, plan.remaining)
-    run = TrainingRun(folder=plan.folder, settings=plan.settings, started_from=started_from)
+    run = TrainingRun(folder=plan.folder, settings=plan.settings, started_from=plan.started_from)
     return CompletedRun(run, failure=None)

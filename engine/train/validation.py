@@ -5,26 +5,35 @@ from __future__ import annotations
 
 import copy
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from data.index.index import DatasetIndex
+from data.loading.loader import ValidationLoader
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import PendingEpoch
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.eval_ranks.service import ValidationService
+from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
-from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from utils.config.settings import TrainConfig, validates_after
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunValidation:
+    """The validation split of a run, and what scores a model on it."""
+
+    loader: ValidationLoader
+    evaluator: Evaluator
 
 
 class LocalValidator:

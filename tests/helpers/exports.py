@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from engine.formats.graphs import build_onnx
+from engine.formats.graphs import ResolvedExport, build_onnx
 from engine.formats.layouts import make_layout
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL
-from utils.config.settings import ExportConfig
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -66,9 +66,21 @@ def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
     return detector
 
 
-def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, **changes) -> ExportConfig:
-    """As `resolve_options` returns them."""
-    return ExportConfig(weights="", imgsz=list(imgsz_hw), iou_thres=nms_iou, box_voting=False, **changes)
+def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, **changes) -> ResolvedExport:
+    """Returns the options of a plain export, with ``changes``."""
+    plain = ResolvedExport(
+        imgsz_hw=imgsz_hw,
+        batch=1,
+        dynamic=False,
+        half=False,
+        int8=False,
+        layout="raw",
+        nms=False,
+        nms_iou=nms_iou,
+        box_voting=False,
+        opset=18,
+    )
+    return replace(plain, **changes)
 
 
 @cache

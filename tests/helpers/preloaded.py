@@ -42,7 +42,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 _PRELOADED = (
     "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
     "matplotlib.figure", "matplotlib.backends.backend_agg",
-    "engine.train.build", "engine.commands.val", "engine.commands.detect", "engine.commands.export",
+    "engine.assembly.build", "engine.commands.val", "engine.commands.detect", "engine.commands.export",
 )  # fmt: skip
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("utils", "data", "models", "engine", "tools")

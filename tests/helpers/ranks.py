@@ -24,7 +24,7 @@ from utils.process.launch import read_launch, torchrun_variables
 from utils.process.ports import free_port
 
 # What most of the functions use. The process that forks the ranks imports it once.
-_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.build", "engine.evaluation.evaluator"]
+_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.assembly.build", "engine.evaluation.evaluator"]
 
 
 def _enter(

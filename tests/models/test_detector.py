@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from engine.run.starting_model import build_starting_model
+from engine.assembly.starting_model import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
 from models.heads.base import DetectionHead
 from models.layers.conv import Upsample

@@ -493,7 +493,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.commands.result_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.commands.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
         ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
             "engine.inference.open_source.read_image",

@@ -24,6 +24,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tests.helpers.open_counter import OpenCounter
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard.__main__ import main
@@ -159,6 +160,14 @@ def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
     files, shards = ([(issue.kind, issue.text, issue.where) for issue in scan_issues(split)] for split in checked)
     assert files == shards
     assert len(files) == 1
+
+
+def test_the_index_of_shards_is_opened_once(source: Path, tmp_path: Path):
+    """Each opening verifies all of it."""
+    out = written(source, tmp_path / "out")
+    with OpenCounter(out) as counter:
+        index_of(out)
+        assert counter.counts()["train.shards"] == 1
 
 
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):

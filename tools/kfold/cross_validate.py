@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
-from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold, score_in_process, validation_of
+from tools.kfold.score_fold import score_in_process, validation_of
+from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, read_fold, read_if_scored
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.stored_settings import recipe_contents
 from tools.runs.training import train, train_config
@@ -23,7 +24,6 @@ from utils.process.child import Outcome, RunFailed, RunResult
 from utils.process.stop_signals import StopSignals
 
 SETTINGS = "kfold.yaml"
-DETECTIONS = "detections.npz"  # file in the folder of a finished fold
 
 
 @dataclass(frozen=True)
@@ -71,29 +71,38 @@ def cross_validate(
     ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
     ``experiment``.
 
-    Raises `RunFailed` if a training was refused or has failed, or scoring was killed, `PeerFailure` if scoring has
-    failed and printed why, `Stopped` after a signal, and UserError as `train` does.
+    Raises `RunFailed` if a training or scoring was refused or has failed, `Stopped` after a signal, and UserError as
+    `train` does.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
     for number in range(config.folds):
-        data = data_of(experiment.folder.path, number)
         run = folder / f"fold{number + 1}"
-        detections = run / DETECTIONS
-        if not detections.is_file():
-            run.mkdir(parents=True, exist_ok=True)
-            train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
-            best = best_of_newest_run(run)
-            if best is None:
-                raise RunFailed(RunResult(Outcome.FAILED, f"fold {number + 1}: no epoch could be scored"))
-            validation = validation_of(config, best, data)
-            try:
-                score_in_process(validation, detections)
-            except UserError as error:  # the process was killed
-                raise RunFailed(RunResult(Outcome.FAILED, f"fold {number + 1}: {error}")) from None
-        scored.append(read_fold(detections))
-        results.append(scored[-1].result())
+        fold = read_if_scored(run / DETECTIONS_FILE)
+        if fold is None:
+            fold = _train_and_score(config, experiment, run, data_of(experiment.folder.path, number), signals)
+        scored.append(fold)
+        results.append(fold.result())
         yield CrossValidation(list(results), pool(scored).result())
+
+
+def _train_and_score(
+    config: KfoldConfig, experiment: Experiment, run: Path, data: Path, signals: StopSignals
+) -> ScoredFold:
+    """Trains in the folder ``run``, unless that is done, and scores the best epoch. ``data``: YAML of the fold.
+
+    Raises as `cross_validate` does.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
+    best = best_of_newest_run(run)
+    if best is None:
+        raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
+    result = score_in_process(validation_of(config, best, data))
+    if result.reason:
+        result = replace(result, reason=f"{run.name} could not be scored: {result.reason}")
+    result.check()
+    return read_fold(run / DETECTIONS_FILE)
 
 
 def write_results(path: Path, results: CrossValidation, names: Sequence[str]) -> None:

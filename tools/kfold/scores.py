@@ -1,31 +1,28 @@
-"""Out-of-fold scores: detects in every image with the model not trained on it, and scores all images together."""
+"""Out-of-fold scores: of the images of a fold, by the model not trained on them, and of all images together."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
-from data.loading.build import MAX_VALIDATION_BATCH
-from engine.commands.scoring import score
-from engine.commands.val import open_model_and_data
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
-from utils.config.search_settings import KfoldConfig
-from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.errors import first_line
 from utils.files.safe_io import atomic_write
 from utils.labels import GroundTruth
-from utils.logger import configure_logging
-from utils.machine.devices import parse_devices
-from utils.process.exit_codes import REQUEUE
-from utils.process.spawn import spawn
+from utils.logger import get_logger
 from utils.strings import aligned
 
+DETECTIONS_FILE = "detections.npz"  # file in the folder of a scored fold
+# Errors of `np.load` for a file that is empty, cut off or otherwise damaged.
+_DAMAGED = (BadZipFile, EOFError, LookupError, RuntimeError, ValueError, zlib.error)
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
 _TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
@@ -44,52 +41,29 @@ class ScoredFold:
         return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
 
 
-def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
-    """Returns the settings that validate a fold in one process. The batches are those with which its training has
-    validated, of at most `MAX_VALIDATION_BATCH` images. Settings of the data are as in the training."""
-    batch_size = ValConfig.batch_size
-    if config.batch_size != FIND_BATCH_SIZE:
-        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
-    shared = {field.name: getattr(config, field.name) for field in fields(DataSettings)}
-    fold_settings = {
-        "weights": str(weights),
-        "data": str(data),
-        "batch_size": batch_size,
-        "imgsz": config.imgsz,
-        "device": config.device.split(",")[0],
-        "classes": [],  # those of the checkpoint, which has been trained with --classes
-        "stage": "",  # the images are read once
-        "spawn": 0,
-    }
-    return ValConfig(**shared | fold_settings)
-
-
-def score_in_process(validation: ValConfig, out: Path) -> None:
-    """Calls `score_fold` in a process of its own: a crash does not end this one, and the memory that the device needs
-    is free for the next training.
-
-    Raises `PeerFailure` if that process fails and has printed why, UserError if it was killed, and `Stopped`.
-    """
-    spawn(score_fold, processes=1, args=(validation, out), stop_code=REQUEUE)
-
-
-def score_fold(validation: ValConfig, out: Path) -> None:
-    """Detects in the validation images of a fold, and writes the labels and the detections to ``out``."""
-    configure_logging(True)
-    ctx = DistributedContext.single(parse_devices(validation.device)[0])
-    model, spec, validation = open_model_and_data(validation, ctx)
-    scores = score(validation, model, spec, ctx)
-    assert scores is not None, "the only process has the scores"
-    fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)
+def write_fold(path: Path, fold: ScoredFold) -> None:
+    """Writes the labels and the detections of a fold."""
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
     arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
     arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
-    with atomic_write(out) as file:
+    with atomic_write(path, durable=True) as file:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
 
 
+def read_if_scored(path: Path) -> ScoredFold | None:
+    """Reads what `write_fold` has written. Returns None if there is no such file or, with a warning, if it is
+    damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return read_fold(path)
+    except _DAMAGED as error:
+        get_logger().warning("%s: damaged (%s); the fold is scored again", path, first_line(error))
+        return None
+
+
 def read_fold(path: Path) -> ScoredFold:
-    """Reads the file that `score_fold` has written."""
+    """Reads what `write_fold` has written. Raises one of `_DAMAGED` if the file is damaged."""
     with np.load(path, allow_pickle=False) as arrays:
         truth_arrays = {name: arrays[f"truth_{name}"] for name in _TRUTH_ARRAYS}
         truth = GroundTruth(

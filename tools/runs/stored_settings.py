@@ -44,13 +44,13 @@ class StoredSettings:
             digests: likewise, of what is too large to be stored. Those of files that settings name are added.
         """
         settings, all_digests = self._with_settings(contents, digests)
-        write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: all_digests}, sort_keys=False))
+        write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: all_digests}, sort_keys=False), durable=True)
 
     def check_unchanged(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Raises UserError that names the first difference between what `store` would store and the stored settings."""
         settings, all_digests = self._with_settings(contents, digests)
         folder = self.path.parent
-        stored = load_yaml(self.path) or {}
+        stored = load_yaml(self.path)
         if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS, {}), dict):
             raise UserError(f"{self.path}: damaged; start again with another --name")
         stored_digests = stored.pop(_DIGESTS, {})

@@ -31,7 +31,7 @@ from tools.search.study import (
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
-from utils.errors import PeerFailure, UserError
+from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.process.child import Outcome, RunFailed
@@ -147,7 +147,7 @@ class _Search:
         then stays unfinished.
         """
         recipe = claim.folder / RECIPE
-        write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False))
+        write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
         outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         self.study.finish(claim, outcome)
@@ -180,8 +180,6 @@ class _Search:
                 number = len(results.folds)
                 if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
                     return TrialOutcome.scored(fitness, is_pruned=True)
-        except PeerFailure:
-            return TrialOutcome.failed("a fold could not be scored; the process that scored it has printed why")
         except RunFailed as error:
             if error.result.outcome == Outcome.REFUSED:
                 raise

@@ -25,6 +25,7 @@ class Command:
         summary: for ``lockstep --help``.
         description: for its own ``--help``.
         is_one_process: whether a launcher (torchrun, mpirun, srun) may not start several processes of it.
+        divides_work: whether copies of it that a launcher without ranks (srun, mpirun) starts divide the work.
         instead: what to do instead of starting several, for the message that refuses them.
     """
 
@@ -34,6 +35,7 @@ class Command:
     summary: str
     description: str
     is_one_process: bool = True
+    divides_work: bool = False
     instead: str = "start it once"
 
     @property
@@ -43,11 +45,8 @@ class Command:
 
     @property
     def module(self) -> str:
-        """The name of its module. In the installed package, scripts are in a package of their own."""
-        package = ""
-        if IS_INSTALLED:
-            package = "lockstep." if self.is_tool else "lockstep.scripts."
-        return package + self.path.replace("/", ".")
+        """The name of its module."""
+        return module_name(self.path)
 
     @property
     def title(self) -> str:
@@ -128,7 +127,8 @@ _COMMANDS = (
         path="tools/search/__main__",
         summary="search hyper-parameters",
         description="Searches hyper-parameters: trains with different values and reports the best.",
-        instead="start it once; --spawn N trains each trial on N processes",
+        divides_work=True,
+        instead="start it without torchrun; --spawn N trains each trial on N processes",
     ),
     Command(
         name="convert",
@@ -166,6 +166,16 @@ _COMMANDS = (
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
+# Commands that only other commands start, in processes of their own, and their modules.
+INTERNAL_COMMANDS = {"score-fold": "tools/kfold/score_fold"}
+
+
+def module_name(path: str) -> str:
+    """Returns the name of the module ``path``. In the installed package, scripts are in a package of their own."""
+    package = ""
+    if IS_INSTALLED:
+        package = "lockstep." if "/" in path else "lockstep.scripts."
+    return package + path.replace("/", ".")
 
 
 def command_of(settings: type) -> Command:

@@ -21,6 +21,13 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
     return paths | {f"{name}_from_run": relative_name(path, folder) for name, path in paths.items()}
 
 
+def stored_location(stored: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the entries of `describe_location` that ``stored`` has, without what else a checkpoint says of its
+    data."""
+    names = ("source", "root", "source_from_run", "root_from_run")
+    return {name: str(stored[name]) for name in names if name in stored}
+
+
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
     """Finds the data set's YAML, and the folder that its entries are relative to, that ``checkpoint`` has ``stored``;
     "" for what it does not have. A path is looked up as it was stored, then relative to the checkpoint's folder."""

@@ -68,9 +68,10 @@ def remove_half_written(folder: str | Path) -> None:
                 path.unlink()
 
 
-def write_whole(path: str | Path, content: bytes | str) -> None:
-    """Replaces ``path`` atomically by ``content``. Text is UTF-8; undecodable bytes of file names are escaped."""
-    with atomic_write(path) as file:
+def write_whole(path: str | Path, content: bytes | str, *, durable: bool = False) -> None:
+    """Replaces ``path`` atomically by ``content``. Text is UTF-8; undecodable bytes of file names are escaped.
+    ``durable``: see `atomic_write`."""
+    with atomic_write(path, durable=durable) as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
 
 

@@ -22,7 +22,15 @@ from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
 from utils.process.result_file import RESULT_VARIABLE, read_result
 
-_STOPPED_CODES = (REQUEUE, INTERRUPTED, -signal.SIGINT)
+# Exit statuses of processes that a stop signal has ended, and the exit codes that they mean. Negative: the process did
+# not handle the signal yet.
+_STOPPED_CODES = {
+    REQUEUE: REQUEUE,
+    INTERRUPTED: INTERRUPTED,
+    -signal.SIGINT: INTERRUPTED,
+    -signal.SIGTERM: REQUEUE,
+    -signal.SIGUSR1: REQUEUE,
+}
 
 
 class Outcome(StrEnum):
@@ -31,8 +39,8 @@ class Outcome(StrEnum):
     DONE = "done"
     PRUNED = "pruned"  # ended early by the process that has started it
     STOPPED = "stopped"  # by a signal; a training that had begun can be resumed
-    REFUSED = "refused"  # before it has begun, or by a full disk: nothing is lost, and the same again would be refused
-    FAILED = "failed"  # in its work
+    REFUSED = "refused"  # before it started, or by a full disk: nothing is lost, retrying unchanged would fail again
+    FAILED = "failed"  # while it worked
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class RunResult:
 
     outcome: Outcome
     reason: str = ""  # the line that a command would print that was refused or has failed
-    code: int = 0  # exit status; negative: the signal that has killed it
+    code: int = 0  # exit code; negative: the signal that has killed it
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +58,7 @@ class RunResult:
         if code == 0:
             return cls(Outcome.DONE, values=values)
         if code in _STOPPED_CODES:
-            return cls(Outcome.STOPPED, code=code, values=values)
+            return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], values=values)
         if code < 0:
             return cls(Outcome.FAILED, killed_by(-code), code, values)
         outcome = Outcome.REFUSED if values.get("refused") else Outcome.FAILED

@@ -34,7 +34,6 @@ PEER_GRACE_S = 2.0
 _REFUSED = frozenset(
     (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 )
-_OTHER_FOLDER = "choose another folder (--project, --cache-dir or --stage)"
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
@@ -173,8 +172,8 @@ def _explain_os_error(error: BaseException) -> str | None:
     location = f"{error.filename}: " if error.filename else ""
     if error.errno in DISK_FULL:
         disk = "the disk" if location else "the disk or /dev/shm"
-        return f"{location}{disk} is full; free some space or {_OTHER_FOLDER}"
-    return f"{location}{(error.strerror or str(error)).lower()}; fix that or {_OTHER_FOLDER}"
+        return f"{location}{disk} is full; free some space or choose another folder"
+    return f"{location}{(error.strerror or str(error)).lower()}; fix that or choose another folder"
 
 
 def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:

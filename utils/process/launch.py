@@ -37,9 +37,12 @@ class Launch:
         return "torchrun" if self.run_id else "the environment"
 
 
-def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """Reads the rank of this process from the environment. Returns None if it is not one of several. ``environ``: None
-    for that of this process.
+def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use torchrun or --spawn") -> Launch | None:
+    """Reads the rank of this process from the environment. Returns None if it is not one of several.
+
+    Args:
+        environ: None for that of this process.
+        instead: what to do instead of starting copies, for the message that refuses them.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory, and for copies of the program
     that do not know of each other and would overwrite each other's files.
@@ -47,7 +50,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     environ = os.environ if environ is None else environ
     present = [name for name in _VARIABLES if environ.get(name)]
     if not present:
-        _check_no_copies(environ)
+        _check_no_copies(environ, instead)
         return None
     if len(present) < len(_VARIABLES):
         missing = ", ".join(name for name in _VARIABLES if name not in present)
@@ -74,13 +77,13 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     return launch
 
 
-def _check_no_copies(environ: Mapping[str, str]) -> None:
+def _check_no_copies(environ: Mapping[str, str], instead: str) -> None:
     """Raises UserError if a launcher has started copies of the program that do not know of each other."""
     for name, launcher in _COPIES.items():
         # The shell of ``srun --pty`` is a single process, whatever the size of its step.
         if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
             count = _number(environ, name)
-            raise UserError(f"{launcher} has started {count} separate processes; use torchrun or --spawn")
+            raise UserError(f"{launcher} has started {count} separate processes; {instead}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -106,14 +109,22 @@ def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
     return rank >= world_size - eval_ranks
 
 
-def require_one_process(script: str, instead: str = "start it once") -> None:
-    """Ends this process with one line, on rank 0, if a launcher has started several: all would do the same work."""
-    launch = read_launch()
+def accept_copies() -> None:
+    """Removes the variables by which launchers number copies of this program from the environment: they divide the
+    work among themselves, and what each of them starts is no copy."""
+    for name in _COPIES:
+        os.environ.pop(name, None)
+
+
+def require_one_process(command: str, instead: str) -> None:
+    """Ends this process with one line, on rank 0, if a launcher has started several: all would do the same work.
+    Copies, which have no rank, print the line each. ``instead``: what to do instead."""
+    launch = read_launch(instead=instead)
     if launch is None or launch.world_size == 1:
         return
     if launch.rank:
         raise SystemExit(2)
-    raise UserError(f"{script} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+    raise UserError(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

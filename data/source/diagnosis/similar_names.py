@@ -9,7 +9,7 @@ from functools import cached_property
 
 from data.image_io.file_kinds import is_image_name
 from data.labels.image_names import loose
-from data.source.listing.label_files import ListedImage
+from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.walk import Folders
 
 
@@ -28,7 +28,7 @@ class UnlabeledImages:
     def _by_stem(self) -> dict[str, list[ListedImage]]:
         images: dict[str, list[ListedImage]] = {}
         for image in self._images:
-            if image.is_unlabeled:
+            if image.status is ImageStatus.BACKGROUND:
                 images.setdefault(loose_stem(image.file.base_name), []).append(image)
         return images
 

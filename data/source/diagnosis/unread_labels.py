@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Container, Sequence
 
 from data.image_io.file_kinds import is_image_name
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.listing.candidate_files import Candidate, CandidateFiles
-from data.source.listing.label_files import ListedImage
+from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate, CandidateFiles
+from data.source.listing.label_files import FoundLabels
+from data.source.listing.listing import ImageStatus, ListedImage
 
 
-class UnreadLabels(NamedTuple):
-    """A file that is not read and seems to have the labels of an image."""
+def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Finding]:
+    """Returns the findings about files that seem to have the labels of an unlabeled image, by names of images, without
+    images that are ``left_out`` already."""
+    unlabeled = {
+        image.name: image
+        for image in found.images
+        if image.status is ImageStatus.BACKGROUND and image.name not in left_out
+    }
+    # Files per folder that are opened: if no image has a label file, the split is refused anyway.
+    max_files = len(found.images) if found.is_any_labeled else SAMPLE_SIZE
+    findings: dict[str, Finding] = {}
+    for group in found.groups:
+        images = [unlabeled[name] for name in group.names if name in unlabeled]
+        folders = list(dict.fromkeys((group.usual_label_folder, group.folder)))
+        findings |= _unread_labels_in(folders, images, found.candidates, max_files)
+    return findings
 
-    image: str  # name of the image
-    finding: Finding
 
-
-def unread_labels(
-    images: Sequence[ListedImage], folders: Sequence[str], candidates: CandidateFiles, max_files: int
-) -> list[UnreadLabels]:
-    """Returns the files that have the names of ``images``, which are unlabeled, and seem to have labels, one for each
-    image.
-
-    ``folders``: where their label files are expected. ``max_files``: files per folder that are opened.
-    """
+def _unread_labels_in(
+    folders: Sequence[str], images: Sequence[ListedImage], candidates: CandidateFiles, max_files: int
+) -> dict[str, Finding]:
+    """Returns the findings about files in ``folders`` that have the names of ``images``, which are unlabeled, and seem
+    to have labels, one for each image. ``max_files``: files per folder that are opened."""
     if not images:
-        return []
+        return {}
     image_of_stem = {loose_stem(image.file.base_name): image for image in images}
-    unread: dict[str, UnreadLabels] = {}
+    findings: dict[str, Finding] = {}
     for folder in folders:
         names = sorted(name for name in candidates.names(folder) if not is_image_name(name))
         stems = {name: _image_stem(name, candidates.label_format.suffix) for name in names}
         named_like_images = [name for name in names if stems[name] in image_of_stem]
         for name in named_like_images[:max_files]:
             image = image_of_stem[stems[name]]
+            if image.name in findings:
+                continue
             file = Candidate(folder, name)
-            format_name = "" if image.name in unread else format_of_labels(file.first_bytes())
+            format_name = format_of_labels(file.first_bytes())
             if format_name:
                 message = (
                     f"seems to have the labels of {image.name}, which is left out ({format_name}; labels are read from "
-                    f"{image.expected_label}, which may be empty)"
+                    f"{image.label.name}, which may be empty)"
                 )
-                finding = Finding(candidates.full_name(file), UNREAD_LABELS, message, lost_images=1)
-                unread[image.name] = UnreadLabels(image.name, finding)
-    return list(unread.values())
+                findings[image.name] = Finding(candidates.full_name(file), UNREAD_LABELS, message)
+    return findings
 
 
 def _image_stem(name: str, label_suffix: str) -> str:

@@ -2,27 +2,33 @@
 have, and files in other formats that seem to have the labels of an image.
 
 An image without a label file to which such a file may belong is left out: as a background, it would teach the model to
-ignore its objects.
+ignore its objects. The steps:
+
+1. collect the label files that no image has, in the folders where they are expected (`_collect_expected`) and nearby
+   (`_collect_misplaced`);
+2. explain those whose image is known (`_collect_file_of`): it has another label file, or is not read;
+3. leave out the images whose names resemble that of a file without an explanation (`_assign_images_once`);
+4. leave out the images that seem to have labels in another format (`unread_labels`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import FilesPerImage
-from data.source.diagnosis.misplaced_labels import misplaced_labels
-from data.source.diagnosis.other_splits import OtherSplits
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.surroundings import Surroundings
-from data.source.diagnosis.unread_labels import UnreadLabels, unread_labels
-from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate, have_equal_content
-from data.source.listing.label_files import FoundLabels, ImageGroup, ListedImage
-from data.source.listing.label_folders import expected_folders
+from data.source.diagnosis.split_context import OtherSplits, SplitContext
+from data.source.diagnosis.unread_labels import unread_labels
+from data.source.listing.candidate_files import Candidate, have_equal_content
+from data.source.listing.label_files import FoundLabels, ImageGroup
+from data.source.listing.label_folders import NearbyFolder, expected_folders, nearby_folders
+from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
 
@@ -30,108 +36,100 @@ class Diagnosis(NamedTuple):
     """Says which label files of a split are not used, and for which images that is a reason to leave them out."""
 
     findings: list[Finding]
-    left_out: frozenset[str]  # names of images
+    reasons: dict[str, Finding]  # those of the findings for which images are left out, by names of images
 
 
-class _UnusedFile(NamedTuple):
-    """A label file that no image has."""
+@dataclass(slots=True)
+class _UnusedFiles:
+    """Collects the label files that no image has."""
 
-    file: Candidate
-    finding: Finding | None  # what is wrong with it; None: its image is not known
+    files: list[Candidate] = field(default_factory=list)  # in the order in which they are found
+    explained: dict[Candidate, Finding] = field(default_factory=dict)  # those of them whose image is known
+
+    def add_explained(self, file: Candidate, finding: Finding) -> None:
+        self.files.append(file)
+        self.explained[file] = finding
+
+    @property
+    def unexplained(self) -> list[Candidate]:
+        """The files of which it is not known to which image they belong."""
+        return [file for file in self.files if file not in self.explained]
 
 
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
-    """Reports the label files of a split that no image has. If no image has a label file, none is left out: then the
-    split cannot be used at all, for which the findings are the reason.
+    """Reports the label files of a split that no image has.
 
     Args:
         found: the label files that are used.
         split_folders: the folders that the split names (absolute), without its lists.
         others: the data set's other splits.
     """
-    surroundings = Surroundings.of(found, split_folders, others)
+    context = SplitContext.of(found, split_folders, others)
     groups_by_folder = expected_folders(found)
-    unused = list(_unused_where_expected(groups_by_folder, surroundings))
-    if split_folders:
-        misplaced = misplaced_labels(surroundings, searched=groups_by_folder)
-        unused += [_UnusedFile(file, finding=None) for file in misplaced]
-    similar = {
-        each.file: surroundings.unlabeled.resembling(loose_stem(each.file.name))
-        for each in unused
-        if each.finding is None
-    }
-    images_left_out = _each_with_first(similar)
-    findings = []
-    for file, finding in unused:
+    unused = _UnusedFiles()
+    _collect_expected(unused, groups_by_folder, context)
+    _collect_misplaced(unused, context, expected=groups_by_folder)
+
+    similar = {file: context.unlabeled.resembling(loose_stem(file.name)) for file in unused.unexplained}
+    images_of = _assign_images_once(similar)
+    findings: list[Finding] = []
+    reasons: dict[str, Finding] = {}
+    for file in unused.files:
+        finding = unused.explained.get(file)
         if finding is None:
-            message = _orphan_message(similar[file])
-            finding = _orphan(file, message, surroundings, images_left_out=len(images_left_out[file]))
+            finding = _orphan(file, _orphan_message(similar[file]), context, has_images=bool(images_of[file]))
+            reasons |= dict.fromkeys(images_of[file], finding)
         findings.append(finding)
     findings += _shared_labels(found.images)
 
-    left_out = {image for images in images_left_out.values() for image in images}
-    is_any_labeled = any(image.is_labeled for image in found.images)
-    unread = _unread_labels(found, left_out, max_files=len(found.images) if is_any_labeled else SAMPLE_SIZE)
-    findings += [each.finding for each in unread]
-    left_out.update(each.image for each in unread)
-    return Diagnosis(findings, frozenset(left_out if is_any_labeled else ()))
+    unread = unread_labels(found, left_out=reasons)
+    findings += unread.values()
+    return Diagnosis(findings, reasons | unread)
 
 
-def _each_with_first(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, set[str]]:
+def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, list[str]]:
     """Returns the names of the images that each file resembles, each image with the first of its files only, so that
     its loss counts once."""
     assigned: set[str] = set()
-    images_of: dict[Candidate, set[str]] = {}
+    images_of: dict[Candidate, list[str]] = {}
     for file, images in similar.items():
-        images_of[file] = {image.name for image in images} - assigned
-        assigned |= images_of[file]
+        images_of[file] = [image.name for image in images if image.name not in assigned]
+        assigned.update(images_of[file])
     return images_of
 
 
-def _unread_labels(found: FoundLabels, left_out: Collection[str], max_files: int) -> list[UnreadLabels]:
-    """Returns the files that seem to have the labels of an unlabeled image, without those of images that are
-    ``left_out`` already. ``max_files``: files per folder that are opened."""
-    unlabeled = {image.name: image for image in found.images if image.is_unlabeled and image.name not in left_out}
-    unread: list[UnreadLabels] = []
-    for group in found.groups:
-        images = [unlabeled[name] for name in group.names if name in unlabeled]
-        folders = list(dict.fromkeys((group.usual_label_folder, group.folder)))
-        unread += unread_labels(images, folders, found.candidates, max_files)
-    return unread
+# Expected folders (see `label_folders`)
 
 
-# Where label files are expected
-
-
-def _unused_where_expected(
-    groups_by_folder: Mapping[str, Sequence[ImageGroup]], surroundings: Surroundings
-) -> Iterator[_UnusedFile]:
-    """Yields the unused label files in the folders where those of the images are expected."""
-    candidates = surroundings.candidates
+def _collect_expected(
+    unused: _UnusedFiles, groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
+) -> None:
+    """Adds the unused label files in the folders where those of the images are expected."""
+    candidates = context.candidates
     for folder, groups in groups_by_folder.items():
         is_usual = any(folder == group.usual_label_folder for group in groups)
         if not is_usual and not candidates.contains_labels(folder):
             continue
         files = candidates.files(folder)
-        if not files or not any(_is_reported_here(group, surroundings) for group in groups):
+        if not files or not any(_is_reported_here(group, context) for group in groups):
             continue
         for file in files:
             first_bytes = file.first_bytes()
             if not candidates.label_format.is_labels(first_bytes):
                 continue
             stems = _stems_of_its_image(file, first_bytes, candidates.label_format)
-            image = surroundings.images_on_disk.find(stems, [group.folder for group in groups])
+            image = context.images_on_disk.find(stems, [group.folder for group in groups])
             if image:
-                yield from _unused_file_of(image, file, surroundings)
-            elif candidates.annotations is None or surroundings.others.stems.isdisjoint(stems):
-                yield _UnusedFile(file, finding=None)
+                _collect_file_of(unused, image, file, context)
+            elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
+                unused.files.append(file)
 
 
-def _is_reported_here(group: ImageGroup, surroundings: Surroundings) -> bool:
+def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
     """Returns whether this split reports the unused label files of a folder of images. If several splits list images of
     one folder, the first split does: these files would be a large fraction of a small split."""
-    is_walked = group.folder in surroundings.candidates.walked
-    return is_walked or group.folder not in surroundings.others.folders_before
+    is_walked = group.folder in context.candidates.walked
+    return is_walked or group.folder not in context.others.folders_before
 
 
 def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: FilesPerImage) -> list[str]:
@@ -143,22 +141,51 @@ def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: Files
     return stems
 
 
-def _unused_file_of(name: str, file: Candidate, surroundings: Surroundings) -> Iterator[_UnusedFile]:
-    """Yields an unused label file of the image ``name``, which exists, unless there is nothing wrong with that."""
-    image = surroundings.image_of_name.get(name)
+def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: SplitContext) -> None:
+    """Adds an unused label file of the image ``name``, which exists, unless there is nothing wrong with that."""
+    image = context.image_of_name.get(name)
     if image is None:
         if os.path.splitext(name)[1].lower() not in IMAGE_SUFFIXES:  # else no list names it, or it has a finding
-            yield _UnusedFile(file, _orphan(file, f"its image, {name}, is not read", surroundings))
-    elif image.is_unlabeled:
-        yield _UnusedFile(file, finding=None)
-    elif image.label is not None:
+            unused.add_explained(file, _orphan(file, f"its image, {name}, is not read", context))
+    elif image.status is ImageStatus.BACKGROUND:
+        unused.files.append(file)
+    elif image.status is ImageStatus.LABELED:
         used = image.label.name
-        if not have_equal_content(file.path, path_of(used, surroundings.candidates.folders.root)):
+        if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
             message = f"{name} has {used}, which is used; remove one of the two"
-            yield _UnusedFile(file, Finding(surroundings.candidates.full_name(file), SECOND_LABEL, message))
+            finding = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
+            unused.add_explained(file, finding)
 
 
-# Files that belong to no image
+# Nearby folders
+
+
+def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
+    """Adds the label files of a split that are in nearby folders, each once. ``expected``: folders that have been
+    searched already."""
+    candidates = context.candidates
+    added: set[Candidate] = set()  # a folder may be near several folders of the split
+    for nearby in nearby_folders(context.split_folders, candidates):
+        if nearby.label_folder in expected:
+            continue
+        for file in candidates.files(nearby.label_folder):
+            is_new = file not in added and _is_misplaced(file, nearby, context)
+            if is_new and candidates.is_label_file(file):
+                added.add(file)
+                unused.files.append(file)
+
+
+def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
+    """Returns whether a file in a nearby folder belongs to no image there, and may belong to one of this split."""
+    stem = loose_stem(file.name)
+    if stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems:
+        return False
+    if stem in context.unlabeled or not nearby.is_of_other_splits:
+        return True
+    return context.others.is_first_split and stem not in context.others.stems
+
+
+# Findings
 
 
 def _orphan_message(similar: Sequence[ListedImage]) -> str:
@@ -167,23 +194,24 @@ def _orphan_message(similar: Sequence[ListedImage]) -> str:
     if not similar:
         return "belongs to no image; rename it like its image, or remove it"
     first = similar[0]
-    return f"belongs to no image; if it is that of {first.name}, which is left out, rename it to {first.expected_label}"
+    return f"belongs to no image; if it is that of {first.name}, which is left out, rename it to {first.label.name}"
 
 
-def _orphan(file: Candidate, message: str, surroundings: Surroundings, images_left_out: int = 0) -> Finding:
-    """Returns the finding about a label file that belongs to no image.
+def _orphan(file: Candidate, message: str, context: SplitContext, *, has_images: bool = False) -> Finding:
+    """Returns the finding about a label file that belongs to no image. ``has_images``: whether it is the reason to
+    leave out images, which `count_losses` counts.
 
-    It counts as the images that are left out because of it. Without such an image it counts as one, unless the split
-    lists its images: then the folder may hold the labels of many other images.
+    Without such an image it counts as one, unless the split lists its images: then the folder may hold the labels of
+    many other images.
     """
-    candidates = surroundings.candidates
-    is_lost = images_left_out > 0 or bool(surroundings.split_folders)
+    candidates = context.candidates
+    is_lost = has_images or bool(context.split_folders)
     return Finding(
         where=candidates.full_name(file),
         kind=ORPHAN,
         text=message,
-        lost_images=max(images_left_out, 1) if is_lost else 0,
-        lost_objects=candidates.num_objects(file) if is_lost else 0,
+        lost_images=int(is_lost),
+        lost_objects=candidates.label_format.num_objects(file.content()) if is_lost else 0,
     )
 
 
@@ -191,7 +219,7 @@ def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:
     """Returns findings about the label files that several images have."""
     owners: dict[str, list[str]] = {}  # names of images, by label file
     for image in images:
-        if image.label is not None and image.label.stamp is not None:
+        if image.status is ImageStatus.LABELED:
             owners.setdefault(image.label.name, []).append(image.name)
     findings = []
     for name, image_names in owners.items():

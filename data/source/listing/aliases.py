@@ -6,28 +6,30 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data.source.listing.label_files import ListedImage
+from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
 
-def without_aliases(
-    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
+def mark_aliases(
+    images: list[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
 ) -> list[ListedImage]:
-    """Returns ``images`` without those that symbolic links show under another name as well.
+    """Returns ``images``, of which those that symbolic links show under another name as well are aliases.
 
     Args:
         aliases: see `SplitImages`.
         root: the data set's folder.
         share_labels: one label file has the labels of all images. Else each alias may have a label file of its own.
     """
-    dropped: set[str] = set()
+    aliased: set[str] = set()
     for real_folder, same_images in _images_with_aliases(images, aliases):
         kept = [] if share_labels else _aliases_with_own_labels(same_images, root)
         if not kept:
             kept = [_usual_alias(same_images, real_folder, root)]
-        dropped.update(image.name for image in same_images)
-        dropped.difference_update(image.name for image in kept)
-    return [image for image in images if image.name not in dropped] if dropped else list(images)
+        aliased.update(image.name for image in same_images)
+        aliased.difference_update(image.name for image in kept)
+    if not aliased:
+        return images
+    return [image._replace(status=ImageStatus.ALIAS) if image.name in aliased else image for image in images]
 
 
 def _images_with_aliases(
@@ -53,9 +55,9 @@ def _aliases_with_own_labels(same_images: Sequence[ListedImage], root: Path) -> 
     by_label_file: dict[str, ListedImage] = {}  # by real path
     unreadable = []
     for image in same_images:
-        if image.label is None:
+        if image.status is ImageStatus.LEFT_OUT:
             unreadable.append(image)
-        elif image.label.stamp is not None:
+        elif image.status is ImageStatus.LABELED:
             by_label_file.setdefault(os.path.realpath(path_of(image.label.name, root)), image)
     return list(by_label_file.values()) or unreadable[:1]
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from data.labels.image_names import loose
 from data.labels.label_format import MAX_BYTES, FilesPerImage
 from data.source.listing.images import OtherFiles
-from data.source.walk import Folders, none_if_missing, stamp_of
-from data.split_files import FileStamp
+from data.source.walk import Folders, none_if_missing
 from utils.files.safe_io import open_regular, read_regular
 
 SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it has labels
@@ -36,6 +35,10 @@ class Candidate(NamedTuple):
                 return file.read(_FIRST_BYTES)
         except OSError:
             return b""
+
+    def content(self) -> bytes:
+        """Returns the content of the file; nothing if it cannot be read."""
+        return _content(self.path) or b""
 
 
 class CandidateFiles:
@@ -65,7 +68,7 @@ class CandidateFiles:
         self._by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
         self._contains_labels: dict[str, bool] = {}  # by folder
 
-    def without(self, used: Mapping[str, Iterable[str]]) -> CandidateFiles:
+    def excluding(self, used: Mapping[str, Iterable[str]]) -> CandidateFiles:
         """Returns the candidates but for those that are label files of images now. ``used``: their names by folder."""
         names = dict(self._used)
         for folder, names_in_folder in used.items():
@@ -120,17 +123,9 @@ class CandidateFiles:
         """Returns whether a file has labels in the split's format."""
         return self.label_format.is_labels(file.first_bytes())
 
-    def num_objects(self, file: Candidate) -> int:
-        """Returns the number of labeled objects in a file; 0 if it cannot be read."""
-        return self.label_format.num_objects(_content(file.path) or b"")
-
     def full_name(self, file: Candidate) -> str:
         """Returns the name of a file relative to the data set's folder."""
         return self.folders.name_in(file.folder) + file.name
-
-    def stamp(self, file: Candidate) -> FileStamp | None:
-        """Returns size and time of a file; None if it is a link to nothing."""
-        return stamp_of(self.entries(file.folder)[file.name])
 
     def _unused(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
         """Returns the names of those ``entries`` of a folder that are not used."""

@@ -27,10 +27,11 @@ OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by fo
 class SplitImages:
     """Collects the images of a split, and what else its folders and lists say."""
 
+    folders: Folders  # entries on the disk
+    suffixes: frozenset[str]  # of images
     images: dict[str, ImageFile] = field(default_factory=dict)  # by name
     missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
     findings: list[Finding] = field(default_factory=list)
-    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
     aliases: dict[str, list[str]] = field(default_factory=dict)  # prefixes of names in a folder, by its real path
     other_files: OtherFiles = field(default_factory=dict)  # in the folders of the images, if the split names folders
 
@@ -58,9 +59,9 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
             raise spec.missing_error(entry)
         if not entry.is_dir() and not _is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-    split_images = SplitImages()
+    split_images = SplitImages(folders, image_suffixes(spec.pixels))
     for entry in entries:
-        _read_entry(split_images, entry, folders, image_suffixes(spec.pixels))
+        _read_entry(split_images, entry)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     return split_images
@@ -69,10 +70,10 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
 def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
     of a folder or list that cannot be read, whose images seem to be of no split."""
-    split_images = SplitImages()
+    split_images = SplitImages(folders, image_suffixes(spec.pixels))
     for entry in spec.split(split).images:
         try:
-            _read_entry(split_images, entry, folders, image_suffixes(spec.pixels))
+            _read_entry(split_images, entry)
         except UserError as error:
             get_logger().warning("%s: '%s': not all of its images are known: %s", spec.source, split, error)
     return split_images
@@ -82,32 +83,30 @@ def _is_list(entry: Path) -> bool:
     return entry.suffix.lower() == ".txt" and entry.is_file()
 
 
-def _read_entry(split_images: SplitImages, entry: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+def _read_entry(split_images: SplitImages, entry: Path) -> None:
     """Adds the images of a folder or list."""
     if entry.is_dir():
         for visit in walk(entry):
-            _add_folder(split_images, visit, entry, folders, suffixes)
+            _add_folder(split_images, visit, split_folder=entry)
     elif _is_list(entry):
-        _add_list(split_images, entry, folders, suffixes)
+        _add_list(split_images, entry)
 
 
-def _add_list(split_images: SplitImages, file: Path, folders: Folders, suffixes: frozenset[str]) -> None:
+def _add_list(split_images: SplitImages, file: Path) -> None:
     """Adds the images that a list names, and what is wrong with its rows."""
-    image_list = read_image_list(file, folders, suffixes)
+    image_list = read_image_list(file, split_images.folders, split_images.suffixes)
     for row in image_list.images:
         split_images.add(row.image, row.location)
     split_images.findings += image_list.findings
     split_images.missing += image_list.missing
-    split_images.lists[file] = [row.image.name for row in image_list.images]
 
 
-def _add_folder(
-    split_images: SplitImages, visit: Visit, split_folder: Path, folders: Folders, suffixes: frozenset[str]
-) -> None:
+def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:
     """Adds what a folder has, without the folders in it. ``split_folder``: the one that the split names."""
-    prefix = folders.name_in(visit.path)
+    prefix = split_images.folders.name_in(visit.path)
     below_split = relative_name(visit.path, split_folder)
     prefix_in_split = "" if below_split == "." else f"{below_split}/"
+    suffixes = split_images.suffixes
     findings = split_images.findings
     findings += _images_not_read(visit, prefix, suffixes)
     cached_stems = _cached_stems(visit.entries, suffixes)

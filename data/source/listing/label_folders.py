@@ -1,4 +1,10 @@
-"""Names the folders in which the label files of a split may be: where its format expects them, and near these."""
+"""Names the folders in which the label files of a split may be:
+
+usual      where the format looks for the label files of a folder of images first
+expected   the usual folder, that of the images and, if an image has no label file in the usual one, the others of
+           the format
+nearby     a folder below or above a usual one: a label file of the split is there by mistake
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from typing import NamedTuple
 
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.label_files import FoundLabels, ImageGroup
+from data.source.listing.listing import ImageStatus
 
 
 class NearbyFolder(NamedTuple):
@@ -16,26 +23,23 @@ class NearbyFolder(NamedTuple):
 
     label_folder: str  # absolute
     image_folder: str  # absolute; its images have their labels in ``label_folder``
-    is_shared: bool  # other splits may have labels there, too
+    is_of_other_splits: bool  # other splits may have labels there, too
 
 
 def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
-    """Returns whether each image has a label file of its own where the format expects it, and no folder in which label
-    files of the split may be has any other. ``split_folders``: those that the split names (absolute)."""
+    """Returns whether each image has a label file of its own in the usual folder, and no expected or nearby folder has
+    any other. ``split_folders``: those that the split names (absolute)."""
     if found.without_usual_label:
         return False
-    labels = {image.label.name for image in found.images if image.label is not None}
+    labels = {image.label.name for image in found.images if image.status is not ImageStatus.LEFT_OUT}
     if len(labels) < len(found.images):
         return False
-    folders = [
-        *expected_folders(found),
-        *(each.label_folder for each in nearby_folders(split_folders, found.candidates)),
-    ]
-    return not any(found.candidates.files(folder) for folder in folders)
+    nearby = [folder.label_folder for folder in nearby_folders(split_folders, found.candidates)]
+    return not any(found.candidates.files(folder) for folder in (*expected_folders(found), *nearby))
 
 
 def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
-    """Returns the folders in which label files are expected, with the images whose label files may be there."""
+    """Returns the expected folders, with the images whose label files may be there."""
     groups: dict[str, list[ImageGroup]] = {}
     for group in found.groups:
         label_folders = [group.usual_label_folder, group.folder]
@@ -47,7 +51,7 @@ def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
 
 
 def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the label folders of the folders that a split names, and those below and above them."""
+    """Yields the usual label folders of the folders that a split names, and those nearby."""
     for split_folder in split_folders:
         yield from _folders_below(split_folder, candidates)
         if candidates.annotations is None:
@@ -55,31 +59,31 @@ def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> 
 
 
 def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the label folder of a folder that the split names, and the folders below."""
-    is_shared = candidates.annotations is not None
+    """Yields the usual label folder of a folder that the split names, and the folders below."""
+    is_of_other_splits = candidates.annotations is not None
     label_folder = candidates.label_folders(split_folder)[0]
     if label_folder == split_folder:
         prefix = os.path.join(split_folder, "")
         for folder in sorted(candidates.walked):
             if folder == split_folder or folder.startswith(prefix):
-                yield NearbyFolder(folder, folder, is_shared)
+                yield NearbyFolder(folder, folder, is_of_other_splits)
         return
-    pending = [NearbyFolder(label_folder, split_folder, is_shared)]
+    pending = [NearbyFolder(label_folder, split_folder, is_of_other_splits)]
     while pending:
         nearby = pending.pop()
         yield nearby
         for name in candidates.folders_in(nearby.label_folder):
             inner_labels = os.path.join(nearby.label_folder, name)
             inner_images = os.path.join(nearby.image_folder, name)
-            pending.append(NearbyFolder(inner_labels, inner_images, is_shared))
+            pending.append(NearbyFolder(inner_labels, inner_images, is_of_other_splits))
 
 
 def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the label folders of the folders above one that the split names, up to ``images``."""
+    """Yields the usual label folders of the folders above one that the split names, up to ``images``."""
     image_folder = split_folder
     while os.path.basename(image_folder) != "images":
         image_folder = os.path.dirname(image_folder)
         label_folder = candidates.label_folders(image_folder)[0]
         if label_folder == image_folder or Path(image_folder) in candidates.folders.root.parents:
             return
-        yield NearbyFolder(label_folder, image_folder, is_shared=True)
+        yield NearbyFolder(label_folder, image_folder, is_of_other_splits=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
-from data.source.listing.label_files import FoundLabels, ImageGroup, ListedImage, link_to_nothing
+from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
+from data.source.listing.listing import ImageStatus
+from data.source.walk import stamp_of
 from data.split_files import ImageFile, LabelFile
 
 
@@ -25,30 +28,32 @@ def find_unusual_labels(found: FoundLabels) -> FoundLabels:
 
 def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
     """Makes the only one of the files that an image may have its label file. ``choices``: files by names of images."""
+    if not any(choices.values()):
+        return found
     candidates = found.candidates
-    labels: dict[str, LabelFile | None] = {}  # by names of images; see `ListedImage`
+    image_of_name = {image.name: image for image in found.images if image.name in choices}
     unusual: dict[str, str] = {}
     findings: list[Finding] = []
     used: dict[str, list[str]] = {}
-    for image, files in choices.items():
+    for name, files in choices.items():
+        if not files:
+            continue
         for file in files:
             used.setdefault(file.folder, []).append(file.name)
+        image = image_of_name[name]
         if len(files) > 1:
-            labels[image] = None
-            findings.append(_several_files(image, files, candidates))
-        elif files:
-            name = candidates.full_name(files[0])
-            stamp = candidates.stamp(files[0])
-            unusual[image] = name
-            labels[image] = LabelFile(name, stamp) if stamp else None
-            if stamp is None:
-                findings.append(link_to_nothing(name, image))
-    if not labels:
-        return found
+            image = image.leave_out(_several_files(name, files, candidates))
+        else:
+            label = LabelFile(candidates.full_name(files[0]), stamp_of(Path(files[0].path)))
+            unusual[name] = label.name
+            image = with_label(image.file, label)
+        if image.reason is not None:
+            findings.append(image.reason)
+        image_of_name[name] = image
     return replace(
         found,
-        images=[ListedImage(image.file, labels.get(image.name, image.label)) for image in found.images],
-        candidates=candidates.without(used),
+        images=[image_of_name.get(image.name, image) for image in found.images],
+        candidates=candidates.excluding(used),
         findings=found.findings + findings,
         unusual=found.unusual | unusual,
     )
@@ -88,7 +93,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     named_image = found.candidates.label_format.named_image
     if named_image is None:
         return {}
-    unlabeled = {image.name for image in found.images if image.is_unlabeled}
+    unlabeled = {image.name for image in found.images if image.status is ImageStatus.BACKGROUND}
     images = [name for group in found.groups for name in group.names if name in unlabeled]
     names = ImageNames(images)
     choices: dict[str, list[Candidate]] = {}
@@ -108,6 +113,5 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
         kind=BAD_LABEL,
         text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
         consequence="left out",
-        lost_images=1,
-        lost_objects=max(candidates.num_objects(file) for file in files),
+        lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),
     )

@@ -1,13 +1,15 @@
 """Maintains a node's copy of a data set: finds the files that are complete, and writes the others.
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
-its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
-images are rewritten, because they may name paths outside the copy.
+its modification time, and each split keeps the listing of the original: a copy is verified by its files' sizes and
+times, and not listed itself. So it is used, refused and reported like the original, and its index has the same
+fingerprint.
 
-The folder contains ``tree/``, the copied files, ``<splits>.yaml``, which describes the copy, and ``<splits>.json``,
-which keeps facts about the original that the copy does not show, such as label files without an image. A file is
-written in ``incoming/`` and moved to the tree when its bytes are known to be on the disk, so a file in the tree that
-has the original's size and modification time is complete, also after a crash."""
+The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``<splits>.json``, which
+names the original; and ``<splits>.<split>.json``, the listing of a split. A file is written in ``incoming/`` and moved
+to the tree when its bytes are known to be on the disk, so a file in the tree that has the original's size and
+modification time is complete, also after a crash.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from pathlib import Path
 import numpy as np
 
 from data.image_io.file_kinds import image_suffixes
-from data.labels.findings import Finding
-from data.source.dataset_spec import DatasetSpec, Original
+from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.listing.stored import listing_text
 from data.source.staging.plan import StagePlan
-from data.split_files import FileStamp, ImageFile, OtherImages
+from data.split_files import FileStamp
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.paths import path_of
@@ -91,13 +93,6 @@ class StageCopy:
     def _name(self, name: str) -> str:
         """Returns the name of a file or folder of the plan, relative to the folder of the copy."""
         return os.path.normpath(os.path.join(self._root, name))
-
-    def remove_absent(self) -> None:
-        """Removes the label files that the original no longer has. Comes first: where names in another case are those
-        of the same file, such as ``a.txt`` and the ``a.TXT`` that has replaced it, that one is copied again."""
-        for name in map(self._name, self.plan.absent):
-            with self._opened(os.path.dirname(name)) as folder, contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.basename(name), dir_fd=folder)
 
     def complete_files(self) -> np.ndarray:
         """Returns which files of the plan are complete, bool (F,)."""
@@ -171,13 +166,12 @@ class StageCopy:
             os.close(folder)
 
     def finish(self) -> None:
-        """Removes images that the original no longer has, and writes lists and YAML."""
+        """Removes images that the original no longer has, and writes the listings and the YAML."""
         self._move_written()
         self._remove_other_images()
-        for name, text in self.plan.lists.items():
-            self._write_text(self._name(name), text)
-        content = {"source": self.plan.spec.source, "splits": self.plan.originals}
-        self._write_text(_originals_file(self.yaml).name, json.dumps(content))
+        for split, listing in self.plan.listings.items():
+            self._write_text(_listing_file(self.yaml, split).name, listing_text(listing))
+        self._write_text(_original_file(self.yaml).name, json.dumps({"source": self.plan.spec.source}))
         self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
 
     def _remove_other_images(self) -> None:
@@ -201,26 +195,18 @@ class StageCopy:
 
 def open_copy(path: Path) -> DatasetSpec:
     """Opens the copy of a data set that the YAML ``path`` describes."""
-    content = json.loads(read_text(_originals_file(path)))
-    originals = {split: _original_of(*values) for split, values in content["splits"].items()}
-    return replace(load_dataset_spec(path), source=content["source"], originals=originals)
+    spec = load_dataset_spec(path)
+    listings = {split: _listing_file(path, split) for split in spec.splits}
+    original = json.loads(read_text(_original_file(path)))
+    return replace(spec, source=original["source"], listings=listings)
 
 
-def _original_of(
-    findings: list[list], unusual_labels: dict[str, str], other_images: list, shares_folders: bool
-) -> Original:
-    """Restores an `Original` from JSON."""
-    before, after, *names = other_images
-    return Original(
-        findings=tuple(Finding(*each) for each in findings),
-        unusual_labels=unusual_labels,
-        other_images=OtherImages([ImageFile(*each) for each in before], [ImageFile(*each) for each in after], *names),
-        shares_folders=shares_folders,
-    )
+def _original_file(yaml: Path) -> Path:
+    return yaml.with_suffix(".json")
 
 
-def _originals_file(path: Path) -> Path:
-    return path.with_suffix(".json")
+def _listing_file(yaml: Path, split: str) -> Path:
+    return yaml.with_suffix(f".{split}.json")
 
 
 def _read_checked(path: str, stamp: FileStamp) -> bytes:

@@ -1,9 +1,8 @@
-"""Plans a copy of a data set: which files it has, and how its YAML and lists of images are written."""
+"""Plans a copy of a data set: which files it has, and what its YAML says."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.source.dataset_spec import DatasetSpec, Original, SplitSource
+from data.source.dataset_spec import DatasetSpec, SplitSource
 from data.source.diagnosis.missing_labels import check_label_files
-from data.source.files import Listing, list_split
+from data.source.files import list_split
+from data.source.listing.listing import Listing
 from data.split_files import FileStamp
-from utils.files.paths import normal_path, path_of, relative_name
+from utils.files.paths import normal_path, relative_name
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class StagePlan:
     names: list[str]  # sorted
     sizes: np.ndarray  # int64 (F,), bytes
     mtimes_ns: list[int]  # Python integers: a time after the year 2262 has more than 64 bits
-    lists: dict[str, str]  # text of the .txt lists in the copy, by name
-    originals: dict[str, Original]  # by split
-    folders: tuple[str, ...]  # folders of images and annotations, created even if empty; other images are removed
-    absent: frozenset[str]  # label files in usual places that the original does not have
+    listings: dict[str, Listing]  # by split; what they leave out is not copied
+    folders: tuple[str, ...]  # folders of images and annotations, from which other images are removed
 
     @property
     def root_in_tree(self) -> Path:
         """The data set's folder in the copied tree, which begins as many levels above it as names lead out of it."""
-        names = [*self.names, *self.lists, *self.folders, *self.absent]
-        levels = max((name.split("/").count("..") for name in names), default=0)
+        levels = max((name.split("/").count("..") for name in (*self.names, *self.folders)), default=0)
         return Path(*self.spec.root.parts[-levels:]) if levels else Path()
 
     @property
@@ -62,31 +59,15 @@ class StagePlan:
 def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     """Lists the splits. Raises UserError as `list_split` does, and if no image of a split has a label file."""
     stamps: dict[str, FileStamp] = {}
-    lists: dict[str, str] = {}
-    originals: dict[str, Original] = {}
-    absent: set[str] = set()
+    listings: dict[str, Listing] = {}
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
         check_label_files(listing, spec, split)  # here, where the files are that its message may name
-        originals[split] = Original(
-            findings=tuple(listing.findings),
-            unusual_labels=listing.unusual_labels,
-            other_images=listing.others,
-            shares_folders=spec.shares_folders(split),
-        )
+        listings[split] = listing
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
-        absent |= {label.name for label in listing.labels if label.stamp is None}
-        absent |= _superseded(listing, spec, split)
-        for entry in _entries(spec.split(split)):
-            name = relative_name(entry, spec.root)
-            if entry in listing.lists:
-                # Other rows would be missing images, of which the original's findings say more.
-                rows = [row for row in listing.lists[entry] if row in stamps]
-                lists[name] = "".join(f"{row}\n" for row in rows)
-            elif name not in stamps:
-                folders.append(name)
+        folders += [relative_name(entry, spec.root) for entry in _entries(spec.split(split)) if entry.is_dir()]
     names = sorted(stamps)
     return StagePlan(
         spec=spec,
@@ -94,10 +75,8 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         names=names,
         sizes=np.array([stamps[name].size for name in names], np.int64),
         mtimes_ns=[stamps[name].mtime_ns for name in names],
-        lists=lists,
-        originals=originals,
+        listings=listings,
         folders=tuple(dict.fromkeys(folders)),
-        absent=frozenset(absent.difference(names)),
     )
 
 
@@ -106,19 +85,3 @@ def _entries(source: SplitSource) -> Iterator[Path]:
     yield from source.images
     if source.annotations is not None:
         yield source.annotations
-
-
-def _superseded(listing: Listing, spec: DatasetSpec, split: str) -> set[str]:
-    """Returns the usual names of label files that have unusual ones. The copy may have them from an earlier run, and
-    they would be read instead."""
-    files = listing.label_format.per_image
-    if files is None:
-        return set()
-    names = set()
-    for image in listing.images:
-        if image.name in listing.unusual_labels:
-            folder, _, base = image.name.rpartition("/")
-            folder_in_split = image.name_in_split.rpartition("/")[0]
-            usual, *_ = files.label_folders(path_of(folder, spec.root), folder_in_split, spec.split(split).annotations)
-            names.add(relative_name(Path(usual) / (os.path.splitext(base)[0] + files.suffix), spec.root))
-    return names

@@ -33,9 +33,9 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
 
     Every process of the run must call this; the first one calls ``open_original``, which opens the data set in its own
     folder. ``source.stage`` is on this node's disk; it may differ between nodes. ``{node_rank}`` in it is replaced by
-    the node's number. The ``source`` of the result is that of the original: its YAML, also if
-    ``source.data`` is a folder that has one. Raises UserError: the data set cannot be read,
-    the disk is too small or cannot be written, or two nodes use one folder.
+    the node's number. The ``source`` of the result is that of the original: its YAML, also if ``source.data`` is a
+    folder that has one. Raises UserError if the data set cannot be read or has no labels, the disk is too small or
+    cannot be written, or two nodes use one folder.
     """
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
@@ -81,7 +81,6 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):
-        copy.remove_absent()
         local = copy.complete_files()
         barrier.wait_all()
         present = _gather(local, leaders)

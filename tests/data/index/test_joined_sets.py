@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -20,8 +21,12 @@ from data.samples.sample_weights import inverse_frequency_weights
 from data.source.dataset_spec import IGNORED
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
+from engine.evaluation.tables import write_predictions
 from tests.helpers.messages import refused
+from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
+from utils.boxes import xywh_to_xyxy
+from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.logger import get_logger
 
@@ -238,6 +243,47 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     twice = load_dataset_spec(data)
     with refused("a/data.yaml: two of its classes are 'x' of old.pt; merge them with 'classes:'"):
         twice.extended(("x",), "old.pt")
+
+
+def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, caplog):
+    """As val.py with a model of --keep-old: pycocotools scores its predictions.json."""
+    coco = pytest.importorskip("pycocotools.coco")
+    cocoeval = pytest.importorskip("pycocotools.cocoeval")
+    names = ["light", "dark"]
+    objects = {f"x{i}.png": [(i % 2, 2, 3, 20 + i, 30)] for i in range(4)}
+    write_three_formats(tmp_path, names, dict.fromkeys(objects, (48, 64)), objects)
+    (tmp_path / "d.yaml").write_text(
+        f"train: images/train\nval: images/train\nnames: {names}\nannotations: instances.json\n"
+    )
+    labels = json.loads((tmp_path / "instances.json").read_text())
+    for annotation in labels["annotations"]:
+        annotation["id"] += 1  # pycocotools takes an object with the id 0 for a missed one
+    (tmp_path / "instances.json").write_text(json.dumps(labels))
+    index = load(load_dataset_spec(tmp_path / "d.yaml").extended(("cat", "dark"), "old.pt"), "val")
+    assert index.names == ("cat", "dark", "light")
+    assert index.category_ids == (21, 20, 10)
+    truth = index.ground_truth()
+    found = np.flatnonzero(~truth.crowd)
+    table = DetectionTable(
+        image_index=truth.image_of_box[found],
+        boxes_xyxy_px=xywh_to_xyxy(truth.boxes_xywh_px[found]),
+        scores=np.ones(len(found)),
+        classes=truth.classes[found],
+    )
+    write_predictions(tmp_path / "predictions.json", table, truth)
+    labeled = coco.COCO(str(tmp_path / "instances.json"))
+    scored = cocoeval.COCOeval(labeled, labeled.loadRes(str(tmp_path / "predictions.json")), "bbox")
+    scored.evaluate()
+    scored.accumulate()
+    scored.summarize()
+    assert scored.stats[0] == 1
+
+    (tmp_path / "other.yaml").write_text((tmp_path / "d.yaml").read_text())
+    (tmp_path / "both.yaml").write_text(f"val: [d.yaml, other.yaml]\nnames: {names}\n")
+    with caplog.at_level("INFO", "lockstep"):
+        both = load(load_dataset_spec(tmp_path / "both.yaml"), "val")
+    assert (both.image_ids, both.category_ids) == (None, ())
+    assert "val: ids of joined COCO JSONs are not kept" in caplog.text
 
 
 def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, caplog):

@@ -8,7 +8,8 @@ import pytest
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.three_formats import write_image
+from tests.helpers.messages import refused
+from tests.helpers.three_formats import voc_text, write_image
 
 GOOD = "0 0.5 0.5 0.2 0.2"
 # Rows that are used, as they are or corrected; and rows that are lost.
@@ -64,3 +65,19 @@ def test_what_was_labeled_is_used_or_lost_and_counts_once(tmp_path, seed):
     assert ledger.used_objects == sum(map(len, kept))
     lost = [any(row in LOST for row in rows) for (rows, _), use in zip(made, used) if use]
     assert index.incomplete.tolist() == lost
+
+
+@pytest.mark.parametrize("separator", ["\n", ""])
+def test_each_object_of_an_xml_in_one_line_counts(tmp_path, separator):
+    """ElementTree writes such files unless told to indent."""
+    boxes = [(c, 5 * c + 1, 1, 5 * c + 5, 9) for c in range(10)]
+    write_image(tmp_path / "images/a.png", 60, 80)
+    (tmp_path / "voc").mkdir()
+    text = voc_text(boxes, ["a"] * 6 + ["b"] * 4, 60, 80)
+    (tmp_path / "voc/a.xml").write_text(separator.join(text.splitlines()))
+    (tmp_path / "data.yaml").write_text("train: images\nannotations: {train: voc}\nnames: [a]\n")
+    spec = load_dataset_spec(tmp_path / "data.yaml")
+    ledger = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.4)).report.ledger
+    assert (ledger.used_objects, ledger.lost_objects) == (6, 4)
+    with refused("data.yaml: 'train': 4 of 10 labeled objects can't be used (--max-bad is 0.39): unknown class: ..."):
+        load_index(spec, "train", IndexSettings(progress=False, max_bad=0.39))

@@ -14,13 +14,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from data.image_io.decode import orientation_of, read_image
+from data.image_io.decode import read_image
+from data.image_io.verify import check_image
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import SCALED, SIZE, TURNED
 from data.labels.rows import row_table
 from data.labels.sizes import fit_to_images, turned_boxes
 from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.open_counter import OpenCounter
 from tests.helpers.three_formats import voc_text, yolo_text
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -83,7 +85,7 @@ def corners(index) -> np.ndarray:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_turned_boxes_are_where_the_decoder_turns_the_object(tmp_path, orientation):
     write_photo(tmp_path / "a.jpg", orientation)
-    assert orientation_of(tmp_path / "a.jpg") == orientation
+    assert check_image(tmp_path / "a.jpg").orientation == orientation
     if orientation in (2, 3, 4):  # which the sides do not tell
         return
     upright_hw = read_image(tmp_path / "a.jpg").shape[:2]
@@ -94,7 +96,7 @@ def test_turned_boxes_are_where_the_decoder_turns_the_object(tmp_path, orientati
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
 def test_the_orientation_is_read_from_each_kind_of_file(tmp_path, suffix):
     write_photo(tmp_path / f"a{suffix}", 6)
-    assert orientation_of(tmp_path / f"a{suffix}") == 6
+    assert check_image(tmp_path / f"a{suffix}").orientation == 6
     assert read_image(tmp_path / f"a{suffix}").shape[:2] == (WIDTH, HEIGHT)
 
 
@@ -122,7 +124,9 @@ def test_labels_of_the_unturned_photo_are_turned(tmp_path, caplog, monkeypatch, 
     write_labels(tmp_path, dict.fromkeys(names, BOX), dict.fromkeys(names, (HEIGHT, WIDTH)))
     for _ in range(2):
         caplog.clear()
-        index = load(tmp_path, reader)
+        with OpenCounter(tmp_path / "images") as counter:
+            index = load(tmp_path, reader)
+            assert set(counter.counts().values()) <= {1}
         kind, what = (TURNED, "turned") if scale == 1 else (SCALED, "scaled")
         (said,) = (text for text in caplog.messages if what in text and "train: images with labels" in text)
         assert "are turned: 8, first " in said or "are scaled: 8, first " in said
@@ -212,10 +216,10 @@ def test_random_sizes_and_factors(seed):
     boxes = [(0, 0, 0, w, h, w * h, 0, i, 0) for i, (h, w) in enumerate(labeled.tolist())]
     table = np.concatenate([row_table(i, [row]) for i, row in enumerate(boxes)])
     stated = {i: tuple(size) for i, size in enumerate(labeled.tolist())}
-    fitted, problems = fit_to_images(table, image_hw, stated, lambda _: 1)
+    fitted, problems = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
     assert [problem.kind for _, problem in problems] == [SCALED] * 40
     np.testing.assert_allclose(fitted[:, [5, 4]], image_hw)  # y2, x2
     image_hw[7, 1] = int(labeled[7, 1] * factor * 1.2) + 3
-    fitted, problems = fit_to_images(table, image_hw, stated, lambda _: 1)
+    fitted, problems = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
     assert [problem.kind for _, problem in problems] == [SIZE] * 40
     assert len(fitted) == 0

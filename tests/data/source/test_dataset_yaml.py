@@ -18,6 +18,7 @@ from data.source.files import list_split
 from data.source.missing_data import labels_without_images, nearby_paths_hint
 from data.source.open import open_data
 from tests.helpers.messages import refused
+from tests.helpers.open_counter import OpenCounter
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -259,7 +260,11 @@ def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, trai
     coco_of(tmp_path / "a.json", categories, train)
     coco_of(tmp_path / "b.json", [(i + 1, *rest) for i, *rest in categories], [i + 1 for i in val])
     path = write(tmp_path, "train: t\nval: v\nannotations: {train: a.json, val: b.json}\n")
-    assert load_dataset_spec(path).names == names
+    with OpenCounter(tmp_path) as counter:
+        assert load_dataset_spec(path).names == load_dataset_spec(path).names == names
+        opened = counter.counts()
+    assert opened["a.json"] == 1  # by the rule of once_per_file
+    assert opened["b.json"] <= 1
     for name in ("a.json", "b.json"):
         images = read_coco(tmp_path / name, names).images
         assert not any(image.labels.problems for image in images)

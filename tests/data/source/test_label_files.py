@@ -23,6 +23,8 @@ from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.source.listing.images import find_valid_images
+from data.source.listing.listing import ImageStatus
+from data.source.listing.stored import listing_text, read_listing
 from data.source.open import open_data
 from data.source.walk import Folders
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
@@ -739,6 +741,33 @@ def test_a_listing_names_what_it_takes(folder):
     listing = list_split(load_dataset_spec(folder.yaml()), "train")
     assert listing.unusual_labels == {"images/train/03.png": "labels/train/03.Txt"}
     assert listing.labels[3].name == "labels/train/03.Txt"
+
+
+def test_a_listing_keeps_the_images_that_it_leaves_out(folder):
+    """Each with its status, also in the file that a copy has."""
+    folder.write(but=3)
+    folder.label("labels/train/3.txt")
+    (folder.root / "labels/train/05.txt").unlink()
+    (folder.root / "labels/train/05.txt").symlink_to("gone")
+    (folder.root / "labels/train/07.txt").unlink()
+    folder.image("more/a.png")
+    for name in ("again", "twice"):
+        (folder.root / "images/train" / name).symlink_to("../../more")
+    listing = list_split(load_dataset_spec(folder.yaml()), "train")
+    images = {image.name.removeprefix("images/train/"): image for image in listing.all_images}
+    reasons = {name: image.reason.where for name, image in images.items() if image.status is ImageStatus.LEFT_OUT}
+    assert reasons == {"03.png": "labels/train/3.txt", "05.png": "labels/train/05.txt"}
+    backgrounds = [name for name, image in images.items() if image.status is ImageStatus.BACKGROUND]
+    assert backgrounds == ["07.png", "again/a.png"]
+    assert images["twice/a.png"].status is ImageStatus.ALIAS
+    assert listing.num_aliases == 1
+    assert len(listing.images) == len(listing.labels) == len(images) - 3 == NUM_IMAGES - 1
+    assert sum(finding.lost_images for finding in listing.findings) == 2
+
+    stored = folder.root / "stored.json"
+    stored.write_text(listing_text(listing))
+    assert read_listing(stored).all_images == listing.all_images
+    assert listing_text(read_listing(stored)) == listing_text(listing)
 
 
 def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeypatch):

@@ -14,6 +14,7 @@ from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
 from models.postprocess.detections import DEFAULT_CONFIDENCE
+from tests.helpers.exports import options
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig
 
@@ -53,6 +54,17 @@ def test_the_branch_that_training_does_not_validate_has_no_threshold_and_no_ap()
         assert model.threshold(box_voting=True) == (DEFAULT_CONFIDENCE if nms else 0.4)
 
 
+def test_a_file_names_the_data_set_but_not_what_else_identifies_it():
+    """Digests of labels are for runs that continue, and no reader of a file uses them."""
+    location = {"source": "/a/data.yaml", "source_from_run": "../data.yaml"}
+    stored = location | {"fingerprint": "abc", "val_labels": "def"}
+    detector = build_detector(TINY_MODEL, 2, names=("a", "b")).fuse()
+    model = CheckpointModel(detector, {"imgsz": 64, "data": stored}, Path("best.pt"), torch.device("cpu"))
+    config = resolve_options(ExportConfig(weights="best.pt"), detector, 64)
+    metadata = describe_file(model, config, None, trained_thresholds(model, config), checked="no")
+    assert (metadata.data, metadata.details["data_fingerprint"]) == (location, "abc")
+
+
 @pytest.mark.parametrize(
     ("format_name", "flags", "file"),
     [
@@ -66,5 +78,4 @@ def test_the_branch_that_training_does_not_validate_has_no_threshold_and_no_ap()
     ],
 )
 def test_files_of_other_branches_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
-    config = ExportConfig(weights="run/best.pt", **flags)
-    assert file_path(Path("run/best.pt"), config, format_name) == Path("run", file)
+    assert file_path(Path("run/best.pt"), options(**flags), format_name) == Path("run", file)

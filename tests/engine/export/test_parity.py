@@ -78,7 +78,7 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = 
     path = folder / f"{mistake}.torchscript"
     if not path.exists():
         module = Broken(make_layout(copy.deepcopy(detector).fuse(), "raw", half=half), mistake).eval()
-        metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
+        metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), is_ours=True, nms_iou=0.7)
         TorchScriptFormat().write(trace(module, options(imgsz_hw=(64, 64))), path, metadata)
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 

@@ -43,9 +43,10 @@ def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, grap
     config = options(nms_iou=fused.nms_iou, half=half, **changes)
     config = replace(config, box_voting=config.layout == "end2end")
     own = {name: getattr(fused, name) for name in ("names", "stride", "nms_iou")}
-    chosen = {name: getattr(config, name) for name in ("batch", "dynamic", "layout")}
+    chosen = {name: getattr(config, name) for name in ("batch", "dynamic")}
+    chosen |= {"is_ours": True, "end2end": config.layout == "end2end"}
     more = {"validation_iou": detector.head.validation_iou, "confidence": 0.3, "details": {"half": half}}
-    metadata = ExportMetadata(**own, **chosen, **more, imgsz_hw=tuple(config.imgsz))
+    metadata = ExportMetadata(**own, **chosen, **more, imgsz_hw=config.imgsz_hw)
     graphs = ModelGraphs(detector, config)
     if graph is not None:
         graphs.float_onnx = graph

@@ -150,7 +150,7 @@ def test_a_damaged_file_is_one_line(tiny, tmp_path: Path, change, message: str):
 
 
 def test_the_metadata_follow_the_model(tmp_path: Path):
-    metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 96), layout="raw", nms_iou=0.5)
+    metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 96), is_ours=True, nms_iou=0.5)
     model = b"\x1c\0\0\0TFL3" + bytes(100)
     LiteRtFormat().write(model, tmp_path / FILE, metadata)
     assert (tmp_path / FILE).read_bytes().startswith(model)

@@ -68,7 +68,7 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
         imgsz_hw=(HEIGHT, WIDTH),
         batch=config.batch,
         dynamic=config.dynamic,
-        layout=layout,
+        is_ours=True,
         end2end=layout == "end2end",
     )
     OnnxFormat().write(tiny_graph(NAMES, layout, **changes), tmp_path / "best.onnx", metadata)

@@ -25,7 +25,7 @@ from utils.boxes import xyxy_to_cxcywh
 CPU = torch.device("cpu")
 NAMES = ("light", "dark", "gray")
 OURS = ExportMetadata(
-    names=NAMES, imgsz_hw=(64, 96), layout="raw", nms_iou=0.6, validation_iou=0.6, confidence=0.3, squares=True
+    names=NAMES, imgsz_hw=(64, 96), is_ours=True, nms_iou=0.6, validation_iou=0.6, confidence=0.3, squares=True
 )
 BOXES = torch.tensor([[10.0, 20, 30, 60], [0, 0, 64, 64], [40, 8, 48, 24], [1, 2, 3, 5], [9, 9, 40, 40]])
 SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.8], [0.0, 0.0, 0.0], [0.5, 0.6, 0.1], [0.4, 0.3, 0.2]])
@@ -52,7 +52,7 @@ def decoded(model: ExportedModel, batch: int = 2) -> tuple[Tensor, Tensor]:
 
 def test_raw_columns():
     output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T
-    for metadata in (OURS, replace(OURS, layout=None)):  # a foreign file has the same layout
+    for metadata in (OURS, replace(OURS, is_ours=False)):  # a foreign file has the same layout
         boxes, scores = decoded(opened(output, metadata))
         assert torch.equal(boxes, BOXES.expand(2, 5, 4))
         assert torch.equal(scores, SCORES.expand(2, 5, 3))
@@ -61,7 +61,7 @@ def test_raw_columns():
 def test_rows_scatter_their_score_into_the_column_of_the_class():
     best, classes = SCORES.max(1, keepdim=True)
     rows = torch.cat((BOXES, best, classes.float()), 1)
-    boxes, scores = decoded(opened(rows, replace(OURS, layout="end2end")), batch=1)
+    boxes, scores = decoded(opened(rows, replace(OURS, end2end=True)), batch=1)
     assert torch.equal(boxes[0], BOXES)
     assert torch.equal(scores[0], torch.zeros(5, 3).scatter(1, classes, best))
 
@@ -69,7 +69,7 @@ def test_rows_scatter_their_score_into_the_column_of_the_class():
 def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
     """Rows without a score, which fill up the output, may have any class."""
     rows = torch.cat((BOXES[:4], torch.tensor([[0.9, 1.9998], [0.8, 0.0], [0.0, -1.0], [0.0, torch.nan]])), 1)
-    _, scores = decoded(opened(rows, replace(OURS, layout="end2end")), batch=1)
+    _, scores = decoded(opened(rows, replace(OURS, end2end=True)), batch=1)
     assert scores[0].tolist() == [[0, 0, pytest.approx(0.9)], [pytest.approx(0.8), 0, 0], [0, 0, 0], [0, 0, 0]]
     for number, message in (
         (3.0, "model.onnx: predicts class 3, but its classes are 0 to 2"),
@@ -79,7 +79,7 @@ def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
     ):
         rows[1, 5] = number
         with refused(message):
-            decoded(opened(rows, replace(OURS, layout="end2end")))
+            decoded(opened(rows, replace(OURS, end2end=True)))
 
 
 def test_an_output_for_another_number_of_images_is_refused():
@@ -136,7 +136,7 @@ def test_classes_without_names_are_numbered():
 
 def test_metadata_reads_back():
     assert parse_metadata(OURS.as_strings()) == OURS
-    known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
+    known = replace(OURS, nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
     known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
     assert parse_metadata(known.as_strings()) == known
     voting = replace(known, box_voting=True)

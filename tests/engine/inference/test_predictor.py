@@ -651,6 +651,16 @@ def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
         predictor.stream(tmp_path, half=True)
 
 
+def test_images_have_the_same_names_in_a_stream_as_in_a_call(predictor, tmp_path):
+    """PIL images of files have their names, others the number of the image."""
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(picture()).save(tmp_path / "a.png")
+    sources = [picture(), image.open(tmp_path / "a.png"), torch.zeros(2, 3, 32, 32), image.fromarray(picture())]
+    names = [result.path for result in predictor(sources, color="rgb")]
+    assert names == ["image0.jpg", str(tmp_path / "a.png"), "image2.jpg", "image3.jpg", "image4.jpg"]
+    assert [result.path for result in predictor.stream(iter(sources), color="rgb")] == names
+
+
 def test_a_stream_takes_settings_and_iterables(predictor, tmp_path):
     images = [picture(seed=i) for i in range(3)]
     for number, image in enumerate(images):

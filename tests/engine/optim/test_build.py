@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from engine.assembly.choices import choose_optimizer
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
@@ -20,10 +21,8 @@ from engine.optim.build import (
 from engine.optim.muon import orthogonalize
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
-from engine.run.run import RunSettings
-from engine.train.choices import choose_optimizer
 from tests.helpers.ranks import run_ranks
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -235,9 +234,8 @@ def test_auto_depends_on_the_length_of_the_run():
     assert resolve_optimizer("auto", 100) == "Muon"
     assert resolve_optimizer("auto", 10**6) == "SGD"
     for time, optimizer in ((0, "SGD"), (1, "Muon")):  # with --time the length is unknown
-        settings = RunSettings(TrainConfig(epochs=3000, time=time), Hyperparameters())
-        steps = step_plan(settings.config, epoch_batches=10)
-        assert choose_optimizer(settings, steps).config.optimizer == optimizer
+        config = TrainConfig(epochs=3000, time=time)
+        assert choose_optimizer(config, step_plan(config, epoch_batches=10)) == optimizer
     assert resolve_optimizer("Adam", 100) == "Adam"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.run.starting_model import freeze_layers
+from engine.assembly.starting_model import freeze_layers
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks

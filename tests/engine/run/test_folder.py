@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from data.source.dataset_spec import DataSource
+from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
-from engine.run.process import prepare_process
 from engine.run.run import RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

@@ -15,8 +15,8 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.gpu.equal import compare_compiled
+from engine.assembly import build_step as step_setup
 from engine.optim.schedule import StepPlan
-from engine.train import build_step as step_setup
 from engine.train import compile as compilation
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector

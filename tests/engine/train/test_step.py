@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.assembly.build_step import FullBatch, build_step, check_step_settings
+from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
 from engine.run.run import RunSettings
-from engine.run.starting_model import freeze_layers
-from engine.train.build_step import FullBatch, build_step, check_step_settings
 from engine.train.step import drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d

@@ -17,11 +17,10 @@ from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.assembly import RunValidation
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
-from engine.train.validation import LocalValidator, RemoteValidator
+from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch

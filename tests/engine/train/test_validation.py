@@ -19,6 +19,8 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from engine.assembly.build import build_training
+from engine.assembly.evaluating_process import Scorer
 from engine.eval_ranks import service
 from engine.eval_ranks.messages import (
     SetupMessage,
@@ -28,13 +30,11 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
-from engine.eval_ranks.process import Scorer
 from engine.eval_ranks.service import patience_s
 from engine.parallel import control
 from engine.parallel.watchdog import Watchdog
 from engine.run.plan import plan_run
 from engine.run.run import RunSettings
-from engine.train.build import build_training
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
 from tests.helpers.processes import Processes

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import export
 import train
 import val
+from engine.assembly import starting_model
 from engine.inference.open_model import open_model
-from engine.run import starting_model
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for

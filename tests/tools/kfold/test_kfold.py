@@ -20,13 +20,12 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
-from tools.kfold.cross_validate import cross_validate
-from tools.kfold.scores import ScoredFold, _format_metrics, pool, read_fold, validation_of
+from tools.kfold.score_fold import validation_of
+from tools.kfold.scores import ScoredFold, _format_metrics, pool, read_fold
 from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
-from utils.errors import PeerFailure, UserError
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.child import Outcome, RunFailed, RunResult
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 
@@ -68,23 +67,6 @@ def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
     ap = {line.split()[0]: line.split()[-1] for line in lines[:-1]}
     assert (ap["mean"], ap["std"]) == ("0.3000", "0.1414")
     assert lines[-1] == "mean and std are of fewer than 3 folds: AP 2"
-
-
-@pytest.mark.parametrize(
-    ("end", "error_type"), [(PeerFailure("process 0 of 1 failed", 70), PeerFailure), (UserError("killed"), RunFailed)]
-)
-def test_a_scoring_process_that_has_printed_why_it_failed_is_not_reported_again(tmp_path, monkeypatch, end, error_type):
-    def fail(*_: object) -> None:
-        raise end
-
-    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
-    monkeypatch.setattr("tools.kfold.cross_validate.score_in_process", fail)
-    (tmp_path / "fold1").mkdir()
-    (tmp_path / "fold1" / "best.pt").touch()
-    fitness = SimpleNamespace(column="metrics/AP")
-    experiment = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), fitness=fitness)
-    with pytest.raises(error_type):
-        next(cross_validate(KfoldConfig(folds=2), experiment, tmp_path, signals=None))
 
 
 @pytest.fixture(scope="module")

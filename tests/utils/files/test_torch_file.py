@@ -28,7 +28,7 @@ import resource, sys, time
 from pathlib import Path
 import torch
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.starting_model import build_starting_model
+from engine.assembly.starting_model import build_starting_model
 from models.weights.load import check_shapes, load_detector
 from models.weights.read import shapes_of, read_weights
 from models.weights.load import model_of

@@ -17,7 +17,7 @@ from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.commands import COMMANDS
 from utils.distributed import rendezvous
 from utils.process.entrypoint import run_main
-from utils.process.launch import Launch, read_launch, torchrun_variables
+from utils.process.launch import Launch, environment_of_child, read_launch, torchrun_variables
 
 LAUNCH = torchrun_variables(1, 2, 29500)
 STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[003-004]"}
@@ -79,6 +79,23 @@ def test_incomplete_variables_are_one_line(names, missing):
 def test_copies_of_one_process_are_one_line(environ, message):
     with refused(f"{message}; use torchrun or --spawn"):
         read_launch(environ)
+    with refused(f"{message}; start it once"):
+        read_launch(environ, instead=COMMANDS["demo"].instead)
+
+
+def test_only_a_search_takes_copies(monkeypatch, capsys):
+    """They divide its trials. The trainings that a copy starts are no copies; else train.py would refuse them."""
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        run_main(import_module("tools.kfold.__main__").main, [])
+    assert capsys.readouterr().err == (
+        "error: srun has started 4 separate processes; start it once; --spawn N trains on N processes\n"
+    )
+    with pytest.raises(SystemExit):
+        run_main(import_module("tools.search.__main__").main, ["--data", "nowhere.yaml"])
+    assert "srun" not in capsys.readouterr().err
+    assert read_launch(environment_of_child()) is None
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])

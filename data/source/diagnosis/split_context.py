@@ -1,15 +1,19 @@
-"""Finds the images of a data set besides those of one split: an unused label file of that split may be theirs."""
+"""Holds what decides whose a label file is that no image of a split has (`SplitContext`): the images of the split,
+those on the disk, and those of the other splits (`OtherSplits`)."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from data.labels.image_names import loose
 from data.source.dataset_spec import DatasetSpec
+from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
+from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.images import find_valid_images
+from data.source.listing.label_files import FoundLabels
+from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split, splits_before
 from data.source.walk import Folders
 from utils.files.paths import path_of
@@ -40,7 +44,7 @@ class OtherSplits:
                 names += find_valid_images(self._spec, other, self._folders).images
         if annotations is not None:
             names += images_of_no_split(self._spec, self._split, self._folders, known=self._images)
-        return frozenset(loose(os.path.splitext(name.rpartition("/")[2])[0]) for name in names)
+        return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
 
     @cached_property
     def folders_before(self) -> frozenset[str]:
@@ -57,3 +61,40 @@ def _share_labels(first: Path | None, second: Path | None) -> bool:
     if first is None or second is None:
         return first is None and second is None
     return first.is_relative_to(second) or second.is_relative_to(first)
+
+
+@dataclass(frozen=True)
+class SplitContext:
+    """Holds the images of a split and those around it."""
+
+    found: FoundLabels
+    split_folders: Sequence[str]  # that the split names (absolute), without its lists
+    others: OtherSplits
+    unlabeled: UnlabeledImages
+    images_on_disk: ImagesOnDisk  # also those that no split names
+
+    @classmethod
+    def of(cls, found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> SplitContext:
+        return cls(
+            found=found,
+            split_folders=split_folders,
+            others=others,
+            unlabeled=UnlabeledImages(found.images),
+            images_on_disk=ImagesOnDisk(found.candidates.folders),
+        )
+
+    @cached_property
+    def image_of_name(self) -> dict[str, ListedImage]:
+        """The images of the split by name."""
+        return {image.name: image for image in self.found.images}
+
+    @cached_property
+    def labeled_stems(self) -> frozenset[str]:
+        """The loose stems of the images with a label file, also of those that are left out."""
+        images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
+        return frozenset(loose_stem(image.file.base_name) for image in images)
+
+    @property
+    def candidates(self) -> CandidateFiles:
+        """The files that no image has."""
+        return self.found.candidates

@@ -16,14 +16,10 @@ import pytest
 import torch
 import yaml
 
-import engine.train.batch_size
-import engine.train.run_checks
+import engine.assembly.batch_size
+import engine.assembly.run_checks
 import train
-from engine.optim.build import SHORT_RUN
-from engine.optim.schedule import StepPlan, step_plan
-from engine.run.run import RunSettings
-from engine.run.starting_model import freeze_layers
-from engine.train.batch_size import (
+from engine.assembly.batch_size import (
     BOXES,
     MAX_SHARD_IMAGES,
     CudaMemory,
@@ -32,6 +28,10 @@ from engine.train.batch_size import (
     largest_that_fits,
     prepare_step,
 )
+from engine.assembly.starting_model import freeze_layers
+from engine.optim.build import SHORT_RUN
+from engine.optim.schedule import StepPlan, step_plan
+from engine.run.run import RunSettings
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
@@ -188,13 +188,13 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
 def test_the_measured_step_has_the_optimizer_of_the_run(monkeypatch, steps, optimizer):
     """``--optimizer auto`` chooses by the number of steps, which depends on the batch size."""
     built = []
-    build_step = engine.train.batch_size.build_step
+    build_step = engine.assembly.batch_size.build_step
 
     def build_and_note(*arguments, **options):
         built.append(build_step(*arguments, **options))
         return built[-1]
 
-    monkeypatch.setattr(engine.train.batch_size, "build_step", build_and_note)
+    monkeypatch.setattr(engine.assembly.batch_size, "build_step", build_and_note)
     settings = settings_of(optimizer="auto")
     plans = []
 
@@ -213,7 +213,7 @@ def peak_bytes(images: int) -> int:
 
 def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: int = 100_000) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
+        patch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: Counted(limit))
         return batch_that_fits(
             ctx, settings_of(**settings), *model_and_loss(), plan_steps=long_run, epoch_samples=epoch_samples
         )
@@ -253,7 +253,7 @@ def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
 )
 def test_a_small_data_set_limits_the_batch(monkeypatch, caplog, epoch_samples, processes, settings, batch):
     """Otherwise 100 images are one step an epoch on a large GPU."""
-    monkeypatch.setattr(engine.train.batch_size, "prepare_step", lambda *_, **__: lambda: None)
+    monkeypatch.setattr(engine.assembly.batch_size, "prepare_step", lambda *_, **__: lambda: None)
     with caplog.at_level("INFO", logger="lockstep"):
         ctx = replace(CPU, world_size=processes)
         assert search(ctx, settings, limit=GIB, epoch_samples=epoch_samples) == batch
@@ -316,7 +316,7 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch) -> Cuda:
     stand_in = Cuda()
-    monkeypatch.setattr(engine.train.batch_size.torch, "cuda", stand_in)
+    monkeypatch.setattr(engine.assembly.batch_size.torch, "cuda", stand_in)
     return stand_in
 
 
@@ -375,15 +375,15 @@ def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch
     common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
-    monkeypatch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
-    monkeypatch.setattr(engine.train.run_checks, "check_batch_search", lambda ctx, config: None)
+    monkeypatch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: Counted(limit))
+    monkeypatch.setattr(engine.assembly.run_checks, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
     content = read_checkpoint(tmp_path / "exp" / "last.pt")
     assert stored == content["config"]["batch_size"] == limit_of
     assert content["progress"]["step"] == -(-10 // limit_of)
     # torchrun repeats the flags when it starts a run's processes again.
-    monkeypatch.setattr(engine.train.batch_size, "CudaMemory", None)
+    monkeypatch.setattr(engine.assembly.batch_size, "CudaMemory", None)
     run_main(train.main, [*flags, "--epochs", "2", "--resume", str(tmp_path / "exp" / "last.pt")])
     content = read_checkpoint(tmp_path / "exp" / "last.pt")
     assert (content["config"]["batch_size"], content["progress"]["epoch"]) == (limit_of, 2)

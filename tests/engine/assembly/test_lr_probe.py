@@ -18,9 +18,9 @@ from data.samples.augmented import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
+from engine.assembly import lr_probe
+from engine.assembly.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
 from engine.optim.schedule import StepPlan
-from engine.train import lr_probe
-from engine.train.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks

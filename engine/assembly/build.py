@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from data.loading.build import build_train_loader, open_train_samples
+from engine.assembly.build_step import FullBatch, build_step
+from engine.assembly.choices import choose_batch_size, choose_remaining
+from engine.assembly.loss_and_validation import build_criterion, build_validation, choose_class_weights
+from engine.assembly.process_setup import advice_on_memory, prepare_process
+from engine.assembly.run_checks import check_model, check_settings, check_splits
+from engine.assembly.run_data import open_run_data
+from engine.assembly.run_description import data_identity, describe_run
+from engine.assembly.run_hooks import build_hooks, open_hook_parts
+from engine.assembly.start_log import log_start, log_steps, warn_of_short_run
+from engine.assembly.starting_model import build_run_model, fit_anchors, loaded_parameters
+from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.export.trial import try_export
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.assembly import build_criterion, build_validation, choose_class_weights
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
-from engine.run.process import advice_on_memory, prepare_process
 from engine.run.restore import EpochData, restore_run
 from engine.run.run import RunPlan
-from engine.run.starting_model import build_run_model, fit_anchors, loaded_parameters
-from engine.run.unused_settings import warn_of_unused_settings
-from engine.train.build_step import FullBatch, build_step
-from engine.train.choices import choose_batch_size, choose_lr_mult, choose_optimizer, name_data
-from engine.train.run_checks import check_model, check_settings, check_splits
-from engine.train.run_data import data_identity, describe_run, open_run_data
-from engine.train.run_hooks import build_hooks, open_hook_parts
-from engine.train.start_log import log_start, log_steps, warn_of_short_run
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -44,49 +46,49 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     Raises UserError for settings, data, a model or weights with which no run is possible.
     """
     # What the settings and the processes alone rule out.
-    settings = plan.settings  # some may be chosen below
-    # Evaluated when an error is raised, so that it sees the batch size chosen by then.
-    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
-    check_settings(ctx, settings)
+    planned = plan.settings  # of which some are still to be chosen, see `RunPlan`
+    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, planned.config)))
+    check_settings(ctx, planned)
     hook_parts = open_hook_parts(ctx, plan)
-    prepare_process(ctx, settings, plan.startup_messages)
+    prepare_process(ctx, planned, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, plan)
-    settings = name_data(settings, data.spec)
     starting_model = build_run_model(ctx, plan, data.spec)
     model = starting_model.model
-    check_model(ctx, settings, model, data)
-    samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
+    check_model(ctx, planned, model, data)
+    samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index
-    fit_anchors(ctx, plan, model, train_index)
-    class_weights = choose_class_weights(settings.config, model, train_index)
+    if plan.checkpoint is None:  # else the model has those of the checkpoint
+        fit_anchors(ctx, planned, model, train_index)
+    class_weights = choose_class_weights(planned.config, model, train_index)
     teacher = data.build_teacher(model)
-    criterion = build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
+    criterion = build_criterion(ctx, planned, model, class_weights=class_weights, teacher=teacher)
 
-    # The loaders and the steps, with the settings that follow from all these.
-    settings = choose_batch_size(ctx, settings, model, criterion, samples)
-    warn_of_unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
-    train_loader = build_train_loader(
-        ctx, settings.config, settings.hyp, data.spec, stride=model.stride, samples=samples
-    )
-    validation = build_validation(ctx, settings, data.spec, model, criterion)
-    check_splits(ctx, data, train_index, validation.loader.index, imgsz=settings.config.imgsz, stride=model.stride)
-    steps = step_plan(settings.config, len(train_loader))
-    settings = choose_lr_mult(ctx, settings, samples, model, steps)
-    settings = choose_optimizer(settings, steps)
+    # The loaders, which need the batch size.
+    sized = choose_batch_size(ctx, planned, model, criterion, samples)
+    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, sized.config)))  # names the size chosen
+    warn_of_unused_settings(ctx, sized, model.head, channels=model.channels, tile=data.spec.tile)
+    train_loader = build_train_loader(ctx, sized.config, sized.hyp, data.spec, stride=model.stride, samples=samples)
+    validation = build_validation(ctx, sized, data.spec, model, criterion)
+    check_splits(ctx, data, train_index, validation.loader.index, imgsz=sized.config.imgsz, stride=model.stride)
+
+    # The steps, and with their number the last settings: from here on none is open.
+    steps = step_plan(sized.config, len(train_loader))
+    settings = choose_remaining(ctx, sized, data.spec, samples, model, steps)
     try_export(ctx, settings.config, model)
     warn_of_short_run(ctx, settings.config, steps)
-
-    # The step, in the state of the checkpoint if there is one.
-    loaded = loaded_parameters(starting_model, settings, steps, plan.checkpoint)
+    loaded = loaded_parameters(starting_model, settings, steps, plan.started_from)
     step = build_step(ctx, settings, model, criterion, steps=steps, batch=FullBatch.of(train_loader), loaded=loaded)
     log_steps(plan, settings, step, steps)
+
+    # The state of the checkpoint, if there is one.
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
     if plan.checkpoint is not None:
         epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
+        plan = replace(plan, checkpoint=None)  # frees its tensors, which are in place
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)

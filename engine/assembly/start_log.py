@@ -22,8 +22,8 @@ def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepP
 
 
 def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
-    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps. ``settings``: those
-    of ``plan``, with what was chosen since."""
+    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps. ``settings``: with
+    what was open in those of ``plan``."""
     config = settings.config
     log = get_logger()
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
@@ -53,7 +53,7 @@ def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
             return "auto: --time leaves the number of steps open"
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.checkpoint is not None and plan.checkpoint.description.config.optimizer == config.optimizer:
+    if plan.started_from is not None and plan.started_from.description.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 

@@ -1,22 +1,22 @@
 """Builds the loss and the validation of a run, shared by training and `--eval-ranks` processes.
 
-Training (engine/train/build.py) and the processes that validate for it (``--eval-ranks``) must compute the same, and
-the search for a batch size (engine/train/batch_size.py) measures the loss of the run itself.
+Training (build.py) and the processes that validate for it (evaluating_process.py) must compute the same, and the search
+for a batch size (batch_size.py) measures the loss of the run itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from data.index.index import DatasetIndex
 from data.loading.build import build_run_val_loader
-from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
-from engine.evaluation.evaluator import Evaluator, build_evaluator
+from engine.evaluation.evaluator import build_evaluator
 from engine.run.run import RunSettings
+from engine.train.validation import RunValidation
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
@@ -25,14 +25,6 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import listed
-
-
-@dataclass(frozen=True)
-class RunValidation:
-    """The validation split of a run, and what scores a model on it."""
-
-    loader: ValidationLoader
-    evaluator: Evaluator
 
 
 def build_criterion(

@@ -16,11 +16,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.assembly.build_step import FullBatch, build_step
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.run.run import RunSettings
-from engine.train.build_step import FullBatch, build_step
 from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion

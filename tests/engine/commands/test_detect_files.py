@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.commands.result_files import PredictionsFile
+from engine.commands.detect_files import PredictionsFile
 from utils.strings import image_ids_of
 
 

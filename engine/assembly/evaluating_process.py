@@ -19,6 +19,9 @@ from torch import Tensor
 
 from data.index.index import DatasetIndex
 from data.source.open import open_data
+from engine.assembly.loss_and_validation import build_criterion, build_validation
+from engine.assembly.process_setup import choose_kernels
+from engine.assembly.starting_model import rebuild_model
 from engine.eval_ranks.messages import (
     ENDED,
     FAILED,
@@ -35,10 +38,7 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
-from engine.run.assembly import build_criterion, build_validation
-from engine.run.process import choose_kernels
 from engine.run.run import RunSettings
-from engine.run.starting_model import rebuild_model
 from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
 from utils.detections import Detections

@@ -17,16 +17,17 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
+from engine.assembly import build, choices, run_checks
+from engine.assembly.build import build_training
+from engine.assembly.starting_model import StartingModel, loaded_parameters
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
+from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
-from engine.run.run import RunSettings
-from engine.run.starting_model import StartingModel, loaded_parameters
-from engine.train import choices, run_checks
-from engine.train.build import build_training
+from engine.run.run import RunSettings, TrainingRun
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -157,6 +158,11 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         checkpoints.append(weakref.ref(checkpoint.state))
         return checkpoint
 
+    def claim_once_freed(*arguments: object) -> TrainingRun:
+        gc.collect()
+        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
+        return claim_folder(*arguments)
+
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
@@ -169,9 +175,8 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert 0 < trainer.progress.batch < len(trainer.loader)
         state = state_of(trainer)
     monkeypatch.setattr(Checkpoint, "read", noted)
+    monkeypatch.setattr(build, "claim_folder", claim_once_freed)
     with built("--resume", "runs/exp/last.pt") as resumed:
-        gc.collect()
-        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
         assert len(state) > 100
@@ -244,7 +249,7 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
-    monkeypatch.setattr(f"engine.train.{not_called}", fail)
+    monkeypatch.setattr(f"engine.assembly.{not_called}", fail)
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()
@@ -257,7 +262,7 @@ def test_a_foreign_results_file_is_refused_while_the_earlier_run_is_untouched(fo
     contents = {"results.csv": "   epoch,  train/box_loss\n  0,  0.1\n", "settings.yaml": "{}\n", "last.pt": ""}
     for name, content in contents.items():
         (used / name).write_text(content)
-    monkeypatch.setattr("engine.train.run_data.open_data", fail)
+    monkeypatch.setattr("engine.assembly.run_data.open_data", fail)
     with refused("results.csv: not a results file of this program; move it away"), built("--exist-ok"):
         pass
     assert {path.name: path.read_text() for path in used.iterdir()} == contents

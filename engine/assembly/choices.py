@@ -1,6 +1,6 @@
 """Chooses the settings that a command may leave open, once data and model are known.
 
-Each function returns the settings of the run with its choice, so that settings.yaml, checkpoints, trackers and
+Both functions return the settings of the run with their choices, so that settings.yaml, checkpoints, trackers and
 callbacks have all of them. A run that continues has those of its checkpoint.
 """
 
@@ -12,24 +12,17 @@ from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec
+from engine.assembly.batch_size import batch_that_fits
+from engine.assembly.lr_probe import probe_lr_mult
+from engine.assembly.run_checks import check_batch_size
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
-from engine.train.batch_size import batch_that_fits
-from engine.train.lr_probe import probe_lr_mult
-from engine.train.run_checks import check_batch_size
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.paths import normal_path
-
-
-def name_data(settings: RunSettings, spec: DatasetSpec) -> RunSettings:
-    """Names the data set by its absolute path, which is valid from any working folder."""
-    if settings.config.data == "demo":
-        return settings
-    return replace(settings, config=replace(settings.config, data=str(normal_path(spec.source))))
 
 
 def choose_batch_size(
@@ -59,20 +52,40 @@ def choose_batch_size(
     return replace(settings, config=config)
 
 
-def choose_lr_mult(
-    ctx: DistributedContext, settings: RunSettings, dataset: AugmentedImages, model: Detector, steps: StepPlan
+def choose_remaining(
+    ctx: DistributedContext,
+    settings: RunSettings,
+    spec: DatasetSpec,
+    samples: AugmentedImages,
+    model: Detector,
+    steps: StepPlan,
 ) -> RunSettings:
-    """Chooses ``lr_mult`` by how well the weights detect the objects of ``dataset``, unless a recipe gives it."""
-    if settings.hyp.lr_mult is not None:
-        return settings
-    lr_mult = 1.0
-    if settings.config.weights:
-        lr_mult = probe_lr_mult(ctx, settings.config, dataset, model, steps)
-    return replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+    """Chooses what is open once the steps are planned: the optimizer, ``lr_mult``, and the name of the data set, which
+    becomes its absolute path. Nothing changes the settings afterwards."""
+    config = replace(
+        settings.config, data=_absolute_name(settings.config, spec), optimizer=choose_optimizer(settings.config, steps)
+    )
+    hyp = replace(settings.hyp, lr_mult=_choose_lr_mult(ctx, settings, samples, model, steps))
+    return RunSettings(config, hyp)
 
 
-def choose_optimizer(settings: RunSettings, steps: StepPlan) -> RunSettings:
-    """Chooses the optimizer by the number of steps, for ``--optimizer auto``; Muon if ``--time`` leaves that open. A
+def _absolute_name(config: TrainConfig, spec: DatasetSpec) -> str:
+    """Returns the name of the data set that is valid from any working folder."""
+    return config.data if config.data == "demo" else str(normal_path(spec.source))
+
+
+def choose_optimizer(config: TrainConfig, steps: StepPlan) -> str:
+    """Returns the optimizer: for ``--optimizer auto`` by the number of steps; Muon if ``--time`` leaves that open. A
     longer run must not choose another one when it resumes."""
-    optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
-    return replace(settings, config=replace(settings.config, optimizer=optimizer))
+    return resolve_optimizer(config.optimizer, steps.known_total)
+
+
+def _choose_lr_mult(
+    ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
+) -> float:
+    """Returns ``lr_mult``: unless a recipe gives it, by how well the weights detect the objects of ``samples``."""
+    if settings.hyp.lr_mult is not None:
+        return settings.hyp.lr_mult
+    if not settings.config.weights:
+        return 1.0
+    return probe_lr_mult(ctx, settings.config, samples, model, steps)

@@ -14,7 +14,7 @@ import yaml
 import train
 import val
 from data.source.dataset_yaml import load_dataset_spec
-from engine.train.teacher import TeacherFile, check_teacher
+from engine.assembly.teacher import TeacherFile, check_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.origin import RANDOM, Origin

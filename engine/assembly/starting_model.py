@@ -15,7 +15,7 @@ from data.source.dataset_spec import DatasetSpec, class_names
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.optim.build import LoadedParameters
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.run.run import RunPlan, RunSettings
+from engine.run.run import RunPlan, RunSettings, StartedFrom
 from models.autoanchor import check_anchors
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
@@ -167,17 +167,17 @@ def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
     module.training = False
 
 
-def fit_anchors(ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex) -> None:
-    """Checks the anchors of the model, if it has any, against the boxes of the training split, and fits new ones. A run
-    that continues has those of its checkpoint.
+def fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+    """Checks the anchors of a new run's model, if it has any, against the boxes of the training split, and fits new
+    ones.
 
     All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
     """
     anchors = model.head.anchors
-    if anchors is None or plan.checkpoint is not None:
+    if anchors is None:
         return
-    config = plan.settings.config
-    hyp = plan.settings.hyp
+    config = settings.config
+    hyp = settings.hyp
     fitted = None
     if ctx.is_main:
         sides = train.sides_at(config.imgsz)
@@ -189,19 +189,19 @@ def fit_anchors(ctx: DistributedContext, plan: RunPlan, model: Detector, train: 
 
 
 def loaded_parameters(
-    starting_model: StartingModel, settings: RunSettings, steps: StepPlan, checkpoint: Checkpoint | None
+    starting_model: StartingModel, settings: RunSettings, steps: StepPlan, started_from: StartedFrom | None
 ) -> LoadedParameters:
     """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
     the run began.
 
     Args:
         settings: of the run, with ``lr_mult``.
-        checkpoint: from which the run continues; None: it begins.
+        started_from: the checkpoint from which the run continues; None: it begins.
     """
     lr_mult = settings.hyp.lr_mult
     if lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
-    new_lr_mult = None if checkpoint is None else checkpoint.description.new_lr_mult
+    new_lr_mult = None if started_from is None else started_from.description.new_lr_mult
     if new_lr_mult is None:
         new_lr_mult = new_layers_lr_mult(steps.known_total)
     return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

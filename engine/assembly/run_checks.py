@@ -6,13 +6,13 @@ from __future__ import annotations
 from data.index.index import DatasetIndex
 from data.index.shared_images import warn_of_shared_images
 from data.loading.checks import check_loader_settings, check_shards
+from engine.assembly.batch_size import check_batch_search
+from engine.assembly.build_step import check_step_settings
+from engine.assembly.process_setup import check_kernels
+from engine.assembly.run_data import RunData
 from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
-from engine.run.process import check_kernels
 from engine.run.run import RunSettings
-from engine.train.batch_size import check_batch_search
-from engine.train.build_step import check_step_settings
-from engine.train.run_data import RunData
 from engine.train.validation import check_eval_ranks
 from models.detector import Detector
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig

@@ -19,10 +19,10 @@ from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.tracking import Service, Tracking
 from engine.hooks.tracking_services import open_services
 from engine.hooks.writers import ResultsCsv, TensorBoard
-from engine.run.assembly import RunValidation
 from engine.run.results_csv import ResultsTable
 from engine.run.run import RunPlan, TrainingRun
 from engine.train.step import TrainStep
+from engine.train.validation import RunValidation
 from utils.distributed.context import DistributedContext
 
 

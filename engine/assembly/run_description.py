@@ -1,54 +1,15 @@
-"""Opens the data of a run, and describes it for checkpoints."""
+"""Describes a run for its checkpoints: its settings, data and model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.source.dataset_spec import DatasetSpec, class_names
-from data.source.open import open_data
+from engine.assembly.run_data import RunData
+from engine.assembly.starting_model import StartingModel
 from engine.checkpoint.description import RunDescription
-from engine.evaluation.metrics import Fitness
 from engine.optim.build import LoadedParameters
-from engine.run.run import RunPlan, TrainingRun
-from engine.run.starting_model import StartingModel
-from engine.train.teacher import TeacherFile, open_teacher
-from models.detector import Detector
-from models.losses.distillation import Teacher
+from engine.run.run import TrainingRun
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.files.data_location import describe_location
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The data set of a run, its fitness metric and its teacher."""
-
-    spec: DatasetSpec
-    fitness: Fitness
-    teacher: TeacherFile | None
-
-    def build_teacher(self, model: Detector) -> Teacher | None:
-        """Builds the teacher as the loss of ``model`` takes it, if there is one."""
-        return None if self.teacher is None else self.teacher.build(model)
-
-
-def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
-    """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
-
-    With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
-    process chooses the validation images of a new run; a run that continues has those of its checkpoint.
-    """
-    config = plan.settings.config
-    checkpoint = plan.checkpoint
-    teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
-    spec = open_data(plan.data_source, ctx)
-    if teacher is not None and config.keep_old:
-        spec = teacher.extended(spec, config.weights)
-    if config.val_fraction:
-        spec = hold_out_validation(ctx, config, spec, checkpoint.description.val_images if checkpoint else [])
-    fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
-    return RunData(spec, fitness, teacher)
 
 
 def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:

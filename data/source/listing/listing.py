@@ -1,0 +1,85 @@
+"""Defines the listing of a split: all of its images, each with its status, and what is wrong with any of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from data.labels.findings import Finding
+from data.labels.label_format import LabelFormat
+from data.split_files import ImageFile, LabelFile, OtherImages
+
+
+class ImageStatus(StrEnum):
+    """Says whether a split uses an image that it names."""
+
+    LABELED = "labeled"
+    BACKGROUND = "background"  # there is no label file
+    LEFT_OUT = "left out"  # the labels cannot be read, or may be in another file
+    ALIAS = "alias"  # symbolic links show an image that is used under this name, too
+
+
+class ListedImage(NamedTuple):
+    """An image of a split, with its status."""
+
+    file: ImageFile
+    status: ImageStatus
+    label: LabelFile  # of a background: the file that it would have
+    reason: Finding | None = None  # for which it is left out, without the losses that `count_losses` adds
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def leave_out(self, reason: Finding) -> ListedImage:
+        return self._replace(status=ImageStatus.LEFT_OUT, reason=reason)
+
+
+_USED = (ImageStatus.LABELED, ImageStatus.BACKGROUND)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Holds the files of a split."""
+
+    all_images: list[ListedImage]  # sorted by name
+    label_format: LabelFormat
+    findings: list[Finding]
+    unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
+    others: OtherImages = OtherImages()  # images that one label file for all may name, too
+    shares_folders: bool = False  # see `DatasetSpec.shares_folders`
+
+    @cached_property
+    def images(self) -> list[ImageFile]:
+        """The images that are used, sorted by name."""
+        return [image.file for image in self.all_images if image.status in _USED]
+
+    @cached_property
+    def labels(self) -> list[LabelFile]:
+        """One label file per image that is used, or one for all."""
+        labels = [image.label for image in self.all_images if image.status in _USED]
+        return labels if self.label_format.per_image else labels[:1]
+
+    @property
+    def num_aliases(self) -> int:
+        """Counts the images left out because symbolic links show them under another name."""
+        return sum(image.status is ImageStatus.ALIAS for image in self.all_images)
+
+
+def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list[ListedImage]:
+    """Returns ``images``, of which those with a reason are left out. ``reasons``: by names of images."""
+    if not reasons:
+        return images
+    return [image.leave_out(reasons[image.name]) if image.name in reasons else image for image in images]
+
+
+def count_losses(findings: list[Finding], images: Iterable[ListedImage]) -> list[Finding]:
+    """Returns ``findings``, where the reason of each image that is left out counts as the loss of that image."""
+    if not findings:
+        return []
+    num_lost = Counter(image.reason for image in images if image.reason is not None)
+    return [finding._replace(lost_images=num_lost[finding]) if finding in num_lost else finding for finding in findings]

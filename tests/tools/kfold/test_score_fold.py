@@ -1,0 +1,106 @@
+"""The scoring of a fold as a process of its own: what it writes, and how its failures are told apart."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.helpers.messages import refused
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_weights
+from tools.kfold import score_fold
+from tools.kfold.cross_validate import CrossValidation, cross_validate
+from tools.kfold.score_fold import score_in_process, validation_of
+from tools.kfold.scores import read_if_scored
+from utils.config.flags import flags_of
+from utils.config.parser import parse_config
+from utils.config.search_settings import KfoldConfig
+from utils.config.settings import ValConfig
+from utils.process.child import Outcome, RunFailed, RunResult
+from utils.program import command_prefix
+
+# Runs a command with a disk of 16 KB, which is full, at the folder $0.
+WITH_FULL_DISK = """
+mount -t tmpfs -o size=16k none "$0" || exit 99
+head -c 99k /dev/zero > "$0/filler" 2> /dev/null
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the YAML of the first fold, and its training, which is done."""
+    folder = tmp_path_factory.mktemp("folds")
+    write_dataset(folder / "set", train=4, val=4).rename(folder / "fold1.yaml")
+    content = (folder / "fold1.yaml").read_text()
+    (folder / "fold1.yaml").write_text(f"path: {folder / 'set'}\n{content}")
+    (folder / "fold1").mkdir()
+    write_weights(folder / "fold1" / "best.pt", ["light", "dark"])
+    return folder
+
+
+def config_of(folder: Path, *more: str) -> KfoldConfig:
+    flags = ["--data", "unused", *SMALL, "--cache-dir", str(folder), "--folds", "2"]
+    return parse_config(KfoldConfig, [*flags, *more])
+
+
+def validation_in(folder: Path, *more: str) -> ValConfig:
+    return validation_of(config_of(folder, *more), folder / "fold1" / "best.pt", folder / "fold1.yaml")
+
+
+def score_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CrossValidation:
+    """Returns the scores of the first fold, scored now or before."""
+    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
+    fitness = SimpleNamespace(column="metrics/AP")
+    experiment = SimpleNamespace(folder=SimpleNamespace(path=folder), fitness=fitness)
+    return next(cross_validate(config_of(folder), experiment, folder, signals=None))
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_a_fold_is_scored_again_if_its_detections_are_damaged(folds, monkeypatch, caplog):
+    first = score_first(folds, monkeypatch)
+    file = folds / "fold1" / "detections.npz"
+    content = file.read_bytes()
+    middle = len(content) // 2
+    altered = content[:middle] + bytes(99) + content[middle + 99 :]
+    for damaged in (altered, b"x" * 99, content[:middle], b""):  # the last is what a power cut may leave
+        file.write_bytes(damaged)
+        caplog.clear()
+        assert read_if_scored(file) is None
+        assert "detections.npz: damaged (" in caplog.text
+    again = score_first(folds, monkeypatch)
+    assert read_if_scored(file) is not None
+    assert again.pooled.metrics == first.pooled.metrics
+
+
+def test_a_full_disk_refuses_the_scoring(folds, tmp_path, monkeypatch):
+    """It does not fail the trial of a search, whose trained models would then be removed."""
+    in_small_disk = ["unshare", "-Urm", "sh", "-c", WITH_FULL_DISK, str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run([*in_small_disk, "true"], check=False).returncode:
+        pytest.skip("a disk cannot be mounted here")
+    command = [*in_small_disk, *command_prefix("score-fold")]
+    monkeypatch.setattr(score_fold, "command_prefix", lambda _: command)
+    result = score_in_process(replace(validation_in(folds), project=str(tmp_path.parent), name=tmp_path.name))
+    assert result.outcome == Outcome.REFUSED
+    assert result.reason.startswith(f"{tmp_path}/detections.npz: the disk is full; free some space")
+
+
+def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
+    """Killed for want of memory, it is no failure of the trial either."""
+    monkeypatch.setattr(score_fold, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
+    (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
+    message = "fold1 could not be scored: killed by SIGKILL; is there enough memory?"
+    with refused(message, RunFailed) as caught:
+        score_first(folds, monkeypatch)
+    assert caught.value.result.outcome == Outcome.REFUSED
+
+
+@pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])
+def test_the_process_gets_the_settings(folds, more):
+    validation = validation_in(folds, *more)
+    assert parse_config(ValConfig, flags_of(validation)) == validation

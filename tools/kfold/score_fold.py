@@ -1,0 +1,77 @@
+"""Scores a fold in a process of its own: an internal command, which validates the model of the fold and writes what it
+detects to the folder of its training."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from data.loading.build import MAX_VALIDATION_BATCH
+from engine.commands.scoring import score
+from engine.commands.val import open_model_and_data
+from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
+from utils.config.flags import flags_of
+from utils.config.parser import parse_config
+from utils.config.search_settings import KfoldConfig
+from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
+from utils.distributed.context import DistributedContext
+from utils.logger import configure_logging
+from utils.machine.devices import parse_devices
+from utils.process.child import Outcome, RunResult, start
+from utils.process.stop_signals import StopSignals
+from utils.program import command_prefix
+
+
+def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
+    """Returns the settings that validate a fold in one process, with its results in the folder of ``weights``.
+
+    The batches are those with which its training has validated, of at most `MAX_VALIDATION_BATCH` images. Settings of
+    the data are as in the training.
+    """
+    batch_size = ValConfig.batch_size
+    if config.batch_size != FIND_BATCH_SIZE:
+        batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
+    shared = {field.name: getattr(config, field.name) for field in fields(DataSettings)}
+    fold_settings = {
+        "weights": str(weights),
+        "data": str(data),
+        "batch_size": batch_size,
+        "imgsz": config.imgsz,
+        "device": config.device.split(",")[0],
+        "classes": [],  # those of the checkpoint, which has been trained with --classes
+        "stage": "",  # the images are read once
+        "spawn": 0,
+        "project": str(weights.parent.parent),
+        "name": weights.parent.name,
+    }
+    return ValConfig(**shared | fold_settings)
+
+
+def score_in_process(validation: ValConfig) -> RunResult:
+    """Runs `main` in a process of its own: a crash does not end this one, and the memory that the device needs is free
+    for the next training. Returns how it has ended; raises `Stopped` if a signal comes meanwhile.
+
+    Nothing is lost if that process is refused, or killed for want of memory: the trained model stays, and the same
+    command scores it again.
+    """
+    command = [*command_prefix("score-fold"), *flags_of(validation)]
+    with start(command, stop=signal.SIGKILL) as child:
+        result = child.wait()
+    if result.code == -signal.SIGKILL:
+        return replace(result, outcome=Outcome.REFUSED)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Detects in the validation images of a fold, and writes the labels and the detections."""
+    validation = parse_config(ValConfig, argv)
+    configure_logging(True)
+    with StopSignals():
+        ctx = DistributedContext.single(parse_devices(validation.device)[0])
+        model, spec, scored_as = open_model_and_data(validation, ctx)
+        scores = score(scored_as, model, spec, ctx)
+        assert scores is not None, "the only process has the scores"
+        fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)
+        write_fold(Path(validation.project, validation.name, DETECTIONS_FILE), fold)
