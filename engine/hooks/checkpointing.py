@@ -15,8 +15,8 @@ class Checkpoints(Hook):
     """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only.
 
     A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt before anything else with which the
-    earlier run could continue: best.pt and results.csv. So whenever it is killed, these are those of last.pt's run, or
-    that run has no completed epoch that they should have.
+    earlier run could continue: best.pt and results.csv. So whenever it is killed, these are of the run of last.pt, or
+    that run has recorded no epoch yet.
     """
 
     def __init__(self, every_s: float) -> None:
