@@ -212,7 +212,7 @@ UNDECODABLE = "cannot be decoded (damaged, or not an image)"
 
 @pytest.mark.parametrize(
     ("suffix", "messages"),
-    [  # of files of 0, 1, 30, 60, 90 and 99 percent of the bytes
+    [  # messages for files cut to 0, 1, 30, 60, 90 and 99 percent of their bytes
         (
             ".jpg",
             ["damaged image (the file is empty)", "damaged image (truncated in the header)"]

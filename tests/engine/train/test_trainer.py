@@ -436,7 +436,7 @@ def test_the_last_epochs_refine():
 def test_batches_become_steps():
     trainer = build(batch_size=2, nominal_batch=4, epochs=1)
     trainer.fit()
-    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
+    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # an update of two batches and one of one
 
 
 class DecidesNextEpoch(Hook):
