@@ -17,6 +17,7 @@ import yaml
 
 from engine.checkpoint.newest_run import new_run_id, newest_run_id
 from engine.checkpoint.progress import Progress
+from engine.run.continuation import forget_complete
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.run import RunPlan, RunSettings, TrainingRun
@@ -26,12 +27,13 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.safe_io import atomic_write, open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import write_result
+from utils.process.result_file import report_begun
 from utils.program import resume_flag
 
 LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
@@ -58,7 +60,8 @@ def claim_folder(
         _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
         note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
-    write_result(folder=str(folder))
+        forget_complete(folder)
+    report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from)
 
@@ -94,15 +97,17 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
     return Path(broadcast_object(ctx, folder))
 
 
-def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None:
-    """Locks the folder of a run that continues, until ``stack`` is closed. Every rank must call this.
+def lock_folder(
+    ctx: DistributedContext, folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S
+) -> None:
+    """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Every rank must call this.
 
-    Raises UserError when another process trains the run, or its folder is read-only.
+    Raises UserError when another process still trains the run after ``patience_s`` seconds, or its folder is read-only.
     """
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and folder.is_dir():
             try:
-                lock = _lock(folder)
+                lock = _lock(folder, patience_s)
             except OSError as error:
                 if error.errno not in _READ_ONLY:
                     raise
@@ -114,17 +119,31 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
             stack.callback(lock.release)
 
 
-def _lock(folder: Path) -> FileLock:
+def wait_until_saved(folder: Path) -> None:
+    """Waits until a process that was told to stop has saved the run in ``folder``. Raises UserError if it does not
+    end."""
+    if folder.is_dir():
+        with FileLock(folder / LOCK_NAME) as lock:
+            _acquire(lock, folder, SAVING_PATIENCE_S)
+
+
+def _lock(folder: Path, patience_s: float = LOCK_PATIENCE_S) -> FileLock:
     """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
-    holder = lock.acquire(LOCK_PATIENCE_S)
+    _acquire(lock, folder, patience_s)
+    remove_half_written(folder)
+    return lock
+
+
+def _acquire(lock: FileLock, folder: Path, patience_s: float) -> None:
+    """Acquires the ``lock`` on the run in ``folder``. Raises UserError if another process holds it for longer than
+    ``patience_s`` seconds."""
+    holder = lock.acquire(patience_s)
     if holder:
         raise UserError(
             f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "
             "with another --name"
         )
-    remove_half_written(folder)
-    return lock
 
 
 def _warn_of_earlier_run(folder: Path, data: str) -> None:

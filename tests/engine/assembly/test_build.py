@@ -26,6 +26,7 @@ from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
+from engine.run.plan import plan_run
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
@@ -56,7 +57,10 @@ def built(*flags: str) -> Iterator[Trainer]:
     command = parse_command(TrainConfig, argv)
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
-        yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        # No name keeps the plan, and with it the state of a checkpoint.
+        yield build_training(
+            ctx, plan_run(ctx, command.config, command.explicit_flags, stack), Watchdog(StopSignals()), stack
+        )
 
 
 def names(trainer: Trainer) -> list[str]:

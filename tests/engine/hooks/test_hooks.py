@@ -225,9 +225,12 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 
 
-@pytest.mark.parametrize("varying_step", [None, 0, 2])
-def test_blank_images_are_the_reason_only_if_those_of_every_step_are(tmp_path, monkeypatch, varying_step):
-    """Also those of float16's overflows, which are not examined when they happen."""
+@pytest.mark.parametrize(("varying_step", "others_are_blank"), [(None, True), (0, True), (2, True), (None, False)])
+def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
+    tmp_path, monkeypatch, varying_step, others_are_blank
+):
+    """On all ranks, and also those of float16's overflows, which are not examined when they happen."""
+    monkeypatch.setattr(nonfinite, "all_objects", lambda ctx, own: [own, (others_are_blank, "")])
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 3)
     monkeypatch.setattr(nonfinite, "MAX_SCALE_HALVINGS", 2)
     blank = tmp_path / "blank.png"
@@ -249,7 +252,7 @@ def test_blank_images_are_the_reason_only_if_those_of_every_step_are(tmp_path, m
     with pytest.raises(UserError) as error:
         read(2)
     message = str(error.value)
-    if varying_step is None:
+    if varying_step is None and others_are_blank:
         assert "the last 3 steps were not finite, since all of their images have a single color" in message
     else:
         assert "the last 3 steps were not finite. There is no checkpoint yet" in message

@@ -237,9 +237,9 @@ def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
 def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
     service = MemoryService()
     service.answer.clear()
-    begun = time.monotonic()
+    started = time.monotonic()
     process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
     assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
     service.answer.set()

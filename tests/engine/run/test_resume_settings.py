@@ -20,7 +20,7 @@ def test_epochs_replace_a_time():
     assert (config.epochs, config.time) == (20, 0)
     assert lines == ["resume: epochs 10 -> 20", "resume: time 1.5 -> 0.0, as --epochs is given"]
     config, _ = merge_config(stored, TrainConfig(epochs=20, time=3.0), {"epochs", "time"})
-    assert (config.epochs, config.time) == (20, 3)
+    assert (config.epochs, config.time) == (10, 3)  # the time decides about the epochs
 
 
 def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
@@ -29,7 +29,7 @@ def test_a_restart_keeps_the_epochs_that_its_time_limit_has_chosen():
     stored = TrainConfig(batch_size=8, epochs=37, time=2.0)
     assert merge_config(stored, command, {"epochs", "time"}) == (stored, [])
     config, _ = merge_config(dataclasses.replace(stored, time=1.0), command, {"epochs", "time"})
-    assert (config.epochs, config.time) == (100, 2.0)  # the limit is new, and decides after an epoch
+    assert (config.epochs, config.time) == (37, 2.0)  # the limit is new, and decides after an epoch
 
 
 @pytest.mark.parametrize(
