@@ -69,11 +69,12 @@ class StoredSettings:
         """Says how the content ``name``, of which the digests differ, has changed, and what to do."""
         shown_name = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
         if name not in stored:
-            return (
-                f"{shown_name} was not there when the work was begun; take it away, or start anew with another --name"
-            )
-        verb = "has changed" if name in current else "has gone"
-        return f"the content of {shown_name} {verb} since the work was begun; restore it, or start anew with another --name"
+            change = f"{shown_name} was not there when the work was begun; take it away"
+        elif name not in current:
+            change = f"the content of {shown_name} has gone since the work was begun; restore it"
+        else:
+            change = f"the content of {shown_name} has changed since the work was begun; restore it"
+        return f"{change}, or start anew with another --name"
 
     def _with_settings(
         self, contents: Mapping[str, Any], digests: Mapping[str, str]
