@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.source.open import check_data
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.inference.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
-from utils.config.settings import DetectConfig, TrainConfig
+from utils.config.settings import AUTO, DetectConfig, TrainConfig
 from utils.errors import UserError, all_mistakes
 
 
@@ -22,9 +23,12 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
 
     ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
     """
-    if config.resume is not None:  # the checkpoint names the others
-        if config.resume and not Path(config.resume).exists():
-            raise UserError(f"{config.resume}: no such checkpoint")
+    continues = config.resume is not None
+    if config.resume == AUTO:
+        continues = checkpoint_of_newest_run(config.folder) is not None
+    elif config.resume and not Path(config.resume).exists():
+        raise UserError(f"{config.resume}: no such checkpoint")
+    if continues:  # the checkpoint names the files
         return
     splits = ("train",) if divides or config.val_fraction else ("train", "val")
     with all_mistakes() as mistakes:

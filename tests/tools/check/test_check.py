@@ -103,7 +103,7 @@ def test_findings_of_the_scan(data, capsys):
 
 
 def test_a_set_without_labels_or_a_usable_image(data, capsys):
-    """Of backgrounds only, the line is that of train.py."""
+    """For backgrounds only, the line is that of train.py."""
     for name in EVERY_IMAGE:
         data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
     status, out = check(capsys, data.yaml, "--noplots")

@@ -59,7 +59,7 @@ if __name__ == "__main__":
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     impatient = "import utils.process.spawn as module\nmodule.FAILURE_GRACE_S = 0.5"  # the other process sleeps anyway
     program = write_program(tmp_path, definitions=impatient, sleeping_rank=0 if line else None)
-    begun = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run(
         [python(), program, end],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
@@ -69,7 +69,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert [text[: len(line)] for text in last] == ([line] if line else [])
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - started < 50
 
 
 @pytest.mark.parametrize(("options", "code"), [({}, 143), ({"stop_code": 75}, 75)])
