@@ -280,7 +280,8 @@ class Trainer:
     def _report_again(self) -> None:
         """Validates the last epoch once more and reports it, as its report was interrupted. results.csv has its row."""
         epoch = Epoch(self.progress.epoch)
-        if not self._follow(self.validator.submit(self, epoch)).breaks_off:
+        self.call_hooks("before_validation")
+        if not self._follow(self.validator.validate(epoch)).breaks_off:
             self.call_hooks("report", epoch)
 
     def _average_over_ranks(self) -> None:
