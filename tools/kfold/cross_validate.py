@@ -35,7 +35,7 @@ class CrossValidation:
 
 
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
-    """Implements ``python -m tools.kfold``.
+    """Runs all folds and writes the tables.
 
     Raises UserError if the settings are wrong, or differ from those with which the folder was begun, and as
     `cross_validate` does.

@@ -1,4 +1,4 @@
-"""What programs for YOLOv5's torch.hub interface call, against `Results` and closed forms."""
+"""The interface that programs for YOLOv5's torch.hub models call, against `Results` and closed forms."""
 
 from __future__ import annotations
 
