@@ -54,9 +54,13 @@ class Service(Protocol):
     flag: str  # value of ``--tracker``
     name: str  # in messages
 
-    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
+    def open(self, folder: Path, tracked: TrackedRun) -> TrackedRun:
         """Starts a run for that in ``folder``, or continues ``tracked`` if it has a key. Returns its key and the last
-        epoch that the service has. Called again if it raises."""
+        epoch that the service has: what is remembered before anything else is sent. Called again if this or
+        `store_settings` raises."""
+
+    def store_settings(self, settings: Mapping[str, Any]) -> None:
+        """Stores the settings of the run, also in one that is continued."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
@@ -112,7 +116,7 @@ class Tracking(Hook):
         except UserError as error:
             get_logger().warning("%s; %s gets a new run with all epochs", error, self._service.name)
             return TrackedRun()
-        if tracked.epoch > epoch and _trains_otherwise(trainer):
+        if tracked.epoch > epoch and _diverges_from_tracked(trainer):
             get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
             return TrackedRun()  # no service takes other values for an epoch that it has
         return tracked
@@ -158,7 +162,8 @@ class Tracking(Hook):
     def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
-            self._remember(self._service.open(self._folder, self._tracked, self._settings))
+            self._remember(self._service.open(self._folder, self._tracked))
+            self._service.store_settings(self._settings)
             self._is_open = True
         for epoch, row in sorted(rows.items()):
             if epoch > self._tracked.epoch:
@@ -182,7 +187,7 @@ class Tracking(Hook):
         self._service.close(is_complete=self._is_complete)
 
 
-def _trains_otherwise(trainer: Training) -> bool:
+def _diverges_from_tracked(trainer: Training) -> bool:
     """Whether the epochs after the checkpoint will differ from those that were tracked before."""
     started_from = trainer.run.started_from
     return started_from is not None and not trainer.checkpointer.description.trains_like(started_from.description)

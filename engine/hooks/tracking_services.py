@@ -39,12 +39,11 @@ class Mlflow:
     flag = "mlflow"
     name = "MLflow"
 
-    _client: MlflowClient  # set by `open`, which is called first
+    # Set by `open`, which is called first:
+    _client: MlflowClient
+    _run_id: str
 
-    def __init__(self) -> None:
-        self._run_id = ""
-
-    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
+    def open(self, folder: Path, tracked: TrackedRun) -> TrackedRun:
         from mlflow.tracking import MlflowClient
 
         folder = folder.resolve()
@@ -55,9 +54,7 @@ class Mlflow:
             self._run_id = tracked.key
             epochs = [metric.step for metric in self._client.get_metric_history(tracked.key, "time")]
             return TrackedRun(tracked.key, max(epochs, default=0))
-        if not self._run_id:  # else an earlier call has failed after this
-            self._run_id = self._create_run(folder, uri)
-        self._log_parameters(settings)
+        self._run_id = self._create_run(folder, uri)
         return TrackedRun(self._run_id)
 
     def _create_run(self, folder: Path, uri: str | None) -> str:
@@ -74,10 +71,13 @@ class Mlflow:
         get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
         return run.info.run_id
 
-    def _log_parameters(self, settings: Mapping[str, Any]) -> None:
+    def store_settings(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items()]
+        stored = self._client.get_run(self._run_id).data.params  # which MLflow does not change
+        parameters = [
+            Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items() if name not in stored
+        ]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + MAX_PARAMETERS])
 
@@ -111,7 +111,7 @@ class Wandb:
         # The id of a new run. The service may have created it when `open` fails, and is then called again.
         self._new_id = uuid.uuid4().hex[:16]
 
-    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
+    def open(self, folder: Path, tracked: TrackedRun) -> TrackedRun:
         import wandb
 
         folder = folder.resolve()
@@ -121,13 +121,14 @@ class Wandb:
             id=tracked.key or self._new_id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
-            config=dict(settings),
-            allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off", save_code=False),
         )
         location = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
         get_logger().info("Weights & Biases: %s", location)
         return TrackedRun(run.id, max(run.step - 1, tracked.epoch))  # files of an offline run are not read back
+
+    def store_settings(self, settings: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(settings), allow_val_change=True)
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=epoch)

@@ -57,11 +57,14 @@ class MemoryService:
         if self.down:
             raise ConnectionError("no route to host\nsecond line")
 
-    def open(self, folder: Path, note: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
+    def open(self, folder: Path, note: TrackedRun) -> TrackedRun:
         self._called()
-        self.settings = dict(settings)
         self.keys.append(note.key)
         return TrackedRun("k", max(self.epochs, default=0))
+
+    def store_settings(self, settings: Mapping[str, Any]) -> None:
+        self._called()
+        self.settings = dict(settings)
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._called()
@@ -267,6 +270,21 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
 
 
 @pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_continues_a_run_that_ended_before_its_settings_were_stored(tmp_path):
+    class Killed(Mlflow):
+        def store_settings(self, settings: Mapping[str, Any]) -> None:
+            raise ConnectionError
+
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    process(folder, Killed(), (1,), complete=False, close_s=60)
+    process(folder, Mlflow(), (1,), complete=False, close_s=60)
+    ((run, history, _),) = tracked(tmp_path / "runs")
+    assert run.data.params.keys() == SETTINGS.keys()
+    assert [m.step for m in history["metrics/AP"]] == [1]
+
+
+@pytest.mark.usefixtures("mlflow_store")
 def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
@@ -362,8 +380,8 @@ def test_wandb_makes_one_run_however_often_it_is_asked(tmp_path, monkeypatch):
     service = Wandb()
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            service.open(tmp_path, TrackedRun(), SETTINGS)
-    assert service.open(tmp_path, TrackedRun(), SETTINGS).key == ids[0]
+            service.open(tmp_path, TrackedRun())
+    assert service.open(tmp_path, TrackedRun()).key == ids[0]
     assert len(set(ids)) == 1
 
 
