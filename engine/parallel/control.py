@@ -141,8 +141,8 @@ class RunControl:
         return self.stops_waiting()
 
     def stops_waiting(self) -> bool:
-        """Returns the same as `stops_validation` while ranks wait for the scores of a validation. The watchdog takes it
-        for no sign of life: it must notice if one of the ranks has died."""
+        """Returns the same as `stops_validation`, for ranks that wait for the scores of a validation. It does not beat
+        the watchdog, which must notice if one of the ranks has died."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal

@@ -133,7 +133,7 @@ class TrainStep:
             if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
         summed = torch.stack(loss_sums).sum(0)
-        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.counted(summed))
+        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.as_counts(summed))
         return sums, torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, *, batch_images: int, step_images: int) -> LossOutput:
