@@ -46,7 +46,7 @@ class RuleContext:
 
     @property
     def mixes_images(self) -> bool:
-        """Whether some training images are made of several."""
+        """True if some training images are made of several."""
         settings = self.settings
         return not settings.config.rect and any(getattr(settings.hyp, name) > 0 for name in MIXING_SETTINGS)
 

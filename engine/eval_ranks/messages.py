@@ -1,4 +1,4 @@
-"""What training and evaluating processes (``--eval-ranks``) tell each other, in the run's store.
+"""Messages between training and evaluating processes (``--eval-ranks``), in the run's store.
 
 The last processes of a job validate the averaged weights while the others train. Both have process groups of their own,
 so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts a `SetupMessage`, then
@@ -45,7 +45,7 @@ _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 @dataclass(frozen=True, kw_only=True)
 class SetupMessage:
-    """What the evaluating processes need to know about the run. Tensors are on the CPU."""
+    """The run, as the evaluating processes need to know it. Tensors are on the CPU."""
 
     settings: RunSettings
     source: DataSource  # with the images that --val-fraction holds out

@@ -32,7 +32,7 @@ REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "c
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
+    """The tracked run, as a later process must know it to continue: a small JSON file in the run's folder."""
 
     key: str = ""  # by which the service finds its run; "": there is none yet
     epoch: Count = 0  # the last one tracked
@@ -188,6 +188,6 @@ class Tracking(Hook):
 
 
 def _diverges_from_tracked(trainer: Training) -> bool:
-    """Whether the epochs after the checkpoint will differ from those that were tracked before."""
+    """Returns True if the epochs after the checkpoint will differ from those that were tracked before."""
     started_from = trainer.run.started_from
     return started_from is not None and not trainer.checkpointer.description.trains_like(started_from.description)

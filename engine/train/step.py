@@ -29,7 +29,7 @@ from utils.batches import Batch, Targets, to_float
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step computes."""
+    """Settings of the computation of a step."""
 
     amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
