@@ -6,8 +6,8 @@ WHEEL_VENV ?= .venv-wheel
 LOCK ?= constraints.txt
 # The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
 TESTS ?=
-# Processes that run tests: more than two cores need, as many tests wait for processes that they start.
-JOBS ?= 3
+# Processes that run tests: one more than there are cores, since many tests wait for processes that they start.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 16))')
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
@@ -21,7 +21,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept: many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-wheel lint types format lock clean always
+.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -37,7 +37,7 @@ demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders
 help:  ## lists the targets
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.%-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
-check: lint types test  ## checks style and types and runs the tests: before a commit
+check: lint types test  ## lint, types and tests; run it before a commit
 
 test: $(STAMP)  ## runs the tests; TESTS='tests/models -k nms' runs some of them
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
@@ -51,16 +51,19 @@ test-lowest: lowest.txt  ## runs the tests with the lowest versions that pyproje
 test-python3.%:  ## test-python3.12 runs the tests with that Python
 	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
 
-test-slow: $(STAMP)  ## runs the long proofs, for releases
+test-slow: $(STAMP)  ## runs the long proofs: weekly, and before a release
 	$(BIN)/python -m pytest -m slow $(TESTS)
 
 test-benchmarks: $(STAMP)  ## runs the tests of benchmarks/
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
-# The tests that are skipped without Ray, MLflow, Weights & Biases and the programs that read our results.
-test-extras:  ## runs the tests of the extras ray and trackers and of the group clients, in .venv-extras
-	$(MAKE) test VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients' \
-		TESTS='tests/launch tests/test_no_network.py tests/engine/hooks/test_trackers.py tests/engine/inference'
+# All tests: many files have some that are skipped without Ray, MLflow, Weights & Biases or a program that reads results.
+WITH_EXTRAS := VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients'
+test-extras:  ## runs the tests with the extras ray and trackers and the group clients, in .venv-extras
+	$(MAKE) test $(WITH_EXTRAS)
+
+test-extras-slow:  ## runs the long proofs with them
+	$(MAKE) test-slow $(WITH_EXTRAS)
 
 test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that has nothing else, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)

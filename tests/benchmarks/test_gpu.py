@@ -169,7 +169,7 @@ def test_settings_become_flags():
 
 
 def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What makes a product is run once, not for each part that needs it."""
+    """A product is made once, not for each part that needs it."""
     monkeypatch.setenv("BUDGET_S", "60")
     parts = Parts(DRY, tmp_path)
     works = [sys.executable, "-c", ""]
@@ -386,7 +386,7 @@ class Scripts:
 
 
 def lines_and_failure(check: Callable, options: Namespace) -> tuple[list[str], str]:
-    """What a check yields, and the reason if it fails, else an empty text."""
+    """Returns what a check yields, and the reason if it fails, else an empty text."""
     lines = []
     try:
         for line in check(options):
@@ -461,7 +461,7 @@ def write_results(folder: Path, seconds: list[float]) -> None:
 
 
 def test_our_rate_leaves_out_the_first_epoch_and_the_validation_after_the_last(monkeypatch: pytest.MonkeyPatch):
-    """Of four epochs, two of two seconds count, as for the peer."""
+    """Two of four epochs, of two seconds each, count, as for the peer."""
 
     def run(options: Namespace, *command: str) -> None:
         assert command[command.index("--epochs") + 1] == "4"

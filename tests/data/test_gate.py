@@ -1,4 +1,4 @@
-"""What is labeled and not used is held against --max-bad: with each reader, each view of a split, and each command."""
+"""Labeled data that is not used is held against --max-bad: with each reader, each view of a split, and each command."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, c
 
 
 def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed(root):
-    """Whether the images that a JSON does not name may be those of another split."""
+    """The images that a JSON does not name may be those of another split."""
     whole = (root / "instances.json").read_text()
     (root / "others.json").write_text(whole)
     edit_json(root, lambda content: content.update(images=content["images"][:5], annotations=[]))

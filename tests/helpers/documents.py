@@ -25,7 +25,7 @@ class Block:
     """A fenced block of code."""
 
     page: str
-    line: int  # of its first line of code, from 1
+    line: int  # number of its first line of code, from 1
     language: str
     title: str  # what follows the language, such as the path of a file
     text: str

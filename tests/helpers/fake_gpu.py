@@ -114,7 +114,7 @@ def _check_fused_sgd(*lists: list[Tensor], **options: Any) -> None:
 
 
 def _conv_backend(*tensors: Tensor, **options: Any) -> Any:
-    """What computes a convolution. Without a GPU, torch does not know that cuDNN takes bfloat16."""
+    """Returns the backend that computes a convolution. Without a GPU, torch does not know that cuDNN takes bfloat16."""
     chosen = _select_conv_backend(*tensors, **options)
     return _CONV_BACKENDS.Cudnn if chosen == _CONV_BACKENDS.Slow2d else chosen
 

@@ -52,7 +52,7 @@ class FakeStream:
         self.order.wait("stream", self.state())
 
     def state(self) -> Seen:
-        """What is known to be done once all of this stream's work is."""
+        """Returns the operations known to be done once all of this stream's work is."""
         return self.seen | Seen({self.number: self.done})
 
 

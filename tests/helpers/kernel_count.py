@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "repeat_interleave", "lift_fresh"}
-_TENSORS_A_KERNEL = 64  # of a foreach operation on pairs, of cat and of stack
+_TENSORS_A_KERNEL = 64  # in foreach operations on pairs, cat and stack
 
 
 def _is_indexed_by_mask(name: str, args: tuple) -> bool:
@@ -20,7 +20,7 @@ def _is_indexed_by_mask(name: str, args: tuple) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a block of memory without gaps and without values that it has twice."""
+    """Returns whether ``tensor`` is a block of memory without gaps and without values that it has twice."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size != 1:
@@ -31,8 +31,8 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _takes_fast_route(lists: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether CUDA computes a foreach operation in few kernels (`can_use_fast_route` of ATen's ForeachUtils.h): tensors
-    are dense, and those at one position of all ``lists`` have equal strides. Otherwise each takes its own kernel."""
+    """Returns whether CUDA computes a foreach operation in few kernels (`can_use_fast_route` of ATen's ForeachUtils.h):
+    tensors are dense, and those at one position of all ``lists`` have equal strides. Otherwise each takes a kernel."""
     return all(
         _is_dense(tensor) and tensor.stride() == tensors[0].stride() for tensors in zip(*lists) for tensor in tensors
     )

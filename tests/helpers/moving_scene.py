@@ -68,7 +68,7 @@ class SceneFrame:
 
     @property
     def expected(self) -> np.ndarray:
-        """Which objects are visible enough: bool (N,)."""
+        """Returns which objects are visible enough: bool (N,)."""
         return self.visible >= VISIBLE
 
 

@@ -31,13 +31,13 @@ _OPERATIONS = {
     "bincount": "bincount",
     "median": "median",
     "nn.functional.grid_sample": "grid_sampler_[23]d_backward",
-    "Tensor.scatter_reduce": "scatter_reduce_?",  # of products
-    "Tensor.resize_": "resize_",  # of quantized tensors
+    "Tensor.scatter_reduce": "scatter_reduce_?",  # for products
+    "Tensor.resize_": "resize_",  # for quantized tensors
 }
 
 
 def names_of_torch() -> list[str]:
-    """What the documentation of `torch.use_deterministic_algorithms` names, without ``torch.``."""
+    """Returns the names in the documentation of `torch.use_deterministic_algorithms`, without ``torch.``."""
     text = torch.use_deterministic_algorithms.__doc__
     begin = text.index("operations will throw a")
     end = text.index("In addition", begin)
@@ -62,7 +62,7 @@ class DeterministicOnly(TorchDispatchMode):
 
 
 def _is_exempt(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation that is refused with other arguments is deterministic with these."""
+    """Returns whether an operation that is refused with other arguments is deterministic with these."""
     if name.startswith("scatter_reduce"):
         return (*args, *kwargs.values())[4] != "prod"
     if name == "bincount":

@@ -83,15 +83,15 @@ class Processes:
 
     def wait_gone(self, timeout: float = 60) -> float:
         """Waits until no process is left and returns the seconds. Fails with the remaining ones after ``timeout``."""
-        begun = time.monotonic()
+        started = time.monotonic()
         while left := self.alive():
             for process in self.started:
                 process.poll()
-            if time.monotonic() - begun > timeout:
+            if time.monotonic() - started > timeout:
                 names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}").exists()]
                 raise AssertionError(f"left after {timeout} s: {names}\n{self.output()}")
             time.sleep(0.05)
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     def codes(self, timeout: float = 240) -> list[int]:
         """Waits until all started processes have ended and returns their exit codes."""

@@ -18,7 +18,7 @@ from utils.errors import UserError, one_line
 from utils.process.entrypoint import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
-PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # of val.py
+PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # flags for val.py
 
 
 def call(main: Callable[[list[str]], object], *argv: object) -> None:
@@ -53,7 +53,7 @@ def run_python(
 
 
 def said(config: type, arguments: list[str]) -> str:
-    """What a script says of a command line: "" if it accepts it, else its line. Other exceptions are bugs."""
+    """Returns the line with which a script refuses its flags, or "" if it accepts them. Other exceptions are bugs."""
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
         try:
             parse_config(config, arguments)

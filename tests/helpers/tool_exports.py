@@ -236,7 +236,7 @@ def write_parquet(folder: Path) -> None:
         }
         rows.append({"image": {"bytes": (folder / name).read_bytes(), "path": name}, "objects": objects})
         (folder / name).unlink()
-    other = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}  # of the image
+    other = {"names": ["indoors", "outdoors"], "_type": "ClassLabel"}  # a field of the image
     features = {"scene": other, "objects": {"feature": {"category": {"names": names, "_type": "ClassLabel"}}}}
     features["weather"] = other
     table = pyarrow.Table.from_pylist(rows)

@@ -31,7 +31,7 @@ def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, 
     images = stored["image"].permute(2, 0, 1)[None].double() / 255
     with torch.inference_mode():
         raw = detector(images)
-        # of a pair, the peer decodes the one-to-many maps
+        # the peer decodes the one-to-many maps of a pair
         boxes, scores = detector.decode(raw[: len(detector.strides)])
     ours = torch.cat([level[0].flatten(1) for level in raw], 1)  # (channels, N), branch after branch
     theirs = torch.cat([value for key, value in stored.items() if key.startswith("raw")], 1)

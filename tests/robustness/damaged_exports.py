@@ -28,7 +28,7 @@ import torch
 from engine.inference.open_model import open_model
 from utils.errors import UserError
 
-MEMORY_BYTES = 12 * 2**30  # of addresses
+MEMORY_BYTES = 12 * 2**30  # address space
 SECONDS = 120
 CPU = torch.device("cpu")
 KINDS = ("bytes", "block", "ones", "cut", "insert", "swap")

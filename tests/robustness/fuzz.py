@@ -48,9 +48,9 @@ Outcome = tuple[str, str]  # the verdict and, for a finding, its text
 
 @dataclass
 class Tally:
-    """What was tried and found."""
+    """Counts of what was tried and found."""
 
-    verdicts: Counter[tuple[str, str]] = field(default_factory=Counter)  # of target and verdict
+    verdicts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by target and verdict
     findings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -128,10 +128,10 @@ def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequen
         place = Path(temporary) / "input"
         tally = Tally()
         numbers = Counter[str]()
-        begun = time.monotonic()
+        started = time.monotonic()
         worker = Worker(seed, place, world)
         try:
-            while (now := time.monotonic() - begun) < seconds and numbers.total() < most:
+            while (now := time.monotonic() - started) < seconds and numbers.total() < most:
                 name = min(names, key=lambda n: (numbers[n] + 1) / TARGETS[n].weight)
                 verdict, text = worker.try_input(name, numbers[name])
                 tally.verdicts[name, verdict] += 1

@@ -30,7 +30,7 @@ class Row(NamedTuple):
     x2: float
     y2: float
     crowd: bool = False
-    points: tuple[float, ...] = ()  # of a polygon: another one with the same box is another object
+    points: tuple[float, ...] = ()  # corners of a polygon: another one with the same box is another object
 
 
 class Reading(NamedTuple):

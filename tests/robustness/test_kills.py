@@ -113,15 +113,15 @@ def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: r
     while True:
         logs = root / "logs" / str(len(launches))
         world = chance.choice(worlds)
-        begun = steps_done(last)
+        first = steps_done(last)
         with launch(root, "killed", world, epochs, logs) as run:
             if count < kills:
                 count += kill_at_a_random_moment(run, last, chance)
                 seconds = run.wait_gone(GONE_S)
-                print(f"kill {count}: {world} rank(s), step {begun} -> {steps_done(last)}, gone in {seconds:.1f} s",
+                print(f"kill {count}: {world} rank(s), step {first} -> {steps_done(last)}, gone in {seconds:.1f} s",
                       flush=True)  # fmt: skip
             codes = run.codes()
-        launches.append({"begun": begun, "steps": logged(logs)})
+        launches.append({"first": first, "steps": logged(logs)})
         if all(code == 0 for code in codes):
             assert count == kills, f"ended after {count} kills of {kills}: give it more epochs"
             return launches
@@ -129,10 +129,10 @@ def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: r
 
 def check_history(launches: list[dict], whole: dict[int, list[int]]) -> None:
     """Checks that the surviving steps of each launch are those before the checkpoint that the next one resumed from."""
-    ends = [launch["begun"] for launch in launches[1:]] + [max(whole)]
+    ends = [launch["first"] for launch in launches[1:]] + [max(whole)]
     history: dict[int, list[int]] = {}
     for launch, end in zip(launches, ends):
-        for step in range(launch["begun"] + 1, end + 1):
+        for step in range(launch["first"] + 1, end + 1):
             assert step not in history, f"step {step} is taken twice"
             history[step] = launch["steps"][step]
     assert history == whole
@@ -155,7 +155,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether the newest checkpoint is the final one, from which nothing can be resumed."""
+    """Returns whether the newest checkpoint is the final one, from which nothing can be resumed."""
     last = folder / "runs" / "exp" / "last.pt"
     return last.exists() and read_checkpoint(last)["progress"]["epoch"] == CALL_EPOCHS
 

@@ -400,7 +400,7 @@ def forged(world, tmp_path_factory) -> dict[str, Path]:
 
 
 def test_forged_names_stay_in_their_lines_in_the_output_logs_and_reports_of_runs(forged, capsys):
-    """Of images, labels, lists, folders and weights."""
+    """Images, labels, lists, folders and weights."""
     call(train.main, *forged["train"], forged["root"] / "listed.yaml", "--name", "listed")
     call(val.main, "--weights", forged["weights"], *forged["shared"], "--data", forged["data"], *PLAIN)
     for text in capsys.readouterr():

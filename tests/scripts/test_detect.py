@@ -426,7 +426,7 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
 
 
 def lines_of(out, folder):
-    """What was printed, without times and the name of the run."""
+    """Returns what was printed, without times and the name of the run."""
     return re.sub(r"[\d.]+ ms", "MS", out.replace(str(folder), "RUN")).splitlines()
 
 
@@ -608,7 +608,7 @@ def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weight
 
 
 def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights, pictures, tmp_path):
-    """Whether the source is the folder, or a file in it."""
+    """Both if the source is the folder and if it is a file in it."""
     folder = run(weights, pictures, tmp_path, "--save-crop")
     before = {name: (folder / name).read_bytes() for name in names_in(folder)}
     for source in (folder, folder / "a.jpg", folder / "crops" / "*" / "*.jpg"):

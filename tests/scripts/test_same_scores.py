@@ -76,7 +76,7 @@ def last_scores(run: Path) -> dict[str, float]:
 
 
 def detected(run: Path, data: Path, tmp_path: Path, *flags: object) -> list[dict]:
-    """What detect.py writes for the validation images."""
+    """Returns what detect.py writes for the validation images."""
     call(
         detect.main, "--weights", run / "last.pt", "--source", data.parent / "images/val", "--device", "cpu",
         "--save-json", "--nosave", "--project", tmp_path, "--name", "detected", "--exist-ok", *flags,

@@ -19,7 +19,7 @@ from utils.errors import PeerFailure, UserError
 from utils.program_folders import PROJECT
 from utils.strings import rank_list
 
-_PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
+PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _MAX_LISTED_FACTS = 4
 _MAX_SHOWN_CHARACTERS = 60
 
@@ -85,7 +85,7 @@ def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterabl
 def product_version() -> str:
     """Returns a digest of this program's own source files: 12 hex digits."""
     digest = hashlib.blake2b(digest_size=6)
-    files = [*PROJECT.glob("*.py"), *(path for package in _PACKAGES for path in (PROJECT / package).rglob("*.py"))]
+    files = [*PROJECT.glob("*.py"), *(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))]
     for path in sorted(files):
         digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

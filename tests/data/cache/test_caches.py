@@ -287,7 +287,7 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
             cached(kind, index)
     Path(index.path(2)).write_bytes(good)
     assert same_as_the_files(cached("disk", index), index)
-    Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # of another size
+    Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # a file of another size
     with refused(
         "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during "
         "the run, start again"

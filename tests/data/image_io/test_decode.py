@@ -212,7 +212,7 @@ UNDECODABLE = "cannot be decoded (damaged, or not an image)"
 
 @pytest.mark.parametrize(
     ("suffix", "messages"),
-    [  # of files of 0, 1, 30, 60, 90 and 99 percent of the bytes
+    [  # messages for files cut to 0, 1, 30, 60, 90 and 99 percent of their bytes
         (
             ".jpg",
             ["damaged image (the file is empty)", "damaged image (truncated in the header)"]
@@ -372,7 +372,7 @@ def test_accepted_files_can_be_decoded(tmp_path) -> None:
     accepted = 0
     for data in USUAL.values():
         header = data.index(b"\xff\xda") + 14
-        for _ in range(400):
+        for _ in range(120):
             changed = bytearray(data)
             for at in rng.integers(2, min(header, 1000), rng.integers(1, 4)):
                 changed[at] = rng.integers(0, 256)
@@ -382,9 +382,9 @@ def test_accepted_files_can_be_decoded(tmp_path) -> None:
             except UserError:
                 continue
             accepted += 1
-            if size[0] * size[1] <= 1 << 22:
+            if size[0] * size[1] <= 1 << 20:
                 assert read_image(path).shape[:2] == size
-    assert 500 < accepted < 3500
+    assert 0.15 < accepted / (120 * len(USUAL)) < 0.95
 
 
 @pytest.mark.parametrize(

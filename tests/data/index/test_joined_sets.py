@@ -116,7 +116,7 @@ def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
 
 
 def test_a_part_may_have_backgrounds_only(root, caplog, monkeypatch):
-    """Whether there is something to train on is asked of the whole."""
+    """The joined set as a whole must have something to train on."""
     monkeypatch.setattr(get_logger(), "propagate", True)
     for label in (root / "b" / "labels").rglob("*.txt"):
         label.write_text("")
@@ -216,7 +216,7 @@ def test_a_cycle_of_data_sets_is_named(root, of, cycle):
 
 
 def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
-    """Those of the model come first and are ignored; a class of both has labels, and the model's way of writing."""
+    """The classes of the model come first and are ignored; a class of both has labels, and the model's spelling."""
     data = root / "a" / "data.yaml"
     spec = load_dataset_spec(data)
     for names, expected in (
@@ -304,7 +304,7 @@ def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, cap
 
 
 def test_images_of_two_sets_or_splits_are_named(root, caplog):
-    """Of two sets: as if each of two YAMLs labeled some classes of the same images."""
+    """The joint of two sets is as if each of two YAMLs labeled some classes of the same images."""
     spec = spec_of(root)
     train, val = (load(spec, split) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)

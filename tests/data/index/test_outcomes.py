@@ -44,7 +44,7 @@ def write_split(root, rng) -> list[tuple[list[str], bool]]:
 
 
 def is_used(rows: list[str], is_readable: bool) -> bool:
-    """Whether an image is used: it is a background, or one of its objects is used."""
+    """Returns whether an image is used: it is a background, or one of its objects is used."""
     has_object = any(row in USED for row in rows)
     return is_readable and not any(row in FATAL for row in rows) and (has_object or not rows)
 

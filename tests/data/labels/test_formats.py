@@ -1,4 +1,4 @@
-"""Which label format a split has: several formats may share the place or the suffix of their files."""
+"""The label format of a split: several formats may share the place or the suffix of their files."""
 
 from __future__ import annotations
 

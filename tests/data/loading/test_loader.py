@@ -273,11 +273,11 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
     loader = open_loader(workers=2)
     next(iter(loader))
     loader.owner = loader
-    begun = time.monotonic()
+    started = time.monotonic()
     del loader
     gc.collect()
     assert not multiprocessing.active_children()
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - started < 50
 
 
 def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_loader, monkeypatch):
@@ -392,7 +392,7 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     if how == signal.SIGINT:
-        os.killpg(process.pid, how)  # as a terminal does: to workers too
+        os.killpg(process.pid, how)  # as a terminal does, including the workers
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (7, "")
     else:

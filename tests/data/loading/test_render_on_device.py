@@ -127,7 +127,7 @@ def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
 
 
 def test_each_rank_decodes_a_part_and_receives_all_images(index, tmp_path):
-    """Of its node. An image that cannot be decoded ends all ranks."""
+    """The failure of one node: an image that cannot be decoded ends all ranks."""
     damaged = write_dataset(tmp_path, SIZES[:6])
     Path(damaged.path(5)).write_bytes(b"\x89PNG")
     (alone,) = _caches_on_a_rank(SINGLE, index)

@@ -1,4 +1,4 @@
-"""Which rank renders which images: the same global batches on any number of ranks, and a new order in each epoch."""
+"""Ranks divide the images: the same global batches on any number of ranks, and a new order in each epoch."""
 
 from __future__ import annotations
 

@@ -520,7 +520,7 @@ def test_two_lists_of_a_split_are_refused_except_those_of_voc(second, is_refused
 
 
 def test_a_message_about_other_files_is_always_the_same(tmp_path):
-    """Of the folder itself before those of splits, whatever the order of a set of paths is."""
+    """The folder's own files come before those of splits, whatever the order of a set of paths is."""
     for name in ("", "train", "valid"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "a.json").write_text('{"rectanglelabels": []}')

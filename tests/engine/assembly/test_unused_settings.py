@@ -116,7 +116,7 @@ def test_settings_of_tiles_need_tiles():
         f"--set {name} does nothing: the data set's YAML has no 'tile'"
         for name in ("tile_visibility", "tile_backgrounds")
     ]
-    assert unused_settings(ONE, settings, head, tile=64) == []  # weighted draws keep the number of tiles, too
+    assert unused_settings(ONE, settings, head, tile=64) == []  # weighted draws also keep the number of tiles
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):

@@ -19,11 +19,11 @@ class Disk:
 
     def __init__(self) -> None:
         self.written: list[tuple[Path, int]] = []
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.go_on = threading.Event()
 
     def __call__(self, content: int, path: Path) -> None:
-        self.begun.set()
+        self.started.set()
         assert self.go_on.wait(10)
         if content < 0:
             raise OSError("full")
@@ -34,7 +34,7 @@ def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: 1})
-    assert disk.begun.wait(10)
+    assert disk.started.wait(10)
     for content in range(2, 6):
         writer.submit({B: content, A: content})
     writer.submit({A: 6})
@@ -50,7 +50,7 @@ def test_an_error_is_raised_once_and_pending_content_is_dropped():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
-    assert disk.begun.wait(10)
+    assert disk.started.wait(10)
     writer.submit({B: 1})
     disk.go_on.set()
     writer.wait()
@@ -65,7 +65,7 @@ def test_an_error_drops_no_files_that_are_just_being_submitted():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
-    assert disk.begun.wait(10)
+    assert disk.started.wait(10)
     with writer._lock:  # as `submit` holds it
         writer._pending[A] = 1
         disk.go_on.set()

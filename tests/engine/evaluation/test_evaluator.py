@@ -221,7 +221,7 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
 
 
 def test_scoring_takes_less_than_three_times_the_memory_of_the_detections():
-    """Of 50,000 images with 300 detections each, these are 2.5 GB, most of what a validation needs."""
+    """Detections of 50,000 images with 300 each take 2.5 GB, most of the memory of a validation."""
     slots = 300
     gt, letterbox = make_split(400)
     generator = torch.Generator().manual_seed(0)

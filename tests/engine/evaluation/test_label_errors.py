@@ -33,7 +33,7 @@ def scene(
 def errors_in(
     image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, table: DetectionTable, crowd=(), ap50=(1.0, 1.0)
 ) -> list[Issue]:
-    """Of 50 images named 0, 1, ... with these labels, by a model of this AP50, and of the same AP75."""
+    """Returns the label errors of 50 images named 0, 1, ... with these labels, by a model with this AP50 and AP75."""
     return find_label_errors(split_of(image, boxes, classes, crowd), table, metrics_of(*ap50))
 
 

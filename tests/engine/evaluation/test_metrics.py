@@ -164,7 +164,7 @@ def test_perfect_detections_score_one():
 
 
 def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that_it_silences_are_named():
-    """Of the five classes, b is found with scores that are too low for it, c never, and e has no object."""
+    """There are five classes: b is found with scores that are too low for it, c never, and e has no object."""
     names = "abcde"
     corners = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
     objects = np.c_[corners, np.full((4, 2), 50)]

@@ -1,4 +1,4 @@
-"""What an export needs is checked before anything is opened."""
+"""The requirements of an export are checked before anything is opened."""
 
 from __future__ import annotations
 

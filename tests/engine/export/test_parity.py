@@ -109,7 +109,7 @@ def test_a_broken_export_fails_also_where_ap_is_zero(world, mistake: str, allowe
 
 @pytest.mark.parametrize("allowed", [FLOAT32, FLOAT16, INT8])
 def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
-    """Of one detection, one may be missing; but then nothing has been compared."""
+    """A single detection may be missing, but then nothing has been compared."""
     parity = replace(compared(world, "intact"), matched=0, missing=1, box=0.0, score=0.0, mean_box=0.0, mean_score=0.0)
     assert parity.violations(allowed) == ["it has none of the checkpoint's detections"]
 

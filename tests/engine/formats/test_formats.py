@@ -191,13 +191,14 @@ def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: No
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("files", [("a.onnx",), pytest.param(FORMATS, marks=pytest.mark.slow)])
-def test_rows(tmp_path: Path, packages: None, files: tuple[str, ...]):
+@pytest.mark.slow
+def test_rows(tmp_path: Path, packages: None):
+    """tests/engine/formats/test_readers.py has the rows of an ONNX file."""
     detector = lively(TINY_MODEL, NAMES)
-    write_all(tmp_path, detector, files, graph=tiny_graph(NAMES, "end2end"), layout="end2end")
+    write_all(tmp_path, detector, FORMATS, graph=tiny_graph(NAMES, "end2end"), layout="end2end")
     pixels = images(2)
     expected = make_layout(detector.fuse(), "end2end", nms_iou=0.7)(pixels)
-    for name in files:
+    for name in FORMATS:
         (output,) = open_model(tmp_path / name, device=CPU, trust=True)(pixels)
         assert output.shape == expected.shape
         torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)

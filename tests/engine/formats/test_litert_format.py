@@ -155,7 +155,7 @@ def test_the_metadata_follow_the_model(tmp_path: Path):
     LiteRtFormat().write(model, tmp_path / FILE, metadata)
     assert (tmp_path / FILE).read_bytes().startswith(model)
     assert parse_metadata(litert_format._read_metadata(tmp_path / FILE)) == metadata
-    (tmp_path / FILE).write_bytes(model)  # of another program
+    (tmp_path / FILE).write_bytes(model)  # a file of another program
     assert litert_format._read_metadata(tmp_path / FILE) == {}
     LiteRtFormat().write(model, tmp_path / FILE, metadata)
     content = (tmp_path / FILE).read_bytes()

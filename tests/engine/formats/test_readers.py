@@ -21,7 +21,7 @@ from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
 ROOT = Path(__file__).parents[3]
-HEIGHT, WIDTH = 64, 96  # of the canvas
+HEIGHT, WIDTH = 64, 96  # size of the canvas
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
 
 
@@ -50,7 +50,7 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [
-        ("raw", {}),
+        pytest.param("raw", {}, marks=pytest.mark.slow),
         ("raw", {"dynamic": True}),
         ("end2end", {}),
         pytest.param("end2end", {"batch": 3}, marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""Which paths are exported models."""
+"""Exported models are recognized by their paths."""
 
 from __future__ import annotations
 

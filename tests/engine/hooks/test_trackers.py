@@ -57,14 +57,11 @@ class MemoryService:
         if self.down:
             raise ConnectionError("no route to host\nsecond line")
 
-    def open(self, folder: Path, note: TrackedRun) -> TrackedRun:
-        self._called()
-        self.keys.append(note.key)
-        return TrackedRun("k", max(self.epochs, default=0))
-
-    def store_settings(self, settings: Mapping[str, Any]) -> None:
+    def open(self, folder: Path, note: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
         self._called()
         self.settings = dict(settings)
+        self.keys.append(note.key)
+        return TrackedRun("k", max(self.epochs, default=0))
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._called()
@@ -90,21 +87,23 @@ class Process:
         first: int = 1,
         settings: Mapping[str, Any] = SETTINGS,
         trains_like: bool = True,
+        run_id: str = "run",
         **limits: float,
     ) -> None:
         path = folder / "results.csv"
         self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
-        started_from = SimpleNamespace(description=None) if first > 1 else None
+        started_from = SimpleNamespace(description=None, pending=None) if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
+            run_id=run_id,
             settings=SimpleNamespace(by_name=lambda: settings),
             started_from=started_from,
             config=TrainConfig(),
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         description = SimpleNamespace(trains_like=lambda _: trains_like)
-        checkpointer = SimpleNamespace(description=description)
+        checkpointer = SimpleNamespace(description=description, last=folder / "last.pt")
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress, checkpointer=checkpointer)
         hooks.call("start", self.trainer)
 
@@ -173,6 +172,16 @@ def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_pat
     assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
+@pytest.mark.parametrize(("run_id", "key"), [("run", "k"), ("other", "")])
+def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key):
+    """``--exist-ok``. A run that torchrun restarts before its first checkpoint stays the same."""
+    process(tmp_path, MemoryService(), [1, 2], complete=False)
+    service = MemoryService()
+    process(tmp_path, service, [1], run_id=run_id)
+    assert service.keys == [key]
+    assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -194,7 +203,7 @@ def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, cont
     assert line.startswith(f"warning: {note}: ")
     assert reason in line
     assert line.endswith("; Memory gets a new run with all epochs")
-    assert TrackedRun.read(note) == TrackedRun("k", 3)
+    assert TrackedRun.read(note) == TrackedRun("k", 3, "run")
 
 
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
@@ -228,9 +237,9 @@ def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
 def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
     service = MemoryService()
     service.answer.clear()
-    begun = time.monotonic()
+    started = time.monotonic()
     process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
     assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
     service.answer.set()
@@ -270,18 +279,15 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
 
 
 @pytest.mark.usefixtures("mlflow_store")
-def test_mlflow_continues_a_run_that_ended_before_its_settings_were_stored(tmp_path):
-    class Killed(Mlflow):
-        def store_settings(self, settings: Mapping[str, Any]) -> None:
-            raise ConnectionError
-
-    folder = tmp_path / "runs" / "exp"
-    folder.mkdir(parents=True)
-    process(folder, Killed(), (1,), complete=False, close_s=60)
-    process(folder, Mlflow(), (1,), complete=False, close_s=60)
-    ((run, history, _),) = tracked(tmp_path / "runs")
-    assert run.data.params.keys() == SETTINGS.keys()
-    assert [m.step for m in history["metrics/AP"]] == [1]
+def test_mlflow_continues_a_run_whose_note_is_lost(tmp_path):
+    """A new run in its folder has replaced the note, or the process has ended before it was written."""
+    for run_id, epochs in (("earlier", (1, 2, 3)), ("new", (1,)), ("earlier", (3, 4))):
+        process(tmp_path, Mlflow(), epochs, run_id=run_id, complete=False, close_s=60)
+    steps = {run.data.tags["lockstep_run_id"]: history["time"] for run, history, _ in tracked(tmp_path.parent)}
+    assert {run_id: [m.step for m in metrics] for run_id, metrics in steps.items()} == {
+        "earlier": [1, 2, 3, 4],
+        "new": [1],
+    }
 
 
 @pytest.mark.usefixtures("mlflow_store")
@@ -380,8 +386,8 @@ def test_wandb_makes_one_run_however_often_it_is_asked(tmp_path, monkeypatch):
     service = Wandb()
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            service.open(tmp_path, TrackedRun())
-    assert service.open(tmp_path, TrackedRun()).key == ids[0]
+            service.open(tmp_path, TrackedRun(), SETTINGS)
+    assert service.open(tmp_path, TrackedRun(), SETTINGS).key == ids[0]
     assert len(set(ids)) == 1
 
 

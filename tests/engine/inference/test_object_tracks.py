@@ -47,7 +47,7 @@ THRESHOLD = 0.5
 
 
 class Seen(NamedTuple):
-    """What stands for the letterboxed images of a batch: the numbers of their frames."""
+    """Stands for the letterboxed images of a batch: the numbers of their frames."""
 
     numbers: list[int]
 
@@ -130,7 +130,7 @@ def test_it_equals_the_library_called_by_hand(predictor, frames, video):
 
 
 def test_low_scores_continue_tracks(predictor, frames, video):
-    """Of objects that are more than half hidden, which score below the threshold."""
+    """Objects that are more than half hidden score below the threshold."""
     results = list(predictor.track(video))
     low = [result.boxes.id[result.boxes.conf < THRESHOLD] for result in results]
     assert sum(map(len, low)) > 20
@@ -191,7 +191,7 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
 
 
 def test_the_tracker_of_a_finished_sequence_is_dropped(predictor, frames, video, tmp_path):
-    """Whether it is a video or a folder."""
+    """Both for a video and for a folder."""
     import trackers
 
     for name in ("a", "b", "c"):

@@ -265,7 +265,7 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
 
 
 def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, bool]:
-    """Whether parameters equal those of the optimizer that is not sharded, and keep their strides; messages a step."""
+    """Returns whether parameters equal those without sharding and keep their strides, and the messages of a step."""
     ours, theirs = (network().to(memory_format=torch.channels_last) for _ in range(2))
     strides = [p.stride() for p in ours.parameters()]
     broadcast = dist.broadcast

@@ -68,8 +68,8 @@ def process(rank: int, world_size: int) -> Iterator[list[Started]]:
 
 
 def are_computed(programs: Sequence[Sequence[Started]]) -> bool:
-    """Whether all of what the processes start is computed: a collective once it is the next one of all processes, a
-    batch of messages once it is the next one of both, and each is the other's mirror image."""
+    """Returns whether all that the processes start is computed: a collective once it is next in all processes, a batch
+    of messages once it is next in both, and each is the other's mirror image."""
     queues = [deque(program) for program in programs]
     is_moving = True
     while is_moving:
@@ -92,8 +92,8 @@ def are_computed(programs: Sequence[Sequence[Started]]) -> bool:
 
 
 def mirrored(messages: Sequence[Message], rank: int) -> tuple[Message, ...]:
-    """What the peer of process ``rank`` starts for its ``messages``. Within a batch, sends and receives may change
-    places."""
+    """Returns what the peer of process ``rank`` starts for its ``messages``. Within a batch, sends and receives may be
+    swapped."""
     kinds = {"isend": "irecv", "irecv": "isend"}
     both = [m._replace(kind=kinds[m.kind], peer=rank) for m in messages]
     return tuple(sorted(both, key=lambda message: message.kind != "isend"))
@@ -106,7 +106,7 @@ def exchanges(program: Sequence[Started]) -> list[tuple[Message, ...]]:
 def programs_of(
     world_size: int, model: dict, bounds: Sequence[tuple[int, int]], *, steps: int = 2, **settings: Any
 ) -> list[list[Started]]:
-    """What each process starts in some steps with the same micro-batches."""
+    """Returns what each process starts in some steps with the same micro-batches."""
     programs = []
     for rank in range(world_size):
         ctx = DistributedContext(

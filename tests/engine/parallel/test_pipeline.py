@@ -95,20 +95,22 @@ def test_two_processes_end_with_the_bits_of_one(model, bounds, settings):
         same_content(got, expected)
 
 
-HALVES = [[(0, 1), (3, 4)], [(1, 3), (4, 6)]]  # of the micro-batches of two copies, three images each
+HALVES = [[(0, 1), (3, 4)], [(1, 3), (4, 6)]]  # micro-batches of two copies, three images each
 
 
-def _share_of_copy(ctx, model, updates):
-    return train(ctx, model, HALVES[ctx.rank // 2], pipeline=True, counts=[3, 3], updates=updates)
+def _shares_of_copy(ctx, model, counts_of_updates):
+    half = HALVES[ctx.rank // 2]
+    return [train(ctx, model, half, pipeline=True, counts=[3, 3], updates=updates) for updates in counts_of_updates]
 
 
 def test_four_processes_are_two_copies():
     """Together they are one process with the micro-batches of both. Running statistics are the mean over the copies."""
     both = [HALVES[copy][number] for number in (0, 1) for copy in (0, 1)]
-    for updates in (1, 3):
+    counts_of_updates = (1, 3)
+    shares = run_ranks(4, _shares_of_copy, SKIPPING, counts_of_updates)
+    for updates, (first, *others) in zip(counts_of_updates, zip(*shares), strict=True):
         expected, values = train(SINGLE, SKIPPING, both, updates=updates)
         alone = [train(SINGLE, SKIPPING, half, updates=updates)[0] for half in HALVES]
-        first, *others = run_ranks(4, _share_of_copy, SKIPPING, updates)
         assert first[1] == [pytest.approx(steps, rel=1e-9) for steps in values]
         for name in expected.keys() - {name for name in expected if "num_batches" in name}:
             if "running" not in name:

@@ -81,7 +81,7 @@ _KERNELS = {
 
 def _as_on_a_gpu() -> None:
     """Replaces the kernels in this process, which is used for nothing else."""
-    warnings.simplefilter("error", FutureWarning)  # of deprecated functions
+    warnings.simplefilter("error", FutureWarning)  # for deprecated functions
     for name, kernel in _KERNELS.items():
         setattr(torch, name, kernel)
     sync_bn._has_kernels = lambda device: True

@@ -83,7 +83,7 @@ def test_the_threshold_of_best_pt_is_named_if_another_epoch_is_the_newest(newest
     assert "Recommended confidence threshold: 0.400 (the best mean F1, 0.500); there precision is 0.500" in said
     own = "best.pt, of epoch 2, has a threshold of its own: 0.310 (F1 0.700, precision 0.800, recall 0.625)."
     assert (own in said) == named
-    del columns["metrics__confidence"]  # of a run that an earlier version began
+    del columns["metrics__confidence"]  # as in a run that an earlier version started
     older = replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))
     assert "best.pt" not in text(how_it_went(older))
 

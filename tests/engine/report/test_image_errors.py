@@ -65,7 +65,7 @@ def test_each_detection_has_its_outcome_in_its_image():
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_are_those_of_the_error_split(seed: int):
     gt, table, classes = random_case(seed)
-    errors = ImageErrors(gt, table, classes, -1.0)  # scores of 0 count, too
+    errors = ImageErrors(gt, table, classes, -1.0)  # scores of 0 also count
     split = split_errors(match_detections(gt, table, classes))
     np.testing.assert_array_equal(errors.counts().sum(0), split.counts.sum(0))
     for kind in range(len(KINDS)):

@@ -223,8 +223,8 @@ def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_l
     ("dtype", "backend"), [(torch.float32, "Cudnn"), (torch.float16, "Cudnn"), (torch.bfloat16, "Native")]
 )
 def test_batch_norms_that_cudnn_computes(dtype, backend, layout, is_training):
-    """Those of bfloat16 are left to torch's own kernels, which are slower. A version of torch that changes this is seen
-    here, and `--amp auto` should be measured again."""
+    """Convolutions in bfloat16 are left to torch's own kernels, which are slower. If a version of torch changes this,
+    `--amp auto` should be measured again."""
     with fake_gpu():
         x = torch.zeros(4, 8, 16, 16, dtype=dtype, device=CUDA).contiguous(memory_format=layout)
         weights = [torch.zeros(8, device=CUDA) for _ in range(4)]

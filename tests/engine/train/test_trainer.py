@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,18 +95,14 @@ class Watch(Hook):
     def __init__(self, **answers: tuple[int, int, Action]) -> None:
         self.calls = []
         self._answers = answers
+        for point in POINTS:
+            setattr(self, point, partial(self._note, point))
 
-    def __getattribute__(self, name: str):
-        if name not in POINTS:
-            return super().__getattribute__(name)
-
-        def call(trainer: Training | None = None, *args) -> Action:
-            where = (trainer.progress.epoch, trainer.progress.batch) if trainer else ()
-            self.calls.append((name, *where))
-            *wanted, action = self._answers.get(name, (Action.CONTINUE,))
-            return action if list(where) == wanted else Action.CONTINUE
-
-        return call
+    def _note(self, point: str, trainer: Training | None = None, *args) -> Action:
+        position = (trainer.progress.epoch, trainer.progress.batch) if trainer else ()
+        self.calls.append((point, *position))
+        *wanted, action = self._answers.get(point, (Action.CONTINUE,))
+        return action if list(position) == wanted else Action.CONTINUE
 
     def of(self, *names: str) -> list[tuple]:
         return [call for call in self.calls if call[0] in names]
@@ -439,7 +436,7 @@ def test_the_last_epochs_refine():
 def test_batches_become_steps():
     trainer = build(batch_size=2, nominal_batch=4, epochs=1)
     trainer.fit()
-    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # of two batches and of one
+    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # an update of two batches and one of one
 
 
 class DecidesNextEpoch(Hook):

@@ -33,6 +33,7 @@ from engine.eval_ranks.messages import (
 from engine.eval_ranks.service import patience_s
 from engine.parallel import control
 from engine.parallel.watchdog import Watchdog
+from engine.run.plan import plan_run
 from engine.run.run import RunSettings
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
@@ -213,7 +214,8 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     argv = flags(world, tmp_path, "--model", str(model))
     command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
-        trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        plan = plan_run(ctx, command.config, command.explicit_flags, stack)
+        trainer = build_training(ctx, plan, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader)

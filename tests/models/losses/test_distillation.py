@@ -114,7 +114,7 @@ def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
 
 
 def test_a_teacher_of_labeled_classes_is_compared_in_all_cells():
-    """Of two of the three classes, in the order of the teacher's maps, with the same number of bins or none."""
+    """The teacher has two of the three classes, in another order, with the same number of bins or none."""
     raw = raw_maps("anchor_free", 2)
     targets = as_targets(TARGETS)
     plain = tiny_head("anchor_free").build_loss(HYP)(raw, targets)

@@ -41,7 +41,7 @@ def test_cells_are_those_of_a_loop():
             expected[image, :, c] |= cells
     np.testing.assert_array_equal(found, expected)
     assert images.tolist() == [0, 1]
-    images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # of the second image alone
+    images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # those of the second image alone
     assert images.tolist() == [1]
     np.testing.assert_array_equal(found, expected[1:])
 

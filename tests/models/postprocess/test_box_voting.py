@@ -128,7 +128,7 @@ def test_a_box_below_the_least_vote_is_not_raised_by_votes_for_another_one():
 @pytest.mark.parametrize("agnostic", [True, False])
 @pytest.mark.parametrize("count", [60, 2000])
 def test_max_det_and_class_filter_change_no_detection(count, agnostic, multi_label):
-    """Of 2000 boxes, more than `VOTERS` are candidates, and far more than 300 are kept."""
+    """Among 2000 boxes, more than `VOTERS` are candidates, and far more than 300 are kept."""
     rng = np.random.default_rng(13)
     corner = torch.from_numpy(rng.uniform(0, 12 * count**0.5, (2, count, 2)))
     boxes = torch.cat((corner, corner + torch.from_numpy(rng.uniform(20, 40, (2, count, 2)))), -1).float()

@@ -17,7 +17,7 @@ from tests.robustness.fuzz_world import World
 from utils.errors import UserError
 from utils.logger import get_logger
 
-MOST_CHARACTERS = 2000  # of a line
+MAX_CHARACTERS = 2000  # in a line
 REFUSED = "refused in a line"
 
 
@@ -29,7 +29,7 @@ class Case:
         self.folder = folder
         self.world = world
         self.said: list[str] = []
-        self.files: list[Path | str] = []  # of which a line may name any
+        self.files: list[Path | str] = []  # a line may name any of them
 
     def copy(self, source: Path, name: str = "set") -> Path:
         return shutil.copytree(source, self.folder / name)
@@ -68,7 +68,7 @@ class Case:
         """Checks that the line with which the program would end names one of the files, and returns the verdict."""
         line = " ".join(str(error).split())
         assert any(os.path.basename(file) in line for file in self.files), f"names no file: {line[:300]}"
-        assert len(line) <= MOST_CHARACTERS, f"a line of {len(line)} characters: {line[:300]}"
+        assert len(line) <= MAX_CHARACTERS, f"a line of {len(line)} characters: {line[:300]}"
         return REFUSED
 
     def attempt(self, call: Callable[[], Any]) -> Any:

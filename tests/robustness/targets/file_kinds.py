@@ -65,7 +65,7 @@ def odd_in_scan(case: Case, root: Path, path: Path, label_kinds: Sequence[str]) 
 
 
 def odd_alone(case: Case, root: Path, name: str) -> str:
-    """The function that reads a file alone ends in a line that names it, but results.csv is begun anew, and an empty
+    """The function that reads a file alone ends in a line that names it, but results.csv is started anew, and an empty
     recipe changes no default."""
     run = case.world.trained / "runs" / "exp"
     sources = {

@@ -77,7 +77,7 @@ def check_silence(original: bytes, path: Path, what: str, is_decoded: bool) -> s
 
 
 def _directly(data: bytes) -> tuple[np.ndarray | None, str]:
-    """What OpenCV decodes, and what it prints meanwhile."""
+    """Returns the image that OpenCV decodes, and what it prints meanwhile."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)
@@ -93,7 +93,7 @@ def _directly(data: bytes) -> tuple[np.ndarray | None, str]:
 
 
 def _strictly(data: bytes) -> str:
-    """What Pillow reports about an image; only what means missing or wrong data."""
+    """Returns what Pillow reports about an image, if it means missing or wrong data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

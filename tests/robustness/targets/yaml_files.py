@@ -20,7 +20,7 @@ from utils.config.settings import Hyperparameters
 
 
 def read_plainly(path: Path, *, as_written: bool = False) -> Any:
-    """What a YAML file that was taken says. PyYAML's Python parser reads it, unlike the program's libyaml, unless there
+    """Returns the content of a YAML file. PyYAML's Python parser reads it, unlike the program's libyaml, unless there
     are tabs, where it is too strict. No key may be there twice. ``as_written``: numbers and the like stay text."""
 
     def check(node: yaml.Node) -> None:

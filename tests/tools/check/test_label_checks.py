@@ -1,4 +1,4 @@
-"""What is wrong with a scanned split, read as training reads it, its census, and the warning about small boxes."""
+"""Issues of a scanned split, read as training reads it, its census, and the warning about small boxes."""
 
 from __future__ import annotations
 

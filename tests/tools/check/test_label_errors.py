@@ -1,4 +1,4 @@
-"""What a model is asked for label errors: the detections that val.py scores, and enough of them."""
+"""Label errors are judged by the detections that val.py scores, and by enough of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.config.settings import ValConfig
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_the_scores_are_those_of_val_py_also_of_an_image_with_more_labels_than_detections(tmp_path, crowded):
-    """Of 400 labels, those that no detection was left for would be called spurious."""
+    """Labels for which no detection was left, out of 400, would be called spurious."""
     data = EditableSet(tmp_path / "set")
     if crowded:
         grid = (np.indices((20, 20)).reshape(2, -1).T + 0.5) / 20

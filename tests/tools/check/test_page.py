@@ -88,7 +88,7 @@ def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
     (photo,) = (photo for label, photo in photos_of(read).items() if CLIPPED in label)
     x, _, width, height = drawn_box(photo, "spurious")
     assert width / height == pytest.approx(48 / 38.4, rel=0.15)  # a text is above it
-    assert 0.8 * photo.shape[1] < x + width < photo.shape[1]  # the part outside is shown, too
+    assert 0.8 * photo.shape[1] < x + width < photo.shape[1]  # the part outside is also shown
 
 
 def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data, tmp_path):

@@ -142,7 +142,7 @@ def test_wrong_flags_are_one_line(argv, line):
             "--weights a.pt --task foo --amp bar",
             ["--amp: must be one of auto, off, bf16, fp16, got 'bar'", "--task: must be one of train, val, test, got"],
         ),
-        # A value of a required flag that is wrong is not missing, too.
+        # A wrong value of a required flag is not reported as missing as well.
         (
             SearchConfig,
             "--trials x --data 3 --epochs -1",

@@ -11,7 +11,7 @@ CHINESE = "names: [行人, 自行车, 红绿灯, 公共汽车]"
 TEXTS = [
     (CHINESE.encode("gbk"), "GBK"),
     ("貓 狗 汽車 紅綠燈".encode("gbk"), "GBK"),  # characters that GB2312 does not have
-    ("猫 狗 汽车".encode("gbk"), "GBK or EUC-KR"),  # the bytes are Korean, too
+    ("猫 狗 汽车".encode("gbk"), "GBK or EUC-KR"),  # the bytes are also valid Korean
     ("고양이 자동차".encode("euc_kr"), "GBK or EUC-KR"),
     ("貓 狗 汽車 紅綠燈".encode("big5"), "Big5"),
     ("犬とねこ カメラ".encode("shift_jis"), "Shift-JIS"),

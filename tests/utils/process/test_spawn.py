@@ -49,7 +49,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     # The other process sleeps anyway.
     impatient = "import utils.process.spawn as module\nmodule.FAILURE_GRACE_S = 0.5\n"
     (tmp_path / "program.py").write_text(impatient + PROGRAM)
-    begun = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run(
         [python(), str(tmp_path / "program.py"), end],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
@@ -59,7 +59,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert [text[: len(line)] for text in last] == ([line] if line else [])
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - started < 50
 
 
 @pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])

@@ -111,7 +111,7 @@ def test_two_nodes_open_each_shared_file_once(tmp_path):
 
 def _late(ctx, source, places, how):
     """Node 1 reads for longer than the group's timeout, or fails, or its process is killed."""
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def act() -> None:
         if how == "raise":
@@ -125,8 +125,8 @@ def _late(ctx, source, places, how):
     try:
         spec = open_data(DataSource(source, ("val",), stage=places), ctx)
     except (UserError, PeerFailure, OSError) as error:
-        return type(error), str(error), time.monotonic() - begun
-    return contents(spec.root), time.monotonic() - begun
+        return type(error), str(error), time.monotonic() - started
+    return contents(spec.root), time.monotonic() - started
 
 
 def test_a_slow_node_causes_no_timeout(tmp_path):
