@@ -413,7 +413,7 @@ def test_a_best_pt_of_an_earlier_run_is_not_that_of_the_newest(tmp_path: Path, c
 
 
 def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):
-    """A new run in its folder has ended before its first checkpoint. torchrun's restart begins anew, too."""
+    """A new run in its folder has ended before its first checkpoint. torchrun's restart also starts anew."""
     project = tmp_path / "runs"
     for name in ("other", "exp"):
         (project / name).mkdir(parents=True)
