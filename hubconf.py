@@ -25,10 +25,10 @@ _PACKAGES = ("utils", "data", "models", "engine")
 
 
 def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
-    """Returns the model of a checkpoint or exported file. Takes the arguments of `engine.inference.yolov5.load`."""
-    from engine.inference.yolov5 import load
+    """Returns the model of a checkpoint or exported file. Takes the arguments of `load_yolov5`."""
+    from engine.inference.yolov5 import load_yolov5
 
-    return load(path, *arguments, **settings)
+    return load_yolov5(path, *arguments, **settings)
 
 
 def _names() -> list[str]:

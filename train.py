@@ -72,12 +72,21 @@ def _train(
         ctx = join_run(launch, config.device, eval_ranks=config.eval_ranks)
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
-        from engine.assembly.build import build_training  # in here, so that only one process reports a failing import
+        # In here, so that only one process reports a failing import.
+        from engine.assembly.build import build_training
+        from engine.run.plan import plan_run
+        from engine.run.run import Remaining
+        from engine.train.completed import open_completed
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
-        trainer = build_training(ctx, config, explicit_flags, watchdog, stack)
-        completed = trainer.fit()
+        plan = plan_run(ctx, config, explicit_flags, stack)
+        if plan.remaining is Remaining.EXPORTS:
+            completed = open_completed(ctx, plan)
+        else:
+            trainer = build_training(ctx, plan, watchdog, stack)
+            del plan  # and with it the state of its checkpoint, which is in place
+            completed = trainer.fit()
     return completed if ctx.is_main else None
 
 

@@ -34,9 +34,9 @@ class ImageFile(NamedTuple):
 class OtherImages(NamedTuple):
     """Names what the one label file of a split may name besides the images of the split."""
 
-    before: Sequence[ImageFile] = ()  # of splits with this label file that the data set names before this one, and
-    after: Sequence[ImageFile] = ()  # of those that it names after this one; both without stamps
-    of_no_split: Sequence[str] = ()  # names of images in the same folders
+    earlier_splits: Sequence[ImageFile] = ()  # without stamps: images of splits with this label file that the data set
+    later_splits: Sequence[ImageFile] = ()  # names before this one, and after it
+    unassigned: Sequence[str] = ()  # names of images of no split in the same folders
     missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
     missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
 

@@ -33,10 +33,12 @@ if __name__ == "__main__":
     exit_on_interrupt()  # while the following imports run
 
 from engine.run.results_csv import ResultsTable  # noqa: E402
-from utils.config.flags import Parser, flags_of  # noqa: E402
+from utils.config.flags import Parser  # noqa: E402
 from utils.config.parser import parse_config  # noqa: E402
-from utils.config.settings import TrainConfig  # noqa: E402
+from utils.config.settings import AUTO, TrainConfig  # noqa: E402
+from utils.config.settings_file import settings_file  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
+from utils.files.safe_io import read_text, write_whole  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
 from utils.process.child import Child, Outcome, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.process.entrypoint import run_main  # noqa: E402
@@ -44,7 +46,9 @@ from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
-SETTINGS = "ray.yaml"  # in the run's folder: the settings with which this program has begun the run
+# In the run's folder:
+SETTINGS = "ray.yaml"  # the settings with which this program has begun the run
+REPORTED = ".ray_epoch"  # the newest epoch that was reported to Ray
 MAY_CHANGE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
@@ -56,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
-    config = replace(config, project=os.path.abspath(config.project), exist_ok=True)
+    config = replace(config, project=os.path.abspath(config.project), resume=AUTO)
     _connect(options.address)
     begin_or_check(config, Path(config.project, config.name))
     run(config, options)
@@ -104,17 +108,18 @@ def begin_or_check(config: TrainConfig, folder: Path) -> None:
 
     Raises UserError if they differ, if this program has not begun that run, or if another process trains it.
     """
+    from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
     from tools.runs.stored_settings import StoredSettings, recipe_contents
-    from tools.runs.training import wait_for_previous  # imports torch
 
     check_run_dir(config.project, config.name, exist_ok=True)
-    wait_for_previous(folder)
+    wait_until_saved(folder)
     settings = StoredSettings(folder / SETTINGS, config, may_change=MAY_CHANGE)
     recipe = recipe_contents(config)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         settings.store(recipe, {})
+        (folder / REPORTED).unlink(missing_ok=True)
     elif settings.path.is_file():
         settings.check_unchanged(recipe, {})
     else:
@@ -130,6 +135,7 @@ def remove_if_untrained(folder: Path) -> None:
     """Removes the stored settings, and the folder if nothing else is in it, unless an epoch has been trained."""
     if not is_trained(folder):
         (folder / SETTINGS).unlink(missing_ok=True)
+        (folder / REPORTED).unlink(missing_ok=True)
         with suppress(OSError):  # it has a log
             folder.rmdir()
 
@@ -181,15 +187,16 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
-    plan = Plan(*broadcast_from_rank_zero(make_plan(config, folder) if rank == 0 else None))
-    if plan.refusal or plan.is_done:
-        return plan.refusal
-    resume = str(plan.checkpoint) if plan.checkpoint else None
-    command = [*command_prefix("train"), *flags_of(replace(config, resume=resume))]
-    environment = dict(os.environ) | rank_variables(context, plan)
+    meeting_point = broadcast_from_rank_zero(find_meeting_point() if rank == 0 else None)
+    environment = dict(os.environ) | rank_variables(context, *meeting_point)
     # In a session of its own, as Ray kills the process group of a worker that it ends.
-    with start(command, cwd=working_folder, environment=environment, start_new_session=True) as child:
-        refusal = report_until_done(folder, child, rank, plan.num_reported)
+    with (
+        settings_file(config) as settings,
+        start(
+            [*command_prefix("train"), settings], cwd=working_folder, environment=environment, start_new_session=True
+        ) as child,
+    ):
+        refusal = report_until_done(folder, child, rank)
         if refusal:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
@@ -201,67 +208,40 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     return ""
 
 
-class Plan(NamedTuple):
-    """What rank 0 tells the other workers before the processes start."""
-
-    address: str = ""  # of rank 0's node
-    port: int = 0  # free on that node
-    checkpoint: Path | None = None  # to resume from
-    is_done: bool = False  # whether an earlier job has ended the training
-    num_reported: int = 0  # epochs that Ray knows, or that an earlier job has trained
-    refusal: str = ""  # why no process can start; another try would end in the same way
-
-
-def make_plan(config: TrainConfig, folder: Path) -> Plan:
-    """Finds out, on rank 0, how the job begins or continues. It is refused if another process trains in ``folder``, or
-    its checkpoint is damaged: after an exception, Ray would start all workers again."""
+def find_meeting_point() -> tuple[str, int]:
+    """Returns the address of this node, that of rank 0, and a free port there, at which the processes meet."""
     import ray
 
-    from tools.runs.training import previous_training, wait_for_previous  # imports torch
-
-    try:
-        wait_for_previous(folder)
-        previous = previous_training(folder, config)
-    except UserError as error:
-        return Plan(refusal=str(error))
-    return Plan(
-        address=ray.util.get_node_ip_address(),
-        port=free_port(),
-        checkpoint=previous.checkpoint,
-        is_done=previous.has_ended,
-        num_reported=len(epochs_of(folder)),
-    )
+    return ray.util.get_node_ip_address(), free_port()
 
 
-def rank_variables(context: TrainContext, plan: Plan) -> dict[str, str]:
-    """Returns the variables that torchrun would set for the process of this worker."""
+def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, str]:
+    """Returns the variables that torchrun would set for the process of this worker. ``address``, ``port``: see
+    `find_meeting_point`."""
     variables = {
         "RANK": context.get_world_rank(),
         "WORLD_SIZE": context.get_world_size(),
         "LOCAL_RANK": context.get_local_rank(),
         "LOCAL_WORLD_SIZE": context.get_local_world_size(),
         "GROUP_RANK": context.get_node_rank(),
-        "MASTER_ADDR": plan.address,
-        "MASTER_PORT": plan.port,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
     }
     return {name: str(value) for name, value in variables.items()}
 
 
-def report_until_done(folder: Path, child: Child, rank: int, num_reported: int) -> str:
+def report_until_done(folder: Path, child: Child, rank: int) -> str:
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
-    the line of a process that was refused; "" if none was.
-
-    ``num_reported``: epochs that Ray knows, or that an earlier job has trained.
-    """
+    the line of a process that was refused; "" if none was."""
     from ray import train
 
     while True:
         result = child.poll()  # before the rows are read, so that none is missed
-        rows = epochs_of(folder)[num_reported:] if rank == 0 else []
-        statuses = gather(Status(result, rows))
+        statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
-        num_reported += len(statuses[0].rows)
+            if rank == 0:
+                write_whole(folder / REPORTED, f"{row['epoch']:.0f}")
         results = [status.result for status in statuses]
         if is_over(results):
             return refusal_of(results)
@@ -298,6 +278,13 @@ def refusal_of(results: Sequence[RunResult | None]) -> str:
     none has."""
     refusals = [result.reason for result in results if result is not None and result.outcome == Outcome.REFUSED]
     return refusals[0] if refusals else ""
+
+
+def unreported_epochs(folder: Path) -> list[dict[str, float]]:
+    """Returns the rows of results.csv that no worker has reported to Ray, also those of workers that were lost."""
+    note = folder / REPORTED
+    newest = int(read_text(note)) if note.is_file() else 0
+    return [row for row in epochs_of(folder) if row["epoch"] > newest]
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:

@@ -8,10 +8,8 @@ import json, os
 hosts = sorted(json.loads(os.environ["SM_HOSTS"]))
 print(len(hosts), hosts[0], hosts.index(os.environ["SM_CURRENT_HOST"]))')
 
-resume=()
-[ -f "$CHECKPOINTS/run/last.pt" ] && resume=(--resume "$CHECKPOINTS/run/last.pt")
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90
 
 exec torchrun --max-restarts 3 --rdzv-id lockstep --rdzv-backend c10d --rdzv-endpoint "$first:29500" \
     --nnodes "$nodes" --nproc-per-node "${SM_NUM_GPUS:-1}" --rdzv-conf "is_host=$([ "$rank" = 0 ] && echo true || echo false)" \
-    train.py --data "$SM_CHANNEL_TRAIN/data.yaml" --project "$CHECKPOINTS" --name run --exist-ok "$@" "${resume[@]}"
+    train.py --data "$SM_CHANNEL_TRAIN/data.yaml" --project "$CHECKPOINTS" --name run --resume auto "$@"

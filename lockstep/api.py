@@ -139,7 +139,8 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     Args:
         data: as in `train`.
 
-    Raises UserError (`lockstep.Error`) with the line that the command prints.
+    Raises UserError (`lockstep.Error`) with the line that the command prints. If only the page could not be drawn, its
+    ``result.values`` has the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
     words = [os.fspath(_data_file(data, cache_folder() / "check")), *flags_of_keywords("check", settings)]

@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.run import Run
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
-from utils.process.child import Outcome, start
+from utils.process.child import Outcome, RunFailed, start
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
 from utils.program import command_prefix
@@ -49,7 +49,7 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
         raise KeyboardInterrupt
     has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
     if result.outcome in (Outcome.REFUSED, Outcome.FAILED) and not has_issues:
-        raise UserError(result.reason)
+        raise RunFailed(result)
     if required_key not in result.values:
         folder = gettempdir()
         raise UserError(f"{command} is done, but has not said where its result is ({folder} may be full; see TMPDIR)")
@@ -59,15 +59,19 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
 def _environment() -> dict[str, str]:
     """Returns the environment of a command: how wide the terminal is that shows its output."""
     environment = environment_of_child() | {"PYTHONUNBUFFERED": "1"}
-    if sys.stdout.isatty() or "ipykernel" in sys.modules:
+    if _is_terminal() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
     return environment
 
 
+def _is_terminal() -> bool:
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+
+
 def _print_output(process: subprocess.Popen) -> None:
     """Prints what the process prints, as soon as it does, until it has ended or closed its output, which other programs
-    may hold open."""
+    may hold open. If nobody reads it any more, the command completes its work, as in a shell."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     assert process.stdout is not None, "stdout=PIPE was given"
     with process.stdout as pipe:
@@ -76,9 +80,16 @@ def _print_output(process: subprocess.Popen) -> None:
             has_ended = process.poll() is not None  # before the last read: all that it has printed is in the pipe then
             if connection.wait([pipe.fileno()], timeout=0 if has_ended else _POLL_S):
                 data = os.read(pipe.fileno(), _READ_BYTES)
-                sys.stdout.write(decoder.decode(data))
-                sys.stdout.flush()
+                _print(decoder.decode(data))
                 has_ended = has_ended or not data
+    _print(decoder.decode(b"", final=True))
+
+
+def _print(text: str) -> None:
+    """Prints ``text``, with characters that the output cannot show as escapes, unless the output is closed."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with contextlib.suppress(OSError, ValueError):  # no reader; ValueError: closed
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True)
 
 
 def _has_saved(values: Mapping[str, Any]) -> bool:

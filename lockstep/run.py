@@ -34,10 +34,10 @@ class Run:
     def best(self) -> Path:
         """The weights of the best epoch; there are none without a validation. Raises UserError if the file is of an
         earlier run in the folder (``exist_ok=True``), and this one has not scored an epoch."""
-        from engine.checkpoint.newest_run import has_earlier_best
+        from engine.checkpoint.newest_run import is_of_earlier_run
 
         path = self.folder / "best.pt"
-        if has_earlier_best(self.folder):
+        if is_of_earlier_run(path):
             raise UserError(f"{path}: is of an earlier run in this folder; this one has scored no epoch yet")
         return path
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Shapes = tuple[tuple[int, int], ...]  # rows and columns of each level
-MAX_SIDE = 20_000.0  # strides
+MAX_SIDE_STRIDES = 20_000.0
 
 
 def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
@@ -106,11 +106,11 @@ def offsets_to_cxcywh(logits: Tensor, centers: Tensor, strides: Tensor) -> Tenso
     """Decodes YOLOX's outputs (*S, 4): (*S, 4), cxcywh in pixels.
 
     Outputs are the center relative to the cell's upper left corner and the logarithms of the sides, in cells. Sides are
-    clamped to `MAX_SIDE` strides, larger than any canvas, so that they stay finite. ``centers`` and ``strides``: as in
+    clamped to `MAX_SIDE_STRIDES`, larger than any canvas, so that they stay finite. ``centers`` and ``strides``: as in
     `distances_to_xyxy`.
     """
     offset, log_size = logits.split(2, -1)
-    size = log_size.clamp(max=math.log(MAX_SIDE)).exp()
+    size = log_size.clamp(max=math.log(MAX_SIDE_STRIDES)).exp()
     return torch.cat((centers - 0.5 + offset, size), -1) * strides
 
 

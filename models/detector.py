@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.heads.base import DetectionHead
 from models.layers import conv
-from models.registry import Kind, build_head, build_layer, check_depth, find_entry, make_activation
+from models.registry import ModuleKind, build_head, build_layer, check_depth, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
 from utils.process.limits import explain_limit
@@ -177,7 +177,7 @@ def build_detector(
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
     """Builds a detector without storage, for its shapes, in milliseconds. Raises UserError for layers that do not fit
     together."""
-    heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
+    heads = [layer for layer in spec.layers if find_entry(layer).kind is ModuleKind.HEAD]
     if not heads:
         raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
     if heads[0] is not spec.layers[-1]:

@@ -27,7 +27,7 @@ MAX_MODULES = 2000  # rows, repeats included
 MAX_CHANNELS = 1 << 16
 
 
-class Kind(Enum):
+class ModuleKind(Enum):
     """Which parameters the graph supplies to a constructor, before the row's args."""
 
     CONVOLUTION = auto()  # (in, out); a repeated row is a sequence of modules
@@ -38,11 +38,11 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ModuleEntry:
     """One registered module."""
 
     path: str  # of the class, relative to this package, which may be called `models` or `lockstep.models`
-    kind: Kind
+    kind: ModuleKind
 
     @property
     def module(self) -> type[nn.Module]:
@@ -53,36 +53,36 @@ class Entry:
     @property
     def takes_list(self) -> bool:
         """Whether ``forward`` takes a list of inputs."""
-        return self.kind in (Kind.MERGE, Kind.HEAD)
+        return self.kind in (ModuleKind.MERGE, ModuleKind.HEAD)
 
 
-REGISTRY: dict[str, Entry] = {
-    "Conv": Entry("layers.conv.Conv", Kind.CONVOLUTION),
-    "DWConv": Entry("layers.conv.DWConv", Kind.CONVOLUTION),
-    "Bottleneck": Entry("layers.csp.Bottleneck", Kind.CONVOLUTION),
-    "SPP": Entry("layers.csp.SPP", Kind.CONVOLUTION),
-    "SPPF": Entry("layers.csp.SPPF", Kind.CONVOLUTION),
-    "C3": Entry("layers.csp.C3", Kind.STACK),
-    "C3k": Entry("layers.csp.C3k", Kind.STACK),
-    "C2f": Entry("layers.csp.C2f", Kind.STACK),
-    "C3k2": Entry("layers.csp.C3k2", Kind.STACK),
-    "C2PSA": Entry("layers.csp.C2PSA", Kind.STACK),
-    "RepNCSPELAN4": Entry("layers.gelan.RepNCSPELAN4", Kind.CONVOLUTION),
-    "ELAN1": Entry("layers.gelan.ELAN1", Kind.CONVOLUTION),
-    "SPPELAN": Entry("layers.gelan.SPPELAN", Kind.CONVOLUTION),
-    "AConv": Entry("layers.gelan.AConv", Kind.CONVOLUTION),
-    "ADown": Entry("layers.gelan.ADown", Kind.CONVOLUTION),
-    "SeparableConv": Entry("layers.csp.SeparableConv", Kind.CONVOLUTION),
-    "SeparableC3": Entry("layers.csp.SeparableC3", Kind.STACK),
-    "Upsample": Entry("layers.conv.Upsample", Kind.CHANNELWISE),
-    "MaxPool2d": Entry("layers.conv.MaxPool", Kind.CHANNELWISE),
-    "Identity": Entry("layers.conv.Identity", Kind.CHANNELWISE),
-    "Concat": Entry("layers.conv.Concat", Kind.MERGE),
-    "Add": Entry("layers.conv.Add", Kind.MERGE),
-    "Detect": Entry("heads.anchor_free.AnchorFreeHead", Kind.HEAD),
-    "YOLOXDetect": Entry("heads.yolox.YOLOXHead", Kind.HEAD),
+REGISTRY: dict[str, ModuleEntry] = {
+    "Conv": ModuleEntry("layers.conv.Conv", ModuleKind.CONVOLUTION),
+    "DWConv": ModuleEntry("layers.conv.DWConv", ModuleKind.CONVOLUTION),
+    "Bottleneck": ModuleEntry("layers.csp.Bottleneck", ModuleKind.CONVOLUTION),
+    "SPP": ModuleEntry("layers.csp.SPP", ModuleKind.CONVOLUTION),
+    "SPPF": ModuleEntry("layers.csp.SPPF", ModuleKind.CONVOLUTION),
+    "C3": ModuleEntry("layers.csp.C3", ModuleKind.STACK),
+    "C3k": ModuleEntry("layers.csp.C3k", ModuleKind.STACK),
+    "C2f": ModuleEntry("layers.csp.C2f", ModuleKind.STACK),
+    "C3k2": ModuleEntry("layers.csp.C3k2", ModuleKind.STACK),
+    "C2PSA": ModuleEntry("layers.csp.C2PSA", ModuleKind.STACK),
+    "RepNCSPELAN4": ModuleEntry("layers.gelan.RepNCSPELAN4", ModuleKind.CONVOLUTION),
+    "ELAN1": ModuleEntry("layers.gelan.ELAN1", ModuleKind.CONVOLUTION),
+    "SPPELAN": ModuleEntry("layers.gelan.SPPELAN", ModuleKind.CONVOLUTION),
+    "AConv": ModuleEntry("layers.gelan.AConv", ModuleKind.CONVOLUTION),
+    "ADown": ModuleEntry("layers.gelan.ADown", ModuleKind.CONVOLUTION),
+    "SeparableConv": ModuleEntry("layers.csp.SeparableConv", ModuleKind.CONVOLUTION),
+    "SeparableC3": ModuleEntry("layers.csp.SeparableC3", ModuleKind.STACK),
+    "Upsample": ModuleEntry("layers.conv.Upsample", ModuleKind.CHANNELWISE),
+    "MaxPool2d": ModuleEntry("layers.conv.MaxPool", ModuleKind.CHANNELWISE),
+    "Identity": ModuleEntry("layers.conv.Identity", ModuleKind.CHANNELWISE),
+    "Concat": ModuleEntry("layers.conv.Concat", ModuleKind.MERGE),
+    "Add": ModuleEntry("layers.conv.Add", ModuleKind.MERGE),
+    "Detect": ModuleEntry("heads.anchor_free.AnchorFreeHead", ModuleKind.HEAD),
+    "YOLOXDetect": ModuleEntry("heads.yolox.YOLOXHead", ModuleKind.HEAD),
 }
-ANCHOR_HEAD = Entry("heads.anchor.AnchorHead", Kind.HEAD)  # `Detect` with anchors
+ANCHOR_HEAD = ModuleEntry("heads.anchor.AnchorHead", ModuleKind.HEAD)  # `Detect` with anchors
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)
@@ -90,7 +90,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def find_entry(layer: LayerSpec) -> Entry:
+def find_entry(layer: LayerSpec) -> ModuleEntry:
     """Looks up the module of a row, whose name may begin with ``nn.`` or ``torch.nn.``. Raises UserError for an unknown
     one."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
@@ -129,16 +129,16 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
     Raises UserError naming the layer and the field.
     """
     entry = find_entry(layer)
-    if entry.kind is Kind.MERGE:
+    if entry.kind is ModuleKind.MERGE:
         return _construct(entry.module, (), layer.args, layer)
     if len(channels) != 1:
         raise layer.error("from", f"{layer.module} takes one layer, got {len(channels)}")
     repeats = _scaled_repeats(layer, spec)
-    if entry.kind is Kind.CHANNELWISE:
+    if entry.kind is ModuleKind.CHANNELWISE:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
     out = _out_channels(layer, spec)
     args = [tuple(arg) if isinstance(arg, list) else arg for arg in layer.args[1:]]
-    if entry.kind is Kind.STACK:
+    if entry.kind is ModuleKind.STACK:
         if entry is REGISTRY["C3k2"] and spec.deep:
             args[:1] = [True]
         return _construct(entry.module, (channels[0], out, repeats), args, layer)

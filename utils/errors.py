@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MAX_MESSAGE_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
@@ -32,7 +32,7 @@ def first_line(error: BaseException) -> str:
 
 
 class ExplainedError(Exception):
-    """An error whose message says all that is to know: it is no bug, and has no traceback."""
+    """An error that its message fully explains: not a bug, so no traceback is printed."""
 
 
 class UserError(ExplainedError):
@@ -40,15 +40,14 @@ class UserError(ExplainedError):
 
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
     Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of a very long message, which may
-    quote a file, is left out unless ``whole``.
+    quote a file, is left out unless ``whole``. ``parts``: the single messages, if this one joins several.
     """
 
-    parts: tuple[str, ...] = ()  # the single messages, if this one joins several
-
-    def __init__(self, message: str, *, whole: bool = False) -> None:
+    def __init__(self, message: str, *, whole: bool = False, parts: Sequence[str] = ()) -> None:
         if len(message) > MAX_MESSAGE_CHARACTERS and not whole:
             message = f"{message[: MAX_MESSAGE_CHARACTERS * 2 // 3]} ... {message[-MAX_MESSAGE_CHARACTERS // 4 :]}"
         super().__init__(message)
+        self.parts = tuple(parts)
 
 
 class Mistakes:
@@ -58,18 +57,19 @@ class Mistakes:
         self.messages: list[str] = []
 
     def add(self, message: str) -> None:
-        self.note(UserError(message))
+        self.add_error(UserError(message))
 
-    def note(self, error: UserError) -> None:
+    def add_error(self, error: UserError) -> None:
+        """Adds the messages of an error."""
         self.messages += error.parts or (str(error),)
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes a UserError of the block instead of raising it."""
+    def collecting(self) -> Iterator[None]:
+        """Adds a UserError of the block instead of raising it."""
         try:
             yield
         except UserError as error:
-            self.note(error)
+            self.add_error(error)
 
     def __bool__(self) -> bool:
         return bool(self.messages)
@@ -87,14 +87,13 @@ class Mistakes:
             raise UserError(self.messages[0], whole=True)
         if self.messages:
             numbered = (f"({number}) {message}" for number, message in enumerate(self.messages, 1))
-            error = UserError(f"{first}{len(self.messages)} mistakes: {'; '.join(numbered)}", whole=True)
-            error.parts = tuple(self.messages)
-            raise error
+            message = f"{first}{len(self.messages)} mistakes: {'; '.join(numbered)}"
+            raise UserError(message, whole=True, parts=self.messages)
 
 
 @contextlib.contextmanager
 def all_mistakes() -> Iterator[Mistakes]:
-    """Yields a collector, and at the end of the block raises one UserError for all that it has noted."""
+    """Yields a collector, and at the end of the block raises one UserError for all that it has collected."""
     mistakes = Mistakes()
     yield mistakes
     mistakes.raise_any()

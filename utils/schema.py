@@ -135,7 +135,7 @@ def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[
                 problem = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
                 mistakes.add(f"{location}: {problem}")
                 continue
-            with mistakes.noted():
+            with mistakes.collecting():
                 checked[key] = check(value, hints[key], f"{location}: {key}", bounds_of(fields[key]))
         if values.keys() <= fields.keys():  # an unknown key may be a missing one, misspelled
             _note_missing(fields, values, location, mistakes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -25,13 +26,8 @@ MAX_DEVIATION = 0.5  # of the share that is held out from the one that is asked 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:
     """Returns how a split is read that will be divided, by the settings of a training."""
-    return IndexSettings(
-        cache_dir=config.cache_dir,
-        workers=max(available_cores() if config.workers < 0 else config.workers, 1),
-        max_bad=config.max_bad,
-        single_cls=config.single_cls,
-        repeats=False,
-    )
+    workers = available_cores() if config.workers < 0 else config.workers
+    return replace(IndexSettings.of_run(config, workers=workers), repeats=False)
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
@@ -56,7 +52,7 @@ def _log_share(fraction: float, num_held_out: int, num_images: int) -> None:
         return
     message += (
         " (%.0f %%): near-duplicates and copies stay together, in groups that are too few or too large for this "
-        "fraction; for another part, give the data set a 'val' split"
+        "fraction; to choose the validation images yourself, add a 'val' split"
     )
     get_logger().warning(message, fraction, num_held_out, num_images, 100 * share)
 

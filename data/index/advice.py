@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from data.index.read_images import ScannedImage
+from data.index.read_images import ImageScan
 from data.labels import findings as kinds
 from data.labels.findings import Finding
 from data.labels.image_names import loose
@@ -36,7 +36,7 @@ class ScannedLabels:
 
     listing: Listing
     source: LabelSource
-    images: list[ScannedImage]  # N
+    images: list[ImageScan]  # N
     table: np.ndarray  # float64 (R, 10), see data.labels.rows: the rows of all images that could be parsed
     findings: list[Finding]  # about these images and rows
 
@@ -100,7 +100,7 @@ def notes_on_scan(labels: ScannedLabels, spec: DatasetSpec, split: str) -> list[
     return notes
 
 
-def files_named_otherwise(source: LabelSource, images: Sequence[ScannedImage]) -> list[Finding]:
+def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> list[Finding]:
     """Returns findings about label files that have the name of one image of the split and name another one inside."""
     named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
     if not named:
@@ -122,7 +122,7 @@ def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
         return ""
     count = f"{len(mismatches):,} of {counted(num_images, 'label file')}"
     first = f"{mismatches[0].where}: {mismatches[0].text}"
-    return f"{count} name another image than they are called like, which decides; first {first}"
+    return f"{count} declare a <filename> other than their own name, which is used; first {first}"
 
 
 def _unlisted_images(labels: ScannedLabels) -> str:

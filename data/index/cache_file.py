@@ -92,11 +92,17 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others
-    other_images = [*others.before, *others.after, *(ImageFile(name, "", None) for name in others.of_no_split)]
+    other_images = [
+        *others.earlier_splits,
+        *others.later_splits,
+        *(ImageFile(name, "", None) for name in others.unassigned),
+    ]
     for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
         digest.update(rows + b"\0\0\0")
     findings = [_facts_of(finding) for finding in listing.findings]
-    num_before_or_true = len(others.before) or True  # True as it has always been, so that older fingerprints stay valid
+    num_before_or_true = (
+        len(others.earlier_splits) or True
+    )  # True as it has always been, so that older fingerprints stay valid
     digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_before_or_true]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,17 +15,6 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 
-@contextlib.contextmanager
-def problems_as_warnings(is_check: bool) -> Iterator[None]:
-    """For a check, logs a UserError as a warning, since a check reports everything else, too."""
-    try:
-        yield
-    except UserError as error:
-        if not is_check:
-            raise
-        get_logger().warning("%s", error)
-
-
 def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float) -> None:
     """Raises UserError if more than the fraction ``max_bad`` of the labels or images is lost, or no image is left."""
     report = full.index.report
@@ -37,8 +24,8 @@ def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float)
 
 
 def check_objects(loaded: LoadedSplit, max_bad: float) -> None:
-    """Raises UserError if a training split has no object; logs a warning if another split has none. Says nothing if too
-    much is lost, or no image has a label file: that has been said."""
+    """Raises UserError if a training split has no object; logs a warning if another split has none. Skips splits whose
+    losses or missing labels were already reported."""
     full = loaded.full
     index = loaded.used
     if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(max_bad):

@@ -18,7 +18,7 @@ class FullSplit:
 
     index: DatasetIndex
     note: str = ""  # how it was read, for the log, such as " (cached)"
-    scans: tuple[Scan, ...] = ()  # for a check: see `DatasetIndex.origins`
+    scans: tuple[Scan, ...] = ()  # see `DatasetIndex.origins`; empty: the index is that of a cache file
     parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
     listing: Listing | None = None  # its files; None: shards, or data sets that are joined
     first_label: str = ""  # name of a label file or of the shards, for messages
@@ -26,7 +26,7 @@ class FullSplit:
 
     @property
     def has_labels(self) -> bool:
-        """Whether any image has a label file, as far as is known."""
+        """Whether any image has a label file. True for shards and joined data sets."""
         return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
 
     def report_note(self) -> str:

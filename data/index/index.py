@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -94,7 +94,7 @@ class DatasetIndex(LabelArrays):
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
-    # int64 (N, 2), for a check: which `Scan` has read each image, and its position in ``Scan.source.images``.
+    # int64 (N, 2): which `Scan` has read each image, and its position in ``Scan.source.images``; None: not known.
     origins: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -263,7 +263,12 @@ class Scan:
     spec: DatasetSpec
     root: Path  # names of files are relative to this folder
     source: LabelSource | None  # None: shards, which were scanned when they were written
-    findings: Sequence[Finding]  # about all images
+    findings: Iterable[Finding]  # about all images
+
+
+def origins_of_scan(count: int) -> np.ndarray:
+    """Returns `DatasetIndex.origins` of the ``count`` images of one scan."""
+    return np.column_stack([np.zeros(count, np.int64), np.arange(count)])
 
 
 def digest_of(*values: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from data.index.check_split import check_backgrounds, check_losses, check_objects, problems_as_warnings
+from data.index.check_split import check_backgrounds, check_losses, check_objects
 from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex, Scan, digest_of, source_name
 from data.index.index_settings import IndexSettings
@@ -23,7 +23,8 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
     Raises UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
     the labels, or more than the fraction ``settings.max_bad`` of the labels or images is lost.
     """
-    return _load(spec, split, settings or IndexSettings()).used
+    index = _load(spec, split, settings or IndexSettings()).used
+    return replace(index, origins=None)  # the scans are not kept
 
 
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, tuple[Scan, ...]]:
@@ -32,7 +33,7 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tu
     Returns its index, and what has been scanned, in the order of the images. Problems of the split as a whole are
     warnings, except those that allow no index (UserError): missing data, no image, names that do not match the labels.
     """
-    loaded = _load(spec, split, replace(settings, is_check=True))
+    loaded = _load(spec, split, settings.for_check())
     return loaded.used, loaded.full.scans
 
 
@@ -40,9 +41,9 @@ def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
     """Reads a split as a run uses it, logs what it is like, and checks that there is something to learn from."""
     loaded = _read(spec, split, settings)
     log_split(loaded, settings, title=split)
-    with problems_as_warnings(settings.is_check):
+    with settings.refusing():
         check_objects(loaded, settings.max_bad)
-    with problems_as_warnings(settings.is_check):
+    with settings.refusing():
         check_backgrounds(loaded)
     return loaded
 
@@ -62,8 +63,8 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
         if shards is None:
             full = read_files(spec, full_split, settings)
         else:
-            full = read_shards(shards, spec, is_check=settings.is_check)
-        with problems_as_warnings(settings.is_check):
+            full = read_shards(shards, spec)
+        with settings.refusing():
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)
     used = replace(used, source=_source(spec, split, settings), selection=_selection(spec))

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import replace
 
 from data.index.cache_file import IndexCache, file_rows, fingerprint_of
-from data.index.check_split import problems_as_warnings
 from data.index.full_split import FullSplit
 from data.index.index import Scan, source_name
 from data.index.index_settings import IndexSettings
@@ -18,14 +17,13 @@ from utils.program_folders import cache_folder
 
 
 def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:
-    """Reads a split from its cache file, or scans it and writes that file. For a check all images are decoded, and no
-    cache is read or written.
+    """Reads a split from its cache file, or scans it and writes that file.
 
     Raises UserError as `list_split` and `scan_split`, and if no image has a label file.
     """
     labeled = spec.as_labeled()
     listing = list_split(labeled, split)
-    with problems_as_warnings(settings.is_check):
+    with settings.refusing():
         check_label_files(listing, spec, split)  # before the images are read
 
     # Classes are chosen before they are merged, and a scan that merges them checks none.
@@ -34,18 +32,16 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
     fingerprint = fingerprint_of(labeled, split, listing, image_rows, single_cls=single_cls)
     source = source_name(spec, split, single_cls)
     cache = IndexCache.find(cache_folder(settings.cache_dir), source, fingerprint)
-    index = None if settings.is_check else cache.open(class_names(labeled, single_cls), spec.root)
+    index = cache.open(class_names(labeled, single_cls), spec.root) if settings.use_cache else None
     note = " (cached)"
     scans: tuple[Scan, ...] = ()
     if index is None:
         note = ""
         scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
         index = replace(scanned.index, fingerprint=fingerprint)
-        if settings.is_check:
-            scans = (Scan(spec, spec.root, scanned.source, scanned.findings),)
-        else:
+        scans = (Scan(spec, spec.root, scanned.source, scanned.findings),)
+        if settings.use_cache:
             cache.write(index)
-            index = replace(index, origins=None)  # as from the cache
     return FullSplit(
         replace(index, pixels=spec.pixels, image_files=hashlib.blake2b(image_rows, digest_size=16).hexdigest()),
         note=note,

@@ -28,7 +28,7 @@ _MAX_THREADS = 32
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 
 
-class ScannedImage(NamedTuple):
+class ImageScan(NamedTuple):
     """Holds the size, labels and findings of an image."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
@@ -42,11 +42,11 @@ class ScannedImage(NamedTuple):
     named_image: str = ""  # the image that the label file itself names
 
 
-def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ScannedImage]:
+def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ImageScan]:
     """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` others
-    are decoded; if one of the latter is damaged, or for a check, all are."""
+    are decoded; if one of the latter is damaged, or with ``settings.decode_all``, all are."""
     count = len(source.images)
-    decoded = np.full(count, settings.is_check)
+    decoded = np.full(count, settings.decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
     images = _read_all(spec, source, decoded, f"scanning {split}", settings)
     hidden = sum(image.is_hidden for image in images)
@@ -81,11 +81,11 @@ def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tupl
 
 def _read_all(
     spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
-) -> list[ScannedImage]:
+) -> list[ImageScan]:
     """Reads all images in parallel. ``decoded``: bool (N,), those that are decoded in any case."""
     count = len(source.images)
 
-    def read_chunk(first: int) -> list[ScannedImage]:
+    def read_chunk(first: int) -> list[ImageScan]:
         last = min(first + _CHUNK, count)
         return [_read_one(i, spec, source, decode=bool(decoded[i])) for i in range(first, last)]
 
@@ -97,7 +97,7 @@ def _read_all(
     return list(progress(images, desc=title, total=count, enabled=settings.progress))
 
 
-def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> ScannedImage:
+def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> ImageScan:
     """Reads an image and its labels."""
     name = source.images[i].name
     path = path_of(name, spec.root)
@@ -109,10 +109,10 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         reason = str(error).removeprefix(f"{path}: ")
         finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
         is_hidden = isinstance(error, HiddenDamageError)
-        return ScannedImage((0, 0), row_table(i, []), [finding], num_labeled=num_labeled, is_hidden=is_hidden)
+        return ImageScan((0, 0), row_table(i, []), [finding], num_labeled=num_labeled, is_hidden=is_hidden)
     size_hw = checked.size_hw
     scale = (size_hw[1], size_hw[0]) * 2 if source.normalized else (1, 1, 1, 1)
-    return ScannedImage(
+    return ImageScan(
         size_hw=size_hw,
         table=row_table(i, raw.rows if raw else []),
         findings=[finding_of(source, i, problem, scale) for problem in problems],

@@ -14,7 +14,7 @@ import numpy as np
 from data.image_io.shards import Shards, open_shards
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, origins_of_scan
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
@@ -37,7 +37,7 @@ class _Meta(TypedDict):
     notes: list[str]
 
 
-def read_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> FullSplit:
+def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
     """Reads a split in shards. Raises UserError as `open_labeled_shards`."""
     shards = open_labeled_shards(path, spec)
     index = restored_index(shards.meta, shards.arrays, spec.as_labeled().names, path)
@@ -45,11 +45,9 @@ def read_shards(path: Path, spec: DatasetSpec, *, is_check: bool) -> FullSplit:
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
         index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
-    scans: tuple[Scan, ...] = ()
-    if is_check:
-        scans = (Scan(spec, root=path, source=None, findings=list(index.report.findings)),)
-        index = replace(index, origins=np.column_stack([np.zeros(len(index), np.int64), np.arange(len(index))]))
-    return FullSplit(index, note=" (shards)", scans=scans, first_label=path.name)
+    scan = Scan(spec, root=path, source=None, findings=index.report.findings)
+    index = replace(index, origins=origins_of_scan(len(index)))
+    return FullSplit(index, note=" (shards)", scans=(scan,), first_label=path.name)
 
 
 def _image_files(shards: Shards) -> str:

@@ -27,7 +27,7 @@ class AbsentImages:
     def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
         self._images = images
         self._others = others
-        self._images_of_other_splits = [*others.before, *others.after]
+        self._images_of_other_splits = [*others.earlier_splits, *others.later_splits]
 
     def owner(self, file_name: str) -> Owner:
         """Returns the owner of the image that a label file names so."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.labels.coco import COCO
-from data.labels.label_format import LabelFormat
+from data.labels.label_format import LabelFormat, first_bytes
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
-from utils.files.safe_io import open_regular
 
 LABEL_FORMATS: tuple[LabelFormat, ...] = (YOLO, VOC, COCO)
-_FIRST_BYTES = 4096  # suffice to recognize a file with labels
 _MAX_READ_FILES = 20  # files of a folder that are read to recognize their format
 
 
@@ -41,14 +39,4 @@ def _has_labels(annotations: Path, label_format: LabelFormat) -> bool:
     if annotations.is_dir():
         suffix = label_format.files.suffix
         files = sorted(path for path in annotations.rglob("*") if path.suffix.lower() == suffix)[:_MAX_READ_FILES]
-    return any(label_format.files.is_labels(head) for head in _heads(files))
-
-
-def _heads(files: Sequence[Path]) -> Iterator[bytes]:
-    """Yields the first bytes of each file that can be read."""
-    for path in files:
-        try:
-            with open_regular(path) as file:
-                yield file.read(_FIRST_BYTES)
-        except OSError:
-            continue
+    return any(label_format.files.is_labels(first_bytes(file)) for file in files)

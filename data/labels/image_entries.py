@@ -48,8 +48,8 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     """Matches entries with images: first those whose file names are the images' names in the split, then all
     others by name."""
     others = request.others
-    images = [*request.images, *others.before, *others.after]
-    images_before = range(len(request.images), len(request.images) + len(others.before))
+    images = [*request.images, *others.earlier_splits, *others.later_splits]
+    images_before = range(len(request.images), len(request.images) + len(others.earlier_splits))
     names = ImageNames([image.name for image in images])
 
     number_of = _match_names_in_split(entries, images)  # positions of entries by those of images
@@ -59,7 +59,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     entry_of = {image: entries[number] for image, number in number_of.items()}
 
     matched = set(number_of.values())
-    no_split = ImageNames(others.of_no_split)
+    no_split = ImageNames(others.unassigned)
     of_no_split: list[ImageEntry] = []
     unmatched: list[UnmatchedEntry] = []
     for number, fits in fits_of.items():

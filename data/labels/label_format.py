@@ -14,10 +14,11 @@ from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
 from data.split_files import ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
-from utils.files.safe_io import read_regular
+from utils.files.safe_io import open_regular, read_regular
 from utils.process.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
+_FIRST_BYTES = 4096  # suffice to recognize a file with labels
 # What the four numbers of a box mean.
 CENTERS = "cx cy w h"
 TOP_LEFT = "x y w h"
@@ -93,6 +94,15 @@ class LabelFormat:
     def per_image(self) -> FilesPerImage | None:
         """How to find the label file of each image; None: a split has one label file."""
         return self.files if isinstance(self.files, FilesPerImage) else None
+
+
+def first_bytes(path: str | Path) -> bytes:
+    """Returns the beginning of a file, by which `LabelFiles.is_labels` recognizes it; nothing if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(_FIRST_BYTES)
+    except OSError:
+        return b""
 
 
 class LabelPerImage:

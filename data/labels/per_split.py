@@ -89,9 +89,9 @@ class LabelsPerSplit:
                 of_this_split.append(self._absent_image(unmatched, owner))
         charged = charged_range(
             len(of_unknown_owner),
-            before=len(request.others.before),
+            before=len(request.others.earlier_splits),
             ours=len(request.images),
-            after=len(request.others.after),
+            after=len(request.others.later_splits),
         )
         lost_here = [of_unknown_owner[i] for i in charged]
         lost_elsewhere = [finding for i, finding in enumerate(of_unknown_owner) if i not in charged]

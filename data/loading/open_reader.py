@@ -77,13 +77,7 @@ def check_has_images(index: DatasetIndex, spec: DatasetSpec, split: str, purpose
 
 def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) -> IndexSettings:
     """Returns how a split is read whole."""
-    return IndexSettings(
-        cache_dir=config.cache_dir,
-        workers=max(loader_workers(config.workers, ctx), 1),
-        max_bad=config.max_bad,
-        single_cls=config.single_cls,
-        progress=ctx.is_node_leader,
-    )
+    return IndexSettings.of_run(config, workers=loader_workers(config.workers, ctx), progress=ctx.is_node_leader)
 
 
 def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.labels.label_format import MAX_BYTES
+from data.labels.label_format import MAX_BYTES, first_bytes
 from data.labels.voc import is_voc, object_names
 from data.labels.yolo import has_row, label_folders
 from data.source.folder_splits import IMAGE_FOLDERS, split_of
@@ -22,7 +22,6 @@ _CATEGORIES = re.compile(r'"categories"\s*:\s*\[')
 _IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
 _FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _MAX_JSON_BYTES = 1 << 32
-_FIRST_BYTES = 4096  # suffice to recognize a file with labels
 _MAX_NOTES_BYTES = 1 << 26
 
 
@@ -159,13 +158,7 @@ def _voc_folder(folder: Path, images: Path) -> Path | None:
         images.parent / "labels",  # FiftyOne's
         folder / "labels" / images.name,
     )
-    return next((path for path in candidates if any(map(_is_voc, path.glob("*.xml")))), None)
-
-
-def _is_voc(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return is_voc(read_regular(path, MAX_BYTES)[:_FIRST_BYTES])
-    return False
+    return next((path for path in candidates if any(is_voc(first_bytes(file)) for file in path.glob("*.xml"))), None)
 
 
 def _voc_names(folders: Iterable[Path]) -> list[str]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.formats import LABEL_FORMATS
+from data.labels.label_format import first_bytes
 from utils.errors import look_alike, one_line
-from utils.files.safe_io import open_regular
 from utils.strings import counted
 
 _MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
 _MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
-_FIRST_BYTES = 4096  # suffice to recognize a file with labels
 _MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
 
 
@@ -46,13 +45,7 @@ def _is_label_file(path: str) -> bool:
     """Returns whether a file has the suffix of a label file, and begins like one of its formats."""
     suffix = os.path.splitext(path)[1].lower()
     formats = [label_format.files for label_format in LABEL_FORMATS if label_format.files.suffix == suffix]
-    if not formats:
-        return False
-    try:
-        with open_regular(path) as file:
-            head = file.read(_FIRST_BYTES)
-    except OSError:
-        return False
+    head = first_bytes(path) if formats else b""
     return any(files.is_labels(head) for files in formats)
 
 

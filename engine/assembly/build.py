@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -26,31 +25,27 @@ from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
-from engine.run.plan import plan_run
 from engine.run.restore import EpochData, restore_run
+from engine.run.run import RunPlan
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
-from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.process.limits import limits_as_user_errors
 
 
-def build_training(
-    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], watchdog: Watchdog, stack: ExitStack
-) -> Trainer:
-    """Builds the trainer of the run that a command line describes, at the position of its checkpoint if it continues.
+def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, stack: ExitStack) -> Trainer:
+    """Builds the trainer of a run, at the position of its checkpoint if it continues.
 
     Everything that can be refused is checked before the run has a folder, and what needs no files before any is opened.
 
     Args:
-        explicit_flags: names of the settings that the command line gives.
+        plan: what the command line asks for (`engine.run.plan.plan_run`).
         watchdog: entered by the caller.
         stack: what it holds is closed when the run ends: hooks, the run's folder and its lock.
 
     Raises UserError for settings, data, a model or weights with which no run is possible.
     """
-    # What is to be trained, and what the settings and the processes alone rule out.
-    plan = plan_run(ctx, config, explicit_flags, stack)
+    # What the settings and the processes alone rule out.
     planned = plan.settings  # of which some are still to be chosen, see `RunPlan`
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, planned.config)))
     check_settings(ctx, planned)
@@ -101,8 +96,9 @@ def build_training(
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
     if run.started_from is not None:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
+    control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run, step, validation, description=description, data_source=plan.data_source, stack=stack
+        run, step, validation, control, description=description, data_source=plan.data_source, stack=stack
     )
     hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, parts=hook_parts)
     for hook in hooks:
@@ -114,7 +110,7 @@ def build_training(
         loader=train_loader,
         steps=steps,
         progress=progress,
-        control=RunControl(ctx, watchdog),
+        control=control,
         checkpointer=checkpointer,
         validator=validator,
         hooks=hooks,

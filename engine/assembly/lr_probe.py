@@ -48,8 +48,9 @@ def probe_lr_mult(
     """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
     weights on its share of the images."""
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-    num_with_objects = len(_images_with_objects(dataset.sample_index))
-    max_images = min(MAX_PROBE_IMAGES, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)), num_with_objects)
+    max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
+    if not steps.is_timed:
+        max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs

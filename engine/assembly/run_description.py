@@ -33,6 +33,7 @@ def describe_run(
         origin = data.teacher.origin_of_student(origin)
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     return RunDescription(
+        run_id=run.run_id,
         model_spec=model.spec,
         names=list(model.names),
         imgsz=run.config.imgsz,

@@ -18,8 +18,9 @@ from engine.checkpoint.checkpoint import Checkpoint
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
-from models.weights.load import load_detector
-from models.weights.origin import Origin, origin_of, taught_by
+from models.weights.load import detector_of
+from models.weights.origin import Origin, origin_of_run, taught_by
+from models.weights.read import read_weights
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
@@ -143,7 +144,8 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
     if checkpoint is not None:
         source = _source_of_resumed(config, checkpoint, source)
     path = fetch_weights(source, ctx=ctx, offline=config.offline)
-    detector, content = load_detector(path)
+    stored = read_weights(path)
+    detector = detector_of(stored)
     if not detector.head.distills:
         raise UserError(
             f"{flag}: {source} has anchors or objectness; only models with anchor-free heads without objectness can "
@@ -156,7 +158,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
         flag=flag,
         path=str(Path(path).resolve()),
         sha256=_digest(detector),
-        origin=origin_of(content, path),
+        origin=origin_of_run(stored),
     )
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
     if checkpoint is not None and teacher.sha256 != checkpoint.description.teacher.get("sha256"):

@@ -127,7 +127,7 @@ class Checkpoint:
         with all_mistakes() as mistakes:
             for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
                 values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
-                with mistakes.noted():
+                with mistakes.collecting():
                     parts[part] = build(kind, values, f"{path}: damaged checkpoint")
         return cls(**parts, path=path)
 

@@ -15,6 +15,7 @@ _STEP_SETTINGS = names_with(TrainConfig, scope="result") - {"data", "patience"}
 class RunDescription:
     """The model, the settings and the data of a run, as all of its checkpoints store them."""
 
+    run_id: str = ""  # see `engine.checkpoint.newest_run`
     model_spec: dict[str, Any]
     names: list[str]  # of the classes
     imgsz: int = 0

@@ -1,64 +1,78 @@
-"""Distinguishes the last.pt and best.pt of a folder's newest run from those that an earlier run left
-(``--exist-ok``)."""
+"""Says whether a checkpoint is of the newest run in its folder, or of an earlier one that a new run has found there
+(``--exist-ok``).
+
+Each run has a random id, which all of its checkpoints store. settings.yaml stores the id of the folder's newest run:
+the one that has claimed the folder last, by beginning or by continuing there.
+
+Runs that were begun by versions before the ids have none, and keep none when they continue. An absent id equals an
+absent id: a folder with one such run works as any other, and a run with an id is told apart from it, but two runs
+without ids in one folder are taken for one.
+"""
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from typing import Any
 
-from utils.files.safe_io import write_whole
+import yaml
 
-# In the run's folder: modification times of the files that an earlier run has left.
-EARLIER_CHECKPOINT = ".earlier_checkpoint"  # of last.pt
-EARLIER_BEST = ".earlier_best"  # of best.pt
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_part
+from utils.files.safe_io import read_text
 
-
-def note_earlier_checkpoint(folder: Path, *, is_new: bool) -> None:
-    """Records the last.pt and best.pt that a new run finds in its folder (``--exist-ok``). A restart does not continue
-    that last.pt, nor does ``--resume`` unless it names the file; that best.pt is not exported as the new run's.
-
-    A run that continues keeps the record of best.pt: it may not have written its own. See `note_own_best`.
-    """
-    if is_new:
-        _note(folder / "last.pt", folder / EARLIER_CHECKPOINT)
-        _note(folder / "best.pt", folder / EARLIER_BEST)
-    else:
-        (folder / EARLIER_CHECKPOINT).unlink(missing_ok=True)
+_MAX_SETTINGS_BYTES = 1 << 26
 
 
-def note_own_best(folder: Path) -> None:
-    """Records that the best.pt in ``folder`` is that of the run that continues there."""
-    (folder / EARLIER_BEST).unlink(missing_ok=True)
+def new_run_id() -> str:
+    """Returns the id of a new run: 16 hex digits. It depends on no seed, and changes the random numbers of none."""
+    return secrets.token_hex(8)
 
 
-def has_earlier_checkpoint(folder: Path) -> bool:
-    """Whether the last.pt in ``folder`` is that of an earlier run, as the newest one has not saved its own yet."""
-    return _is_noted(folder / "last.pt", folder / EARLIER_CHECKPOINT)
+def newest_run_id(folder: Path) -> str | None:
+    """Returns the id of the newest run in ``folder``, "" if it has none; None if there is no settings.yaml, or a
+    damaged one."""
+    try:
+        settings = yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))
+    except (UserError, yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return _checked_id(settings.get("run_id")) if isinstance(settings, dict) else None
 
 
-def has_earlier_best(folder: Path) -> bool:
-    """Whether the best.pt in ``folder`` is that of an earlier run, as the newest one has not scored an epoch yet."""
-    return _is_noted(folder / "best.pt", folder / EARLIER_BEST)
+def run_id_of(checkpoint: Path) -> str | None:
+    """Returns the id of the run that has written the file ``checkpoint``, "" if it has none; None if there is no such
+    file, or a damaged one. Reads none of the tensors."""
+    try:
+        return _checked_id(read_part(checkpoint, "run_id", check_sums=False))
+    except UserError:
+        return None
+
+
+def _checked_id(stored: Any) -> str | None:
+    """Returns a stored id, "" for an absent one, and None for anything else."""
+    if stored is None:
+        return ""
+    return stored if isinstance(stored, str) else None
+
+
+def is_of_earlier_run(checkpoint: Path) -> bool:
+    """Whether the file ``checkpoint`` is of an earlier run than the newest one in its folder. A file, or a
+    settings.yaml, that is missing or damaged says nothing of that: whoever reads it reports why it cannot be read."""
+    newest = newest_run_id(checkpoint.parent)
+    if newest is None:
+        return False
+    return run_id_of(checkpoint) not in (None, newest)
 
 
 def checkpoint_of_newest_run(folder: Path) -> Path | None:
     """Returns the last.pt that the newest run in ``folder`` has saved, or None."""
-    last = folder / "last.pt"
-    return last if last.is_file() and not has_earlier_checkpoint(folder) else None
+    return _file_of_newest_run(folder / "last.pt")
 
 
 def best_of_newest_run(folder: Path) -> Path | None:
     """Returns the best.pt that the newest run in ``folder`` has saved, or None."""
-    best = folder / "best.pt"
-    return best if best.is_file() and not has_earlier_best(folder) else None
+    return _file_of_newest_run(folder / "best.pt")
 
 
-def _note(file: Path, note: Path) -> None:
-    """Records the modification time of ``file`` in ``note``, which is removed if there is no such file."""
-    if file.is_file():
-        write_whole(note, str(file.stat().st_mtime_ns))
-    else:
-        note.unlink(missing_ok=True)
-
-
-def _is_noted(file: Path, note: Path) -> bool:
-    return file.is_file() and note.is_file() and note.read_bytes() == str(file.stat().st_mtime_ns).encode()
+def _file_of_newest_run(checkpoint: Path) -> Path | None:
+    return checkpoint if checkpoint.is_file() and not is_of_earlier_run(checkpoint) else None

@@ -14,6 +14,7 @@ from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line
@@ -36,12 +37,21 @@ def export(config: ExportConfig) -> list[Path]:
 
 
 def export_best(folder: Path, config: TrainConfig) -> None:
-    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``)."""
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
+    start of the run has exported since stay."""
     best = best_of_newest_run(folder)
-    if best is not None:
-        export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
-    else:
+    if best is None:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
+        return
+    missing = [name for name in config.export if not _is_exported(best, name)]
+    if missing:
+        export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir))
+
+
+def _is_exported(best: Path, name: str) -> bool:
+    """Whether the file of the format ``name`` is there, and newer than the checkpoint ``best``."""
+    path = best.with_name(best.stem + EXPORT_FORMATS[name].suffix)  # `file_path` without options
+    return path.exists() and path.stat().st_mtime_ns > best.stat().st_mtime_ns
 
 
 def _open_exporter(config: ExportConfig) -> Exporter:

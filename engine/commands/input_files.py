@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.source.open import check_data
+from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.inference.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
-from utils.config.settings import DetectConfig, TrainConfig
+from utils.config.settings import AUTO, DetectConfig, TrainConfig
 from utils.errors import UserError, all_mistakes
 
 
@@ -22,21 +23,24 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
 
     ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
     """
-    if config.resume is not None:  # the checkpoint names the others
-        if config.resume and not Path(config.resume).exists():
-            raise UserError(f"{config.resume}: no such checkpoint")
+    continues = config.resume is not None
+    if config.resume == AUTO:
+        continues = checkpoint_of_newest_run(config.folder) is not None
+    elif config.resume and not Path(config.resume).exists():
+        raise UserError(f"{config.resume}: no such checkpoint")
+    if continues:  # the checkpoint names the files
         return
     splits = ("train",) if divides or config.val_fraction else ("train", "val")
     with all_mistakes() as mistakes:
-        with mistakes.noted():
+        with mistakes.collecting():
             check_data(config.data, splits, config.classes)
-        with mistakes.noted():
+        with mistakes.collecting():
             if config.model:
                 load_spec(config.model)
-        with mistakes.noted():
+        with mistakes.collecting():
             if config.weights:
                 check_weights(config.weights)
-        with mistakes.noted():
+        with mistakes.collecting():
             if has_recipe:
                 read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
@@ -45,10 +49,10 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
     """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``. If
     ``data`` is empty, the weights name the data set, which is checked when they are read."""
     with all_mistakes() as mistakes:
-        with mistakes.noted():
+        with mistakes.collecting():
             if data:
                 check_data(data, splits, classes)
-        with mistakes.noted():
+        with mistakes.collecting():
             if weights:
                 check_weights(weights)
 
@@ -60,7 +64,7 @@ def check_detection(config: DetectConfig) -> None:
             mistakes.add("--save-conf: adds the confidence to the txt labels; give --save-txt too")
         elif config.save_conf and config.track:
             mistakes.add("--save-conf: the txt files of --track always have the confidence; leave it out")
-        with mistakes.noted():
+        with mistakes.collecting():
             check_source(config.source)
-        with mistakes.noted():
+        with mistakes.collecting():
             check_weights(config.weights)

@@ -19,9 +19,9 @@ from engine.evaluation.matching import (
     ALL_SIZES,
     IOU_50,
     IOU_75,
+    DetectionOutcomes,
     Matches,
     Objects,
-    Outcomes,
     Pairs,
     overlapping_pairs,
     sort_by_class,
@@ -158,7 +158,7 @@ class _Counted:
         classes = self.classes[rows]
         true_positive = self.true_positive[rows, None, None]  # `ALL_SIZES` and `IOU_50` only
         offsets = np.searchsorted(classes, np.arange(num_classes + 1))
-        outcomes = Outcomes(offsets, self.scores[rows], classes, true_positive, ~true_positive)
+        outcomes = DetectionOutcomes(offsets, self.scores[rows], classes, true_positive, ~true_positive)
         return interpolated_precision(outcomes, self.targets[:, None])[:, ALL_SIZES, IOU_50].mean(-1)
 
 

@@ -83,12 +83,12 @@ def find_label_errors(
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
     pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, TOUCHING)
     pairs = pairs.take(~is_repeated[pairs.target])
-    matched = _match(truth, table, pairs)
+    evidence = _Evidence(truth, table, pairs, _match(truth, table, pairs))
     trust = _ClassTrust(_trust(class_metrics["AP50"], GOOD_AP50), _trust(class_metrics["AP75"], GOOD_AP75))
     is_examined = ~truth.crowd & ~is_repeated
     min_score = max(min_score, np.finfo(float).tiny)  # a score of 0 is no error
-    errors = _wrong_labels(truth, table, pairs, matched, trust, is_examined, min_score)
-    errors += _missing_labels(table, pairs, matched, trust, min_score)
+    errors = _wrong_labels(evidence, trust, is_examined, min_score)
+    errors += _missing_labels(evidence, trust, min_score)
     errors.sort(key=lambda error: -error.score)
     return [_to_issue(split, table, error) for error in errors]
 
@@ -100,42 +100,47 @@ class _ClassTrust(NamedTuple):
     position: np.ndarray  # float64 (C,), a further factor for positions
 
 
+class _Evidence(NamedTuple):
+    """The labels of a split, and what the model says about them."""
+
+    truth: GroundTruth  # M labels
+    table: DetectionTable  # D detections
+    pairs: Pairs  # all P that touch, of any classes
+    matched: _Match
+
+
+class _Suspicion(NamedTuple):
+    """How probable it is that labels have an error of one kind, as far as their classes can be trusted."""
+
+    score: np.ndarray  # float64 (M,)
+    detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
+
+
 def _wrong_labels(
-    truth: GroundTruth,
-    table: DetectionTable,
-    pairs: Pairs,
-    matched: _Match,
-    trust: _ClassTrust,
-    is_examined: np.ndarray,
-    min_score: float,
+    evidence: _Evidence, trust: _ClassTrust, is_examined: np.ndarray, min_score: float
 ) -> list[_LabelError]:
     """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
     ``min_score``."""
-    swapped, other_detection = _swapped_scores(truth, table, pairs)
-    moved, moved_to = _moved_scores(truth, table, matched)
-    spurious = _spurious_scores(truth, table, pairs)
-    label_trust = trust.class_and_presence[truth.classes]
-    has_other = other_detection >= 0
-    swapped *= label_trust
-    swapped[has_other] *= trust.class_and_presence[table.classes[other_detection[has_other]]]
-    moved = moved * label_trust * trust.position[truth.classes]
-    spurious = spurious * label_trust
-    kinds = (SWAPPED, MOVED, SPURIOUS)
-    scores = np.stack([swapped, moved, spurious])
-    suggested = np.stack([other_detection, moved_to, np.full_like(moved_to, -1)])
+    suspicions = {
+        SWAPPED: _suspect_swapped(evidence, trust),
+        MOVED: _suspect_moved(evidence, trust),
+        SPURIOUS: _suspect_spurious(evidence, trust),
+    }
+    kinds = list(suspicions)
+    scores = np.stack([suspicion.score for suspicion in suspicions.values()])
     best = scores.argmax(0)
     errors = []
     for label in np.flatnonzero(is_examined & (scores.max(0) >= min_score)).tolist():
-        kind = int(best[label])
-        errors.append(_LabelError(float(scores[kind, label]), kinds[kind], int(suggested[kind, label]), label))
+        kind = kinds[best[label]]
+        suspicion = suspicions[kind]
+        errors.append(_LabelError(float(suspicion.score[label]), kind, int(suspicion.detection[label]), label))
     return errors
 
 
-def _missing_labels(
-    table: DetectionTable, pairs: Pairs, matched: _Match, trust: _ClassTrust, min_score: float
-) -> list[_LabelError]:
+def _missing_labels(evidence: _Evidence, trust: _ClassTrust, min_score: float) -> list[_LabelError]:
     """Returns an error for each detection without a label whose error scores at least ``min_score``."""
-    detections, scores = _unlabeled(table, pairs, matched)
+    table = evidence.table
+    detections, scores = _unlabeled(table, evidence.pairs, evidence.matched)
     scores = scores * trust.class_and_presence[table.classes[detections]]
     return [
         _LabelError(score, MISSING_LABEL, detection, None)
@@ -268,25 +273,26 @@ def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> t
     return best, detection
 
 
-def _swapped_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Scores labels by the best detection of another class on the object, against the best one of their class.
-
-    Returns scores float64 (M,), and the detections of another class int64 (M,), -1: none.
-    """
+def _suspect_swapped(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
+    """Compares the best detection of another class on an object with the best one of the label's class. Both classes
+    must be trusted."""
+    truth, table, pairs, _ = evidence
     count = len(truth.classes)
     score = table.scores[pairs.detection]
     is_same = table.classes[pairs.detection] == truth.classes[pairs.target]
     on_object = pairs.overlap >= SAME_OBJECT
     same, _ = _best(pairs, score, is_same & on_object, count)
     other, other_detection = _best(pairs, score, ~is_same & on_object, count)
-    return _posterior(other, np.maximum(same, MIN_DETECTION_SCORE)), other_detection
+    swapped = _posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
+    swapped *= trust.class_and_presence[truth.classes]
+    has_other = other_detection >= 0
+    swapped[has_other] *= trust.class_and_presence[table.classes[other_detection[has_other]]]
+    return _Suspicion(swapped, other_detection)
 
 
-def _moved_scores(truth: GroundTruth, table: DetectionTable, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
-    """Scores labels by how much less they overlap their detection than others of their class do.
-
-    Returns scores float64 (M,), and these detections int64 (M,), -1: none of the label's class.
-    """
+def _suspect_moved(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
+    """Compares how much labels overlap the detection of their class with how much others of the class do."""
+    truth, table, _, matched = evidence
     count = len(truth.classes)
     rows = np.flatnonzero(matched.detection >= 0)
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
@@ -300,16 +306,20 @@ def _moved_scores(truth: GroundTruth, table: DetectionTable, matched: _Match) ->
     if_moved = table.scores[moved_to[rows]] * offset_likelihood
     if_placed = np.maximum(overlaps_less, np.exp(-deviations))
     moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
-    return moved, moved_to
+    moved = moved * trust.class_and_presence[truth.classes] * trust.position[truth.classes]
+    return _Suspicion(moved, moved_to)
 
 
-def _spurious_scores(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> np.ndarray:
-    """Scores labels by how little the model sees near them, of any class: float64 (M,)."""
+def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
+    """Measures how little the model sees near labels, of any class."""
+    truth, table, pairs, _ = evidence
     pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
     is_any = np.ones(len(pair_support), bool)
     support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
     supported_less = _fraction_below(np.maximum(support, FAINT), truth.classes)
-    return _posterior((1 - support) ** 2, np.maximum(supported_less, support))
+    spurious = _posterior((1 - support) ** 2, np.maximum(supported_less, support))
+    spurious = spurious * trust.class_and_presence[truth.classes]
+    return _Suspicion(spurious, np.full(len(truth.classes), -1))
 
 
 def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:

@@ -83,7 +83,7 @@ class Matches(NamedTuple):
         return counts
 
 
-class Outcomes(NamedTuple):
+class DetectionOutcomes(NamedTuple):
     """All detections, sorted by class, then by descending score. Those that are neither true nor false positives lie in
     a crowd region or out of the area range."""
 
@@ -136,7 +136,7 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
     return (area[..., None] < AREA_RANGES[:, 0]) | (area[..., None] > AREA_RANGES[:, 1])
 
 
-def sort_by_class(matches: Matches) -> Outcomes:
+def sort_by_class(matches: Matches) -> DetectionOutcomes:
     """Sorts the outcomes of all images by class, then by score; equal scores in the order of the images."""
     ranked = matches.ranked
     assignment = matches.assignment
@@ -152,7 +152,7 @@ def sort_by_class(matches: Matches) -> Outcomes:
     true_positive[assigned] = assignment.matched & ~assignment.ignored
     false_positive[assigned] = ~assignment.matched & ~out_of_range[assigned]
     classes = ranked.classes[order]
-    return Outcomes(
+    return DetectionOutcomes(
         class_offsets=np.searchsorted(classes, np.arange(matches.num_classes + 1)),
         scores=ranked.scores[order],
         classes=classes,

@@ -19,8 +19,8 @@ from engine.evaluation.matching import (
     LARGE,
     MEDIUM,
     SMALL,
+    DetectionOutcomes,
     Objects,
-    Outcomes,
     match_by_overlap,
     match_detections,
     overlapping_pairs,
@@ -51,7 +51,7 @@ class ConfidenceCurves:
     best: int  # index in `CONFIDENCES` of the largest mean F1
 
     @classmethod
-    def of(cls, outcomes: Outcomes, targets: np.ndarray) -> ConfidenceCurves:
+    def of(cls, outcomes: DetectionOutcomes, targets: np.ndarray) -> ConfidenceCurves:
         """Computes the curves. ``targets``: int64 (C,), number of objects that count."""
         classes = targets.size
         steps = CONFIDENCES.size
@@ -179,7 +179,7 @@ class Fitness:
         """Name of the column in results.csv."""
         return f"metrics/{self.metric if self.class_index is None else self.name}"
 
-    def of(self, result: EvalResult) -> float:
+    def score_of(self, result: EvalResult) -> float:
         """Returns the fitness of ``result``; nan if there is nothing to score."""
         if self.class_index is None:
             return result.metrics[self.metric]
@@ -269,7 +269,7 @@ def _confidence_curves(gt: GroundTruth, table: DetectionTable, num_classes: int)
     return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES])
 
 
-def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
+def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> np.ndarray:
     """Computes the largest precision at or beyond each recall point: float64 (C, A, T, R); 0 where the recall is never
     reached, nan where there is no object. ``targets``: int64 (C, A), number of objects that count."""
     classes, areas = targets.shape

@@ -23,8 +23,8 @@ _TEXTS = ("description", "date", "author", "version", "license")
 # Fields of `ExportMetadata`.
 _OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
 MAX_CLASSES = 100_000
-MAX_SIDE = 2**16  # pixels
-Side = Annotated[int, Bounds(1, MAX_SIDE)]
+MAX_SIDE_PX = 2**16
+Side = Annotated[int, Bounds(1, MAX_SIDE_PX)]
 
 
 def preprocessing(pixels: PixelFormat) -> dict[str, Any]:

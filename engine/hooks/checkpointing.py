@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import time
 
-from engine.hooks.hook import Action, Hook, Training
+from engine.checkpoint.newest_run import is_of_earlier_run
+from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.distributed.context import max_over_ranks
 
 SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
 
 
 class Checkpoints(Hook):
-    """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only."""
+    """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only.
+
+    A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt before anything else with which the
+    earlier run could continue: best.pt and results.csv. So whenever it is killed, these are of the run of last.pt, or
+    that run has recorded no epoch yet.
+    """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._saved_at = time.monotonic()
         self._is_requested = False
+        self._replaces_earlier_run = False  # whose last.pt the folder still has
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run continues from another file than last.pt, as it has no last.pt of its own then."""
         started_from = trainer.run.started_from
+        last = trainer.checkpointer.last
         if started_from is None:
+            has_earlier = trainer.ctx.is_main and is_of_earlier_run(last)
+            self._replaces_earlier_run = bool(max_over_ranks(trainer.ctx, int(has_earlier)))
             return None
-        is_last = started_from.path.resolve() == trainer.checkpointer.last.resolve()
+        is_last = started_from.path.resolve() == last.resolve()
         return None if is_last else Action.SAVE
 
     def after_step(self, trainer: Training) -> None:
@@ -39,6 +49,16 @@ class Checkpoints(Hook):
         min_age_s = min(self._every_s, SAVE_BEFORE_VALIDATION_S)
         is_due = trainer.ctx.is_main and 0 < min_age_s <= self._age_s()
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
+
+    def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """Saves the steps of the first epoch if last.pt may be that of an earlier run."""
+        return Action.SAVE if self._replaces_earlier_run else None
+
+    def record(self, trainer: Training, epoch: Epoch) -> None:
+        """Waits until last.pt is that of this run, before other hooks replace files of an earlier one."""
+        if self._replaces_earlier_run:
+            trainer.checkpointer.finish()
+            self._replaces_earlier_run = False
 
     def after_save(self) -> None:
         self._saved_at = time.monotonic()

@@ -53,7 +53,7 @@ class EpochResults(Hook):
         metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
         if result.threshold is not None:
             metrics[CONFIDENCE_COLUMN] = result.threshold
-        metrics[self.fitness.column] = self.fitness.of(result)
+        metrics[self.fitness.column] = self.fitness.score_of(result)
         losses = {name: value for name, value in result.extras.items() if name.startswith("val/")}
         return metrics | losses
 
@@ -78,7 +78,7 @@ class _SharedScores:
     @staticmethod
     def of(result: EvalResult, fitness: Fitness) -> _SharedScores:
         return _SharedScores(
-            fitness=fitness.of(result),
+            fitness=fitness.score_of(result),
             class_ap=result.class_ap,
             threshold=result.threshold,
             plain_confidence=result.plain_confidence,

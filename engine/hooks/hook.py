@@ -104,7 +104,8 @@ class Hook:
     ================= ==== ============================================================================================
 
     An epoch that others validate is saved without scores: ``after_epoch`` comes first, and ``score``, ``record`` and
-    ``report`` when the steps of the next epoch are done, or when the run ends or is resumed.
+    ``report`` when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation``
+    comes before them, with ``done`` N, if the scores are not there yet.
 
     Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
     return the same action (None continues), which the trainer follows. Rank 0 has additional hooks (`build_hooks`),

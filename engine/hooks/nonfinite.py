@@ -10,6 +10,7 @@ from data.image_io.decode import have_single_colors
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues
+from utils.distributed.context import all_objects
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
 from utils.program import resume_flag
@@ -40,7 +41,7 @@ class NonFiniteSteps(Hook):
             self._name_files(trainer, values)
         if progress.bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             trainer.checkpointer.wait()
-            raise UserError(self._reason(trainer, values))
+            raise UserError(self._reason(trainer))
 
     def _name_files(self, trainer: Training, values: StepValues) -> None:
         """Logs the files of a bad step, and appends them to this rank's list."""
@@ -65,11 +66,11 @@ class NonFiniteSteps(Hook):
                 log.warning("%s: cannot be written (%s); the log names the files", path, error.strerror or error)
             self._has_warned = True
 
-    def _reason(self, trainer: Training, values: StepValues) -> str:
+    def _reason(self, trainer: Training) -> str:
         """Says why the run stops, and what to do."""
-        pixels = trainer.loader.index.pixels
-        if all(have_single_colors(paths, pixels) for paths in self._bad_steps):
-            return self._reason_for_blank_images(trainer, values)
+        blank_image = self._find_blank_image(trainer)
+        if blank_image:
+            return self._reason_for_blank_images(trainer, blank_image)
         last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
         if last is not None:
             remedy = f"To continue from the last good weights: {resume_flag(last)},"
@@ -78,7 +79,19 @@ class NonFiniteSteps(Hook):
         advice = "with a lower lr0 (--set lr0=...) or with --amp off"
         return f"stopped: the last {trainer.progress.bad_steps} steps were not finite. {remedy} {advice}"
 
-    def _reason_for_blank_images(self, trainer: Training, values: StepValues) -> str:
+    def _find_blank_image(self, trainer: Training) -> str:
+        """Returns the path of an image if those of all bad steps have single colors, on all ranks; else "". Every rank
+        must call this: all have the same bad steps."""
+        pixels = trainer.loader.index.pixels
+        own_steps = [paths for paths in self._bad_steps if paths]  # this rank's shard of a small batch may be empty
+        are_blank = all(have_single_colors(paths, pixels) for paths in own_steps)
+        example = own_steps[-1][0] if own_steps else ""
+        ranks = all_objects(trainer.ctx, (are_blank, example))
+        if not all(are_blank for are_blank, _ in ranks):
+            return ""
+        return next((example for _, example in ranks if example), "")
+
+    def _reason_for_blank_images(self, trainer: Training, blank_image: str) -> str:
         """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
         last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
         continuation = "start again"
@@ -86,7 +99,7 @@ class NonFiniteSteps(Hook):
             continuation = f"continue from the last good weights: {resume_flag(last)}"
         return (
             f"stopped: the last {len(self._bad_steps)} steps were not finite, since all of their images have a single "
-            f"color, such as {values.paths[0]} ({_list_of_files(trainer)} names others). Remove them, or correct "
+            f"color, such as {blank_image} ({_list_of_files(trainer)} names others). Remove them, or correct "
             f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
         )
 

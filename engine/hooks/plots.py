@@ -100,10 +100,9 @@ class Plots(Hook):
     def _draw_batches(self, loader: InfiniteDataLoader) -> None:
         """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
         for number in range(min(PICTURED_BATCHES, len(loader))):
-            batch = loader.render(0, number)
             name = f"train_batch{number}.jpg"
             with self._failing_with_warning(name):
-                sheet = draw_batch(batch, self._names)
+                sheet = draw_batch(loader.render(0, number), self._names)
                 if sheet is not None:
                     self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
                     write_image(self._folder / name, sheet)

@@ -22,7 +22,7 @@ class EarlyStopping(Hook):
         self._val_every = val_every
 
     def start(self, trainer: Training) -> Action | None:
-        """Ends a run that was restarted after its end; ``--resume`` is refused before."""
+        """Ends a run that starts once more after its end, for its report."""
         return self._decide(trainer)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:

@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,8 +34,11 @@ REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "c
 class TrackedRun:
     """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
 
-    key: str = ""  # by which the service finds its run; "": there is none yet
+    key: str = ""  # by which the service finds its run; "": not known
     epoch: Count = 0  # the last one tracked
+    # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
+    # begun with this id, if it has one; "": it begins a new one.
+    run_id: str = ""
 
     @staticmethod
     def read(path: Path) -> TrackedRun:
@@ -55,8 +58,8 @@ class Service(Protocol):
     name: str  # in messages
 
     def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
-        """Starts a run for that in ``folder``, or continues ``tracked`` if it has a key. Returns its key and the last
-        epoch that the service has. Called again if it raises."""
+        """Continues ``tracked``, or starts a run for that in ``folder``. Returns its key and the last epoch that the
+        service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
@@ -92,6 +95,7 @@ class Tracking(Hook):
     def start(self, trainer: Training) -> None:
         run = trainer.run
         self._folder = run.folder
+        self._run_id = run.run_id
         self._settings = run.settings.by_name()
         self._path = run.folder / f"tracked_{self._service.flag}.json"
         self._tracked = self._read_tracked(trainer)
@@ -100,18 +104,17 @@ class Tracking(Hook):
 
     def _read_tracked(self, trainer: Training) -> TrackedRun:
         """Returns the tracked run that this one continues; one without a key if it is to be new."""
-        run = trainer.run
+        run_id = trainer.run.run_id
         epoch = trainer.progress.epoch
-        if run.started_from is None and run.config.exist_ok:
-            # An earlier run's. (A run that torchrun restarts before its first checkpoint begins anew, too.)
-            self._path.unlink(missing_ok=True)
         if not self._path.exists():
-            return TrackedRun()
+            return TrackedRun(run_id=run_id)
         try:
             tracked = TrackedRun.read(self._path)
         except UserError as error:
             get_logger().warning("%s; %s gets a new run with all epochs", error, self._service.name)
             return TrackedRun()
+        if tracked.run_id != run_id:  # of an earlier run in this folder (``--exist-ok``)
+            return TrackedRun(run_id=run_id)
         if tracked.epoch > epoch and _trains_otherwise(trainer):
             get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
             return TrackedRun()  # no service takes other values for an epoch that it has
@@ -163,12 +166,12 @@ class Tracking(Hook):
         for epoch, row in sorted(rows.items()):
             if epoch > self._tracked.epoch:
                 self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
-                self._remember(TrackedRun(self._tracked.key, epoch))
+                self._remember(replace(self._tracked, epoch=epoch))
 
     def _remember(self, tracked: TrackedRun) -> None:
         """Remembers how far the service has come, in the run's folder, too."""
-        self._tracked = tracked
-        write_whole(self._path, json.dumps(asdict(tracked)) + "\n")
+        self._tracked = replace(tracked, run_id=self._run_id)
+        write_whole(self._path, json.dumps(asdict(self._tracked)) + "\n")
 
     def _end(self) -> None:
         """Stores the files of a complete run, and ends the tracked run."""

@@ -20,12 +20,14 @@ from utils.machine.packages import require_package
 from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run as MlflowRun
     from mlflow.tracking import MlflowClient
     from wandb import Run as WandbRun
 
 STORE = "mlflow.db"  # in the folder of runs
 ARTIFACTS = "mlartifacts"  # there, too
 EXPERIMENT = "lockstep"
+RUN_ID_TAG = "lockstep_run_id"  # of a run in MLflow
 MAX_PARAMETERS = 100  # in a request to MLflow
 MAX_CHARACTERS = 6000  # of a parameter
 MAX_NAME_CHARACTERS = 250  # of a metric
@@ -50,27 +52,47 @@ class Mlflow:
         folder = folder.resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
-        if tracked.key:
-            self._client.update_run(tracked.key, status="RUNNING")
-            self._run_id = tracked.key
-            epochs = [metric.step for metric in self._client.get_metric_history(tracked.key, "time")]
-            return TrackedRun(tracked.key, max(epochs, default=0))
-        if not self._run_id:  # else an earlier call has failed after this
-            self._run_id = self._create_run(folder, uri)
+        key = tracked.key
+        if not key and not self._run_id:  # else an earlier call has failed after it has created the run
+            experiment_id = self._open_experiment(folder, uri)
+            begun = self._find_run(experiment_id, tracked.run_id)
+            if begun is None:
+                self._run_id = self._create_run(experiment_id, folder, uri, tracked.run_id)
+            elif begun.data.params:
+                key = begun.info.run_id
+            else:  # the process that has created it ended before it had logged the settings
+                self._run_id = begun.info.run_id
+        if key:
+            self._client.update_run(key, status="RUNNING")
+            self._run_id = key
+            epochs = [metric.step for metric in self._client.get_metric_history(key, "time")]
+            return TrackedRun(key, max(epochs, default=0))
         self._log_parameters(settings)
         return TrackedRun(self._run_id)
 
-    def _create_run(self, folder: Path, uri: str | None) -> str:
-        """Returns the id of a new run in the experiment, which is made if it does not exist."""
+    def _open_experiment(self, folder: Path, uri: str | None) -> str:
+        """Returns the id of the experiment, which is made if it does not exist."""
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
         experiment = self._client.get_experiment_by_name(title)
         if experiment:
-            experiment_id = experiment.experiment_id
-        else:
-            artifacts = None if uri else (folder.parent / ARTIFACTS).as_uri()
-            experiment_id = self._client.create_experiment(title, artifact_location=artifacts)
-        run = self._client.create_run(experiment_id, tags={"folder": str(folder)}, run_name=name)
+            return experiment.experiment_id
+        artifacts = None if uri else (folder.parent / ARTIFACTS).as_uri()
+        return self._client.create_experiment(title, artifact_location=artifacts)
+
+    def _find_run(self, experiment_id: str, run_id: str) -> MlflowRun | None:
+        """Returns the run that was begun for the training ``run_id``, if there is one."""
+        if not run_id:
+            return None
+        runs = self._client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'", max_results=1)
+        return runs[0] if runs else None
+
+    def _create_run(self, experiment_id: str, folder: Path, uri: str | None, run_id: str) -> str:
+        """Returns MLflow's id of a new run in the experiment, for the training ``run_id`` ("": for none)."""
+        name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
+        tags = {"folder": str(folder)}
+        if run_id:
+            tags[RUN_ID_TAG] = run_id
+        run = self._client.create_run(experiment_id, tags=tags, run_name=name)
         get_logger().info("MLflow: run %s in %s", name, uri or folder.parent / STORE)
         return run.info.run_id
 
@@ -108,7 +130,7 @@ class Wandb:
     _run: WandbRun  # set by `open`, which is called first
 
     def __init__(self) -> None:
-        # The id of a new run. The service may have created it when `open` fails, and is then called again.
+        # For a new run without an id. The service may have created it when `open` fails, and is then called again.
         self._new_id = uuid.uuid4().hex[:16]
 
     def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
@@ -118,7 +140,7 @@ class Wandb:
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
-            id=tracked.key or self._new_id,
+            id=tracked.key or tracked.run_id or self._new_id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
             config=dict(settings),

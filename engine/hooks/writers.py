@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.newest_run import has_earlier_checkpoint
+from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
@@ -32,17 +32,24 @@ class ResultsCsv(Hook):
         """Drops the epochs that a resumed run repeats.
 
         The file of an earlier run (``--exist-ok``) stays while its last.pt does, with which that run could continue:
-        the first epoch of this run replaces both.
+        see `engine.hooks.checkpointing.Checkpoints`.
         """
-        self.table.keep(trainer.progress.epoch)
+        self.table.keep(_recorded_epochs(trainer))
         if self.table.rows:
             self.table.write(self.path)
-        elif not has_earlier_checkpoint(self.path.parent):
+        elif not is_of_earlier_run(trainer.checkpointer.last):
             self.path.unlink(missing_ok=True)
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         self.table.add(epoch.number, epoch.row)
         self.table.write(self.path)
+
+
+def _recorded_epochs(trainer: Training) -> int:
+    """Returns how many epochs of the run have been recorded before this start. A pending epoch has not."""
+    started_from = trainer.run.started_from
+    is_pending = started_from is not None and started_from.pending is not None
+    return trainer.progress.epoch - int(is_pending)
 
 
 class TensorBoard(Hook):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | os.PathLike[str] | np.ndarray | Image | Tensor"
 Color: TypeAlias = Literal["rgb", "bgr"]
-COLORS = ("rgb", "bgr")
+CHANNEL_ORDERS = ("rgb", "bgr")
 _ORIENTATION_TAG = 0x0112
 
 
@@ -46,7 +46,7 @@ def as_images(
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
     else, and for files that cannot be read.
     """
-    if color is not None and color not in COLORS:
+    if color is not None and color not in CHANNEL_ORDERS:
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     frames: list[Frame] = []
     for item in source if isinstance(source, list | tuple) else [source]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.detections import DetectionTable
 
-COLUMNS = 6  # x1, y1, x2, y2, confidence, class
+PLAIN_COLUMNS = 6  # x1, y1, x2, y2, confidence, class
 TRACKED_COLUMNS = 7  # x1, y1, x2, y2, id of the track, confidence, class
 
 
@@ -29,9 +29,9 @@ class Boxes:
         self.data = data[None] if data.ndim == 1 else data
         height, width = orig_shape
         self.orig_shape = (height, width)
-        if self.data.ndim != 2 or self.data.shape[1] not in (COLUMNS, TRACKED_COLUMNS):
+        if self.data.ndim != 2 or self.data.shape[1] not in (PLAIN_COLUMNS, TRACKED_COLUMNS):
             raise ValueError(
-                f"rows of {COLUMNS} or {TRACKED_COLUMNS} numbers are expected, got the shape {tuple(data.shape)}"
+                f"rows of {PLAIN_COLUMNS} or {TRACKED_COLUMNS} numbers are expected, got the shape {tuple(data.shape)}"
             )
 
     @property

@@ -88,7 +88,7 @@ class Yolov5Model(Predictor):
         return self.to(device)
 
 
-def load(
+def load_yolov5(
     path: str | os.PathLike[str],
     autoshape: bool = True,
     _verbose: bool = True,

@@ -126,7 +126,7 @@ def _scores(facts: RunFacts) -> Iterator[str]:
 
 
 def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
-    result = facts.scored
+    result = facts.scored_result
     if result is None:
         return
     if result.threshold is None:
@@ -141,7 +141,7 @@ def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
 
 def _threshold_of_best(facts: RunFacts) -> Iterator[str]:
     best = facts.best_row()
-    if facts.scored is None or best is None:
+    if facts.scored_result is None or best is None:
         return
     if best["epoch"] < facts.history["epoch"][-1] and np.isfinite(best[CONFIDENCE_COLUMN]):
         yield (
@@ -152,17 +152,17 @@ def _threshold_of_best(facts: RunFacts) -> Iterator[str]:
 
 
 def _missed_classes(facts: RunFacts) -> Iterator[str]:
-    if facts.scored is None:
+    if facts.scored_result is None:
         return
-    missed_classes = missed_classes_text(facts.scored, facts.names)
+    missed_classes = missed_classes_text(facts.scored_result, facts.names)
     if missed_classes:
         yield f"{missed_classes}; detect.py --conf-thres sets another threshold."
 
 
 def _chance(facts: RunFacts) -> Iterator[str]:
-    if facts.scored is None:
+    if facts.scored_result is None:
         return
-    chance = facts.chance(facts.scored.ap)
+    chance = facts.chance(facts.scored_result.ap)
     if chance:
         yield (
             f"With {counted(facts.objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may "
@@ -172,7 +172,7 @@ def _chance(facts: RunFacts) -> Iterator[str]:
 
 def _costly_errors(facts: RunFacts) -> Iterator[str]:
     errors = facts.errors
-    if facts.scored is None or errors is None:
+    if facts.scored_result is None or errors is None:
         return
     order = np.argsort(-errors.cost)
     costly = [f"{KINDS[k]} {errors.cost[k]:.3f}" for k in order if errors.cost[k] >= MIN_COST]
@@ -183,7 +183,7 @@ def _costly_errors(facts: RunFacts) -> Iterator[str]:
 
 
 def _frequent_confusion(facts: RunFacts) -> Iterator[str]:
-    result = facts.scored
+    result = facts.scored_result
     pairs = [] if result is None else confused_pairs(result.confusion)
     if result is not None and pairs:
         count, predicted, true = pairs[0]
@@ -196,7 +196,7 @@ def _frequent_confusion(facts: RunFacts) -> Iterator[str]:
 
 
 def _weak_classes(facts: RunFacts) -> Iterator[str]:
-    result = facts.scored
+    result = facts.scored_result
     if result is None:
         return
     ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
@@ -208,9 +208,9 @@ def _weak_classes(facts: RunFacts) -> Iterator[str]:
 
 
 def _unscored_classes(facts: RunFacts) -> Iterator[str]:
-    if facts.scored is None:
+    if facts.scored_result is None:
         return
-    unscored = [facts.names[c] for c in np.flatnonzero(facts.scored.class_targets == 0).tolist()]
+    unscored = [facts.names[c] for c in np.flatnonzero(facts.scored_result.class_targets == 0).tolist()]
     if unscored:
         classes = counted(len(unscored), "class")
         yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
@@ -283,7 +283,7 @@ def _balance_classes(facts: RunFacts) -> Iterator[str]:
 
 
 def _avoid_errors(facts: RunFacts) -> Iterator[str]:
-    if facts.scored is None or facts.errors is None:
+    if facts.scored_result is None or facts.errors is None:
         return
     cost = facts.errors.cost
     for kind in np.argsort(-cost, kind="stable"):

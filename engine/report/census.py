@@ -70,13 +70,13 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
 class CensusSection:
     """Content of census.html."""
 
-    splits: page.Table
+    splits: page.HtmlTable
     censuses: Sequence[Census]  # the first is of the training split if there is one
     figures: dict[str, dict[str, Picture]]  # by split and title; splits without boxes have none
     imgsz: int
     min_side_px: float  # boxes with shorter sides are too small for most models
     remedy: str | None  # what to do about them; None if there are not many
-    classes: page.Table
+    classes: page.HtmlTable
     scans: Sequence[tuple[str, ScanReport, list[str]]]  # splits, reports and their first lines
 
 
@@ -90,7 +90,7 @@ def census_content(
     columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
     order = np.argsort(-first.class_boxes, kind="stable")
     return CensusSection(
-        splits=page.Table(
+        splits=page.HtmlTable(
             columns,
             [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, side) for c, side in zip(censuses, sides)],
             "The splits. A background is an image without boxes; a side is the square root of a box's area",
@@ -100,7 +100,7 @@ def census_content(
         imgsz=imgsz,
         min_side_px=SMALL_PX,
         remedy=remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
-        classes=page.Table(
+        classes=page.HtmlTable(
             ("class", *(f"{c.split}: {unit}" for c in censuses for unit in ("boxes", "images"))),
             [
                 [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]

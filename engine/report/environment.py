@@ -16,7 +16,7 @@ from utils.drawing import page
 from utils.machine.resources import available_cores
 
 
-def settings_table(config: TrainConfig | ValConfig, hyp: Hyperparameters | None) -> page.Table:
+def settings_table(config: TrainConfig | ValConfig, hyp: Hyperparameters | None) -> page.HtmlTable:
     """Lists the flags and hyper-parameters that differ from their defaults."""
     groups: list[tuple[TrainConfig | ValConfig | Hyperparameters, Callable[[str], str]]]
     groups = [(config, flag_name)]
@@ -30,7 +30,7 @@ def settings_table(config: TrainConfig | ValConfig, hyp: Hyperparameters | None)
             if value != default:
                 name = page.code(display_name(field.name))
                 rows.append((name, _display_value(value), _display_value(default), field.metadata["help"]))
-    return page.Table(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
+    return page.HtmlTable(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
 
 
 def _display_value(value: object) -> str:

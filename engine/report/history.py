@@ -55,10 +55,10 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
 
 
 def _panel_of(column: str) -> _Panel:
-    """Returns the chart of a column: one of `_PANELS`, or metrics/METRIC, metrics/METRIC:CLASS, train/LOSS, val/LOSS,
-    lr/GROUP."""
+    """Returns the chart of a column: metrics/METRIC, metrics/METRIC:CLASS, train/LOSS, val/LOSS, or one of `_PANELS`,
+    which are named by a whole column, lr/GROUP by its beginning, speed/QUANTITY by its end."""
     head, _, tail = column.partition("/")
-    panel = _PANELS.get(column) or _PANELS.get(head)
+    panel = _PANELS.get(column) or _PANELS.get(head) or _PANELS.get(tail)
     if panel is not None:
         return panel
     if head != "metrics":

@@ -6,6 +6,7 @@ Legend: D detections, M objects, N images.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -109,39 +110,56 @@ def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
 
 
 def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) -> Card:
-    names = split.index.names
-    rows = np.flatnonzero(errors.image == image)
-    objects = np.flatnonzero(errors.object_image == image)
-    wrong = rows[errors.outcome[rows] >= 0]
-    wrong = wrong[np.argsort(-errors.detections.scores[wrong], kind="stable")]
-    counts = Counter(KIND_WORDS[k] for k in errors.outcome[wrong].tolist())
-    counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[objects].sum())})
-    text = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    objects = objects[~errors.crowd[objects]]
-    is_detected = errors.detected[objects]
-    boxes = errors.object_boxes_xyxy_px
-    table = errors.detections
-    labels = [
-        Outline(boxes[m], "missed" if errors.missed[m] else "label", names[errors.object_classes[m]])
-        for m in objects[~is_detected][:MAX_BOXES].tolist()
-    ]
-    labels += outlines(boxes[objects[is_detected]], "correct")
-    detections = [
-        Outline(
-            table.boxes_xyxy[row],
-            KIND_STYLES[errors.outcome[row]],
-            f"{names[table.classes[row]]} {table.scores[row]:.2f}",
-        )
-        for row in wrong[:MAX_BOXES].tolist()
-    ]
-    detections += outlines(table.boxes_xyxy[rows[errors.outcome[rows] == CORRECT]], "correct")
     name = split.index.paths[image]
+    class_names = split.index.names
+    summary = _summary(errors, image)
     source = source_of(split, image)
     pictures = album.pictures(
         source,
         source.whole(),
         PHOTO_SIDE,
-        Version("labels", f"Labels of {name}", labels),
-        Version("detections", f"Detections in {name}: {text}", detections),
+        Version("labels", f"Labels of {name}", _label_outlines(errors, image, class_names)),
+        Version("detections", f"Detections in {name}: {summary}", _detection_outlines(errors, image, class_names)),
     )
-    return Card(pictures, text, name)
+    return Card(pictures, summary, name)
+
+
+def _summary(errors: ImageErrors, image: int) -> str:
+    """Counts the errors of an image, the most frequent kind first; of equally frequent ones, that of the most confident
+    detection."""
+    counts = Counter(KIND_WORDS[kind] for kind in errors.outcome[_wrong_detections(errors, image)].tolist())
+    counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[errors.object_image == image].sum())})
+    return ", ".join(f"{count} {words}" for words, count in counts.most_common())
+
+
+def _wrong_detections(errors: ImageErrors, image: int) -> np.ndarray:
+    """Returns the rows of the false positives in an image, the most confident first: int64 (n,)."""
+    rows = np.flatnonzero((errors.image == image) & (errors.outcome >= 0))
+    return rows[np.argsort(-errors.detections.scores[rows], kind="stable")]
+
+
+def _label_outlines(errors: ImageErrors, image: int, names: Sequence[str]) -> list[Outline]:
+    """Outlines the labels of an image, but for crowd regions; those that are not detected are on top."""
+    objects = np.flatnonzero((errors.object_image == image) & ~errors.crowd)
+    is_detected = errors.detected[objects]
+    boxes = errors.object_boxes_xyxy_px
+    not_detected = [
+        Outline(boxes[m], "missed" if errors.missed[m] else "label", names[errors.object_classes[m]])
+        for m in objects[~is_detected][:MAX_BOXES].tolist()
+    ]
+    return not_detected + outlines(boxes[objects[is_detected]], "correct")
+
+
+def _detection_outlines(errors: ImageErrors, image: int, names: Sequence[str]) -> list[Outline]:
+    """Outlines the detections in an image; wrong ones are on top, the most confident first."""
+    table = errors.detections
+    wrong_outlines = [
+        Outline(
+            table.boxes_xyxy[row],
+            KIND_STYLES[errors.outcome[row]],
+            f"{names[table.classes[row]]} {table.scores[row]:.2f}",
+        )
+        for row in _wrong_detections(errors, image)[:MAX_BOXES].tolist()
+    ]
+    is_correct = (errors.image == image) & (errors.outcome == CORRECT)
+    return wrong_outlines + outlines(table.boxes_xyxy[is_correct], "correct")

@@ -39,7 +39,7 @@ class Sections:
     """The sections of the page, in their order: the variables of `TEMPLATE` besides the subject."""
 
     summary: dict[str, list[str]]  # sentences by title
-    changed: page.Table  # settings that differ from their defaults
+    changed: page.HtmlTable  # settings that differ from their defaults
     machine: Sequence[tuple[str, str]]
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch

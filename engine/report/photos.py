@@ -70,15 +70,26 @@ class PhotoFile(NamedTuple):
     def around(self, boxes_xyxy_px: np.ndarray) -> np.ndarray:
         """Returns a window around boxes, float (n, 4), with a margin: int64 (4,), x0, y0, x1, y1.
 
-        Where a box exceeds the image, so does the window, by at most a quarter of the image's size.
+        Where a box exceeds the image, so does the window, by at most a fifth more; of a box that lies far outside, the
+        part within a quarter of the image's size is shown. Examples of one box along x, in an image that is 400 wide:
+
+            box         in reach    margin   window      limited by
+            100 to 200  100 to 200  60       40 to 260
+            10 to 60    10 to 60    30       0 to 90     the image
+            -50 to 50   -50 to 50   60       -60 to 110  1.2 * -50, beyond the image
+            450 to 900  450 to 500  30       370 to 520  400 - 30: the window shows a margin of the image
         """
         size = self.whole()[2:]
-        beyond = size / 4
-        boxes = np.clip(boxes_xyxy_px, np.tile(-beyond, 2), np.tile(size + beyond, 2))
-        low, high = boxes[:, :2].min(0), boxes[:, 2:].max(0)
+        reach = size / 4  # how far outside the image a box may be
+        boxes = np.clip(boxes_xyxy_px, np.tile(-reach, 2), np.tile(size + reach, 2))
+        low = boxes[:, :2].min(0)
+        high = boxes[:, 2:].max(0)
         margin = max(0.6 * float((high - low).max()), 16.0)
-        low = np.clip(low - margin, np.minimum(1.2 * low, 0), size - np.minimum(beyond, margin))
-        high = np.clip(high + margin, np.minimum(beyond, margin), size + 1.2 * np.maximum(high - size, 0))
+        shown_image = np.minimum(reach, margin)  # a window has at least so much of the image
+        before_image = np.minimum(1.2 * low, 0)
+        behind_image = 1.2 * np.maximum(high - size, 0)
+        low = np.clip(low - margin, before_image, size - shown_image)
+        high = np.clip(high + margin, shown_image, size + behind_image)
         return np.r_[np.floor(low), np.maximum(np.ceil(high), np.floor(low) + 1)].astype(int)
 
 

@@ -70,7 +70,7 @@ class RunFacts:
         return 0 if self.result is None else int(self.result.class_targets.sum())
 
     @property
-    def scored(self) -> EvalResult | None:
+    def scored_result(self) -> EvalResult | None:
         """The result, if there are objects to score."""
         return self.result if self.objects else None
 

@@ -32,7 +32,7 @@ class CurvesSection:
     """Precision, recall and F1."""
 
     figures: dict[str, Picture]  # by the name of the file; empty without objects
-    scores: page.Table  # of each class
+    scores: page.HtmlTable  # of each class
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ConfusionSection:
     """The confusion matrix."""
 
     figures: dict[str, Picture]
-    pairs: page.Table  # of classes
+    pairs: page.HtmlTable  # of classes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ErrorsSection:
 
     split: ErrorSplit
     figures: dict[str, Picture]  # empty without objects
-    counts: page.Table  # of each class
+    counts: page.HtmlTable  # of each class
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _errors_section(errors: ErrorSplit, names: Sequence[str]) -> ErrorsSection:
     return ErrorsSection(
         split=errors,
         figures={} if np.isnan(errors.ap) else {"errors": errors_picture(errors)},
-        counts=page.Table(("class", *KINDS), rows, "Errors of each class, at any confidence"),
+        counts=page.HtmlTable(("class", *KINDS), rows, "Errors of each class, at any confidence"),
     )
 
 
@@ -139,7 +139,7 @@ def _labels_section(validation: ScoredValidation, split: CheckedSplit) -> Labels
     )
 
 
-def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
+def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     """Lists the scores of all classes together, then of each class, the best first."""
     f1 = np.nan_to_num(result.curve_f1)
     best = np.where(f1.max(1) > 0, [f1.max(1), result.curve_confidence[f1.argmax(1)]], np.nan)
@@ -149,17 +149,17 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.Table:
     rows: list[list[str | float | None]]
     rows = [["all", total, *result.metrics.values(), result.metrics["f1"], result.threshold]]
     rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
-    return page.Table(
+    return page.HtmlTable(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
         rows,
         f"Scores of each class; P, R and F1 as detect.py finds them above {result.best_confidence:.3f}, IoU 0.5",
     )
 
 
-def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.Table:
+def _confused_pairs(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     totals = np.maximum(np.asarray(result.confusion).sum(0), 1)
     pairs = confused_pairs(result.confusion)
     listed: list[list[str | float]]
     listed = [[names[t], names[p], count, float(count / totals[t])] for count, p, t in pairs[:MAX_PAIRS]]
     columns = ("true class", "mistaken for", "objects", "fraction of the true class")
-    return page.Table(columns, listed, f"Confused pairs of classes ({len(pairs):,})")
+    return page.HtmlTable(columns, listed, f"Confused pairs of classes ({len(pairs):,})")

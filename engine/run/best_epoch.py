@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import note_own_best
+from engine.checkpoint.newest_run import run_id_of
 from engine.checkpoint.progress import Progress, read_progress
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
@@ -40,25 +40,24 @@ def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Pro
     nothing about those that follow."""
     best = checkpointer.best
     is_comparable = checkpointer.description.validates_like(stored)
-    if is_comparable and _is_of_best_epoch(best, progress):
-        note_own_best(best.parent)
+    if is_comparable and _is_of_best_epoch(best, stored.run_id, progress):
         return True
-    if not checkpointer.description.trains_like(stored):  # otherwise the run repeats the epoch of best.pt
+    if not checkpointer.description.trains_like(stored):  # otherwise the run writes best.pt again
         _set_aside(best)
     periodic = checkpointer.periodic(progress.best_epoch)
-    if not is_comparable or not _is_of_best_epoch(periodic, progress):
+    if not is_comparable or not _is_of_best_epoch(periodic, stored.run_id, progress):
         return False
     checkpointer.copy_to_best(periodic)
     return True
 
 
-def _is_of_best_epoch(path: Path, progress: Progress) -> bool:
-    """Whether the file was saved after the best epoch that ``progress`` knows, by a run with the same one."""
-    stored = read_progress(path)
-    if stored is None:
+def _is_of_best_epoch(path: Path, run_id: str, progress: Progress) -> bool:
+    """Whether the run ``run_id`` has saved the file after the best epoch that ``progress`` knows. The same run may have
+    trained that epoch twice, with other settings, so the fitness is compared, too."""
+    newest = read_progress(path)
+    if newest is None or run_id_of(path) != run_id or newest.epoch != newest.best_epoch:
         return False
-    is_best = stored.epoch == stored.best_epoch == progress.best_epoch
-    return is_best and stored.best_fitness == progress.best_fitness
+    return (newest.best_epoch, newest.best_fitness) == (progress.best_epoch, progress.best_fitness)
 
 
 def _set_aside(best: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.newest_run import has_earlier_checkpoint
+from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.checkpoint.progress import read_progress
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -31,7 +31,7 @@ def find_checkpoint(ctx: DistributedContext, config: TrainConfig) -> Path:
             raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
         folder = newest.parent
     last = folder / "last.pt"
-    if has_earlier_checkpoint(folder):
+    if is_of_earlier_run(last):
         raise UserError(
             f"{folder}: the newest run in this folder has saved nothing yet; to continue the one before it: "
             f"{resume_flag(last)}"
@@ -40,30 +40,36 @@ def find_checkpoint(ctx: DistributedContext, config: TrainConfig) -> Path:
 
 
 def newest_checkpoint(project: Path) -> Path | None:
-    """Returns the newest last.pt in the folders of runs in ``project``, or None. Those of runs that another one has
-    begun to replace come after all others."""
+    """Returns the newest last.pt in the folders of runs in ``project``, or None. Those of earlier runs than the newest
+    one in their folders come after all others."""
     paths = set(project.glob("*/last.pt"))
     for path in project.glob("**/last.pt"):  # a name may have folders
         if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
             paths.add(path)
-
-    def priority(path: Path) -> tuple[bool, float]:
-        return not has_earlier_checkpoint(path.parent), path.stat().st_mtime
-
-    return max(paths, key=priority, default=None)
+    newest_first = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+    continued = (path for path in newest_first if not is_of_earlier_run(path))
+    return next(continued, next(iter(newest_first), None))
 
 
 def check_is_newest(checkpoint: Checkpoint) -> None:
-    """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
-    last = checkpoint.path.parent / "last.pt"
-    if checkpoint.path.resolve() == last.resolve():
+    """Raises UserError when resuming from ``checkpoint`` would overwrite a newer run in its folder, or later epochs of
+    its own run."""
+    path = checkpoint.path
+    last = path.parent / "last.pt"
+    if path.resolve() == last.resolve():
         return
+    if is_of_earlier_run(path):
+        raise UserError(
+            f"{path}: is of an earlier run than the newest one in {path.parent}, which resuming here would overwrite; "
+            f"to continue the earlier run, copy {path.name} into a new folder, and resume it there: "
+            f"{resume_flag(Path('FOLDER', path.name))}"
+        )
     newest = read_progress(last)
     if newest is None:  # damaged: an older checkpoint is what is left
         return
     progress = checkpoint.header.progress
     if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
         raise UserError(
-            f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
+            f"{path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
             "overwrite it; to go back anyway, move last.pt elsewhere first"
         )

@@ -15,8 +15,9 @@ from types import TracebackType
 
 import yaml
 
-from engine.checkpoint.newest_run import note_earlier_checkpoint
+from engine.checkpoint.newest_run import new_run_id, newest_run_id
 from engine.checkpoint.progress import Progress
+from engine.run.continuation import forget_complete
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.run import RunPlan, RunSettings, TrainingRun
@@ -24,14 +25,15 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.safe_io import open_direct, remove_half_written, write_whole
+from utils.files.safe_io import atomic_write, open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import write_result
+from utils.process.result_file import report_begun
 from utils.program import resume_flag
 
-LAUNCHERS = ".launchers"  # in the run's folder: the torchrun processes that train it (`DistributedContext.launcher`)
+LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
@@ -52,17 +54,32 @@ def claim_folder(
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
+    run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
     if ctx.is_main:
-        is_new = plan.started_from is None
-        note_earlier_checkpoint(folder, is_new=is_new)  # before a restart can find the folder
-        note_launch(folder, plan.launchers)
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
+        _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
+        note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
-        stored = {"config": asdict(settings.config), "hyp": asdict(settings.hyp)}
-        write_whole(folder / "settings.yaml", yaml.safe_dump(stored, sort_keys=False))
-    write_result(folder=str(folder))
+        forget_complete(folder)
+    report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, settings=settings, started_from=plan.started_from)
+    return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from)
+
+
+def _choose_run_id(plan: RunPlan) -> str:
+    """Returns the id of the run whose checkpoint or folder the plan has, or that of a new run."""
+    if plan.started_from is not None:
+        return plan.started_from.description.run_id
+    if plan.folder is not None:  # restarted before the first checkpoint
+        return newest_run_id(plan.folder) or new_run_id()
+    return new_run_id()
+
+
+def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
+    """Writes settings.yaml, durably: its id decides whose the other files in ``folder`` are."""
+    stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
+    with atomic_write(folder / "settings.yaml", durable=True) as file:
+        file.write(yaml.safe_dump(stored, sort_keys=False).encode())
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
@@ -80,15 +97,17 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
     return Path(broadcast_object(ctx, folder))
 
 
-def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None:
-    """Locks the folder of a run that continues, until ``stack`` is closed. Every rank must call this.
+def lock_folder(
+    ctx: DistributedContext, folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S
+) -> None:
+    """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Every rank must call this.
 
-    Raises UserError when another process trains the run, or its folder is read-only.
+    Raises UserError when another process still trains the run after ``patience_s`` seconds, or its folder is read-only.
     """
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and folder.is_dir():
             try:
-                lock = _lock(folder)
+                lock = _lock(folder, patience_s)
             except OSError as error:
                 if error.errno not in _READ_ONLY:
                     raise
@@ -100,17 +119,31 @@ def lock_folder(ctx: DistributedContext, folder: Path, stack: ExitStack) -> None
             stack.callback(lock.release)
 
 
-def _lock(folder: Path) -> FileLock:
+def wait_until_saved(folder: Path) -> None:
+    """Waits until a process that was told to stop has saved the run in ``folder``. Raises UserError if it does not
+    end."""
+    if folder.is_dir():
+        with FileLock(folder / LOCK_NAME) as lock:
+            _acquire(lock, folder, SAVING_PATIENCE_S)
+
+
+def _lock(folder: Path, patience_s: float = LOCK_PATIENCE_S) -> FileLock:
     """Locks the run in ``folder``, and returns the lock. Removes files that a killed process left half written."""
     lock = FileLock(folder / LOCK_NAME)
-    holder = lock.acquire(LOCK_PATIENCE_S)
+    _acquire(lock, folder, patience_s)
+    remove_half_written(folder)
+    return lock
+
+
+def _acquire(lock: FileLock, folder: Path, patience_s: float) -> None:
+    """Acquires the ``lock`` on the run in ``folder``. Raises UserError if another process holds it for longer than
+    ``patience_s`` seconds."""
+    holder = lock.acquire(patience_s)
     if holder:
         raise UserError(
             f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "
             "with another --name"
         )
-    remove_half_written(folder)
-    return lock
 
 
 def _warn_of_earlier_run(folder: Path, data: str) -> None:
@@ -153,15 +186,16 @@ def _remove_after_failure(
             parent.rmdir()
 
 
-def note_launch(folder: Path, launchers: Sequence[str]) -> None:
-    """Records which torchrun processes train the run in ``folder``, so that a restart by any of them finds it."""
+def note_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
+    """Records which torchrun processes (`DistributedContext.launcher`) train the run ``run_id`` in ``folder``, so that
+    a restart by any of them finds it. Does nothing without torchrun."""
     names = [launcher for launcher in launchers if launcher]
     if names:
-        write_whole(folder / LAUNCHERS, "\n".join(names))
+        write_whole(folder / LAUNCHERS, "\n".join([run_id, *names]))
 
 
 def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """Returns the folder of the run that one of ``launchers`` has trained before, so that this start is a restart; or
+    """Returns the folder whose newest run one of ``launchers`` has trained before, so that this start is a restart; or
     None."""
     if not any(launchers):
         return None
@@ -172,8 +206,10 @@ def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path
     for record in records:
         if not record.is_file():
             continue
-        names = record.read_text("utf-8", errors="replace").splitlines()  # a damaged record is of no launcher
-        if not set(launchers).isdisjoint(names):
+        # A damaged record is of no launcher.
+        run_id, _, names = record.read_text("utf-8", errors="replace").partition("\n")
+        is_known = not set(launchers).isdisjoint(names.splitlines())
+        if is_known and run_id == newest_run_id(record.parent):
             matches.append(record)
     if not matches:
         return None

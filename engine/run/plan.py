@@ -1,4 +1,4 @@
-"""What a command trains, and how that starts: a new run, one that ``--resume`` names, or one that torchrun restarts."""
+"""Plans what a command trains: a new run, one that ``--resume`` names, or one that torchrun restarts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from data.source.dataset_spec import DataSource
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
+from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
-from engine.run.folder import find_run_of_launchers, lock_folder
+from engine.run.folder import SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
 from engine.run.new_folder import check_run_dir
-from engine.run.resume import check_unfinished, plan_from_checkpoint
+from engine.run.resume import plan_from_checkpoint, reason_to_end
 from engine.run.run import Command, RunPlan, RunSettings
+from utils.config.paths import absolute_paths
 from utils.config.recipes import read_recipe
-from utils.config.settings import TrainConfig
+from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.errors import UserError
 
 
 def plan_run(
@@ -37,6 +39,8 @@ def plan_run(
     restarted_folder = broadcast_object(ctx, find_run_of_launchers(config, command.launchers) if ctx.is_main else None)
     if restarted_folder is not None:
         plan = _plan_restarted(ctx, command, restarted_folder, stack)
+    elif config.resume == AUTO:
+        plan = _plan_automatic(ctx, command, stack)
     elif config.resume is not None:
         plan = _plan_resumed(ctx, command, stack)
     else:
@@ -55,6 +59,21 @@ def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
     return _plan_from_beginning(command)
 
 
+def _plan_automatic(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
+    """Plans the run of the folder ``--project/--name``, whether it has started before or not (``--resume auto``)."""
+    folder = command.config.folder
+    first_start = replace(command, config=replace(command.config, exist_ok=True))
+    if not broadcast_object(ctx, folder.is_dir() if ctx.is_main else False):
+        return _plan_new(ctx, first_start)
+    # A process that was told to stop, or whose parent was killed, may still be saving there.
+    lock_folder(ctx, folder, stack, patience_s=SAVING_PATIENCE_S)
+    plan = plan_continued(ctx, command, folder)
+    if plan is not None:
+        return plan
+    check_not_lost(folder)
+    return replace(_plan_new(ctx, first_start), folder=folder)
+
+
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
     """Plans the run that ``--resume`` continues."""
     path = find_checkpoint(ctx, command.config)
@@ -66,10 +85,10 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
     """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
     come."""
     lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
-    path = checkpoint_of_newest_run(folder)
-    if path is not None:
-        return plan_from_checkpoint(ctx, command, path)
-    if command.config.resume is not None:  # from an epochN.pt, and nothing has been saved since
+    plan = plan_continued(ctx, command, folder)
+    if plan is not None:
+        return plan
+    if command.config.resume not in (None, AUTO):  # from an epochN.pt, and nothing has been saved since
         return _plan_if_unfinished(ctx, command, find_checkpoint(ctx, command.config))
     plan = _plan_from_beginning(command)
     messages = [*plan.startup_messages, "restarted before the first checkpoint"]
@@ -83,6 +102,10 @@ def _plan_from_beginning(command: Command) -> RunPlan:
     hyp = read_recipe(
         config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=messages
     )
+    # The run may continue in another working folder. The data set gets its absolute path when it has been opened.
+    paths = absolute_paths(config)
+    paths.pop("data", None)
+    config = replace(config, **paths)
     return RunPlan(
         settings=RunSettings(config, hyp),
         data_source=DataSource.of_training(config),
@@ -94,6 +117,8 @@ def _plan_from_beginning(command: Command) -> RunPlan:
 def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
     """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
     plan = plan_from_checkpoint(ctx, command, path)
-    if plan.checkpoint is not None:
-        check_unfinished(plan.checkpoint, plan.settings.config, command.explicit_flags)
+    assert plan.checkpoint is not None
+    reason = reason_to_end(plan.checkpoint, plan.settings.config, command.explicit_flags)
+    if reason:
+        raise UserError(reason)
     return plan

@@ -1,10 +1,10 @@
-"""How a run continues from a checkpoint: one that ``--resume`` names, or the last one of a run that torchrun restarts.
+"""Continues a run from a checkpoint.
 
 In the order in which these are called, by engine/run/plan.py and engine/assembly/build.py:
 
-1. find_checkpoint.py: from which file
-2. `plan_from_checkpoint`: with which settings (resume_settings.py), and `check_unfinished`: whether there is anything
-   left to train
+1. continuation.py for the run of a folder, or find_checkpoint.py for ``--resume PATH``: from which file
+2. `plan_from_checkpoint`: with which settings (resume_settings.py), and `reason_to_end`: whether there is anything left
+   to train
 3. restore.py: the state is put in place, and `adapt_progress` says at which epoch and step the run continues
 4. best_epoch.py: which epoch is the best so far, with its best.pt
 """
@@ -24,7 +24,6 @@ from engine.run.resume_settings import merge_config, merge_hyperparameters
 from engine.run.run import Command, RunPlan, RunSettings, StartedFrom
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.files.data_location import find_location
 from utils.program import resume_flag
 from utils.strings import counted
@@ -74,10 +73,10 @@ def plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path) 
 
 
 def choose_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> int:
-    """Returns the number of epochs of a run that resumes with ``config``. ``--time`` for a run whose epochs are done
-    gives it as many as fit."""
+    """Returns the number of epochs of a run that resumes with ``config``. Another ``--time`` for a run whose epochs are
+    done gives it as many as fit."""
     done = checkpoint.header.progress.epoch
-    gets_time = "time" in explicit_flags and config.time > 0
+    gets_time = "time" in explicit_flags and 0 < config.time != checkpoint.description.config.time
     if not gets_time or not done or done < config.epochs:
         return config.epochs
     return epochs_in_time(done, checkpoint.header.run.seconds, config.time * 3600)
@@ -104,15 +103,17 @@ def _machine_changes(ctx: DistributedContext, conditions: RunConditions) -> list
     return messages
 
 
-def check_unfinished(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
-    """Raises UserError, which says how to continue, if the run has ended. ``config``: the settings to resume with."""
+def reason_to_end(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> str:
+    """Returns why the run of a checkpoint has ended, and how to continue it; "" if epochs or scores of the newest one
+    are missing. ``config``: the settings to resume with."""
     if checkpoint.header.pending is not None:  # its newest epoch has to be scored
-        return
+        return ""
     progress = checkpoint.header.progress
     if progress.epoch >= config.epochs:
-        raise UserError(f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}")
+        return f"{checkpoint.path}: {_reason_without_epochs(checkpoint, config, explicit_flags)}"
     if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
-        raise UserError(f"{checkpoint.path}: {_reason_without_patience(checkpoint, config)}")
+        return f"{checkpoint.path}: {_reason_without_patience(checkpoint, config)}"
+    return ""
 
 
 def _reason_without_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any
 
+from utils.config.paths import is_same_path
 from utils.config.recipes import read_recipe, with_overrides
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
-from utils.files.paths import normal_path
 
 # Settings of the process that resumes, not of the run.
 _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
@@ -17,14 +17,16 @@ _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
+_PATHS = names_with(TrainConfig, is_path=True)
+# Where the run is, which its folder says if the command line names that (``--resume auto``).
+_LOCATION = ("project", "name", "exist_ok")
+
 # Flags that leave a run as it is, although they may have another value than its stored settings: by name, a function of
-# these and of the settings of the command line.
-_KEEPS_STORED: dict[str, Callable[[TrainConfig, TrainConfig], bool]] = {
-    "data": lambda stored, current: normal_path(current.data) == normal_path(stored.data),
-    "batch_size": lambda _, current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
-    "optimizer": lambda _, current: current.optimizer == "auto",  # chosen when the run began
-    # --time has decided about the epochs since the first one; torchrun restarts with the flags of then.
-    "epochs": lambda stored, current: 0 < current.time == stored.time,
+# the settings of the command line.
+_KEEPS_STORED: dict[str, Callable[[TrainConfig], bool]] = {
+    "batch_size": lambda current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
+    "optimizer": lambda current: current.optimizer == "auto",  # chosen when the run began
+    "epochs": lambda current: current.time > 0,  # the time decides about the epochs
 }
 
 
@@ -37,23 +39,34 @@ def merge_config(
     """
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
+    if current.resume == AUTO:
+        changes |= {name: getattr(current, name) for name in _LOCATION}
     messages = []
     for name in sorted(set(explicit_flags) - changes.keys()):
+        if _is_unchanged(name, stored, current):
+            continue
         old = getattr(stored, name)
         new = getattr(current, name)
-        keeps_stored = name in _KEEPS_STORED and _KEEPS_STORED[name](stored, current)
-        if keeps_stored or new == old:
-            continue
         if name in _FIXED_SETTINGS:
             raise UserError(
                 f"--{name.replace('_', '-')} {new}: the run being resumed has {old!r}; start a new run with --weights"
             )
         changes[name] = new
         messages.append(f"resume: {name} {old!r} -> {new!r}")
-    if "epochs" in explicit_flags and "time" not in explicit_flags and stored.time:
+    drops_time = "epochs" in explicit_flags and "time" not in explicit_flags
+    if drops_time and stored.time:
         changes["time"] = 0.0
         messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
     return replace(stored, **changes), messages
+
+
+def _is_unchanged(name: str, stored: TrainConfig, current: TrainConfig) -> bool:
+    """Whether the command line leaves the setting ``name`` of the run as it is."""
+    if name in _KEEPS_STORED and _KEEPS_STORED[name](current):
+        return True
+    old = getattr(stored, name)
+    new = getattr(current, name)
+    return is_same_path(old, new) if name in _PATHS else old == new
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:

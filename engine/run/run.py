@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,12 +36,20 @@ class Command:
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
 
 
+class Remaining(enum.Enum):
+    """What is left to do in a run."""
+
+    EPOCHS = "epochs"  # or the scores of the newest one
+    REPORT = "report"  # what follows the last epoch: the report, the end of the hooks, exports
+    EXPORTS = "exports"  # files of ``--export`` at most
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """Settings and starting point of a run, before data and model are opened. Equal on all ranks.
 
-    A new run has neither folder nor checkpoint yet. One that torchrun has restarted before its first checkpoint has a
-    folder. One that continues has both: ``--resume`` names it, or torchrun has restarted it.
+    A new run has neither folder nor checkpoint yet. One that starts again before its first checkpoint has a folder. One
+    that continues has both (continuation.py).
 
     The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
     engine/assembly/choices.py chooses, and name the data set by a relative path.
@@ -53,6 +62,11 @@ class RunPlan:
     checkpoint: Checkpoint | None = None  # that of `started_from`, until its state is in place (`restore_run`)
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
+
+    @property
+    def remaining(self) -> Remaining:
+        """What is left to do in the run."""
+        return Remaining.EPOCHS if self.started_from is None else self.started_from.remaining
 
     @property
     def used_folder(self) -> Path | None:
@@ -72,6 +86,7 @@ class StartedFrom:
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
     seconds: float  # that the run had trained
+    remaining: Remaining = Remaining.EPOCHS  # in the run, with its settings of now
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> StartedFrom:
@@ -90,6 +105,7 @@ class TrainingRun:
     """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
 
     folder: Path
+    run_id: str = ""  # see `engine.checkpoint.newest_run`
     settings: RunSettings
     started_from: StartedFrom | None = None  # None: the run started from the beginning
 

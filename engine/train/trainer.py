@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
+from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
@@ -17,9 +18,10 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.run import TrainingRun
+from engine.run.continuation import note_complete
+from engine.run.run import Remaining, TrainingRun
 from engine.train.step import TrainStep
-from utils.config.settings import closing_epochs
+from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
 
 
@@ -29,19 +31,32 @@ class Validator(Protocol):
 
     @property
     def pending(self) -> PendingEpoch | None:
-        """An epoch that was submitted and has no result yet: checkpoints store it."""
+        """An epoch that was sent and has no result yet: checkpoints store it."""
         ...
 
-    def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        """Validates an epoch if that is due, or makes it the pending one, whose result comes later. None is pending
-        before.
+    def validate(self, epoch: Epoch) -> Action:
+        """Sets the result of an epoch, whose averaged weights are those of the run.
 
-        Returns `Action.STOP` if a signal has ended the validation: a resumed run then submits the epoch again.
+        Returns `Action.STOP` if a signal has ended the validation: a resumed run then validates the epoch again.
         """
         ...
 
-    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+    def takes_weights(self) -> bool:
+        """Returns whether other processes can validate an epoch now, on all ranks."""
+        ...
+
+    def send(self, pending: PendingEpoch) -> None:
+        """Has an epoch validated by others, if they take weights. None is pending before, and this one afterwards."""
+        ...
+
+    def has_scores(self) -> bool:
+        """Returns whether `collect` need not wait, on all ranks."""
+        ...
+
+    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
         """Sets the result of the pending epoch, which is ``epoch``; none is pending afterwards.
+
+        ``is_closing``: of the epoch that is trained now, see `models.losses.base.Criterion.set_closing`.
 
         Returns `Action.STOP` if a signal has ended its validation: it stays pending.
         """
@@ -112,14 +127,20 @@ class Trainer:
             finally:
                 self.checkpointer.wait()
         self.call_hooks("finish")
-        return CompletedRun(self.run, self.control.late_failure())
+        failure = self.control.late_failure()
+        if self.ctx.is_main and failure is None and not self.control.is_stopped:
+            note_complete(self.run.folder)
+        return CompletedRun(self.run, failure)
 
     def _train(self) -> None:
         """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        if not self._stopped:
+        started_from = self.run.started_from
+        if started_from is not None and started_from.remaining is Remaining.REPORT:
+            self._report_again()
+        elif not self._stopped:
             self._complete_last_pending()  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
@@ -186,7 +207,7 @@ class Trainer:
             return
         if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
             return
-        if self._follow(self.validator.submit(self, epoch)).breaks_off:
+        if self._validate(epoch).breaks_off:
             return
         self.progress.complete_epoch()
         if self.validator.pending is None:
@@ -196,11 +217,38 @@ class Trainer:
         self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
 
+    def _validate(self, epoch: Epoch) -> Action:
+        """Has an epoch validated, if that is due: at once, or by other processes while the next one is trained."""
+        if not validates_after(epoch.number, self.epochs, self.run.config.val_every):
+            return Action.CONTINUE
+        if self._can_wait_for_scores(epoch) and self.validator.takes_weights():
+            self.validator.send(self._pending_epoch(epoch))
+            return Action.CONTINUE
+        self.call_hooks("before_validation")
+        return self._follow(self.validator.validate(epoch))
+
+    def _can_wait_for_scores(self, epoch: Epoch) -> bool:
+        """Whether an epoch may be validated after the next one: it is neither the last nor one at which ``--patience``
+        may end the run."""
+        may_stop_early = self.progress.has_stalled(self.run.config.patience, epoch=epoch.number)
+        return epoch.number < self.epochs and not may_stop_early
+
+    def _pending_epoch(self, epoch: Epoch) -> PendingEpoch:
+        """Returns what is kept of an epoch, whose steps are done, until its result comes."""
+        progress = replace(self.progress)
+        progress.complete_epoch()
+        return PendingEpoch(
+            row={"time": self.seconds(), **epoch.row},
+            is_closing=self.is_closing,
+            progress=progress,
+            ema=copy_to_cpu(self.step.ema.module.state_dict()) if self.ctx.is_main else {},
+        )
+
     def _complete(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
         """Scores, records, saves and reports an epoch whose validation is done, or not due.
 
-        ``pending``: as what the epoch was saved before it had scores. The run has gone on since, so only the files of
-        the epoch itself are saved.
+        ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has gone on since, so
+        only the files of a pending epoch itself are saved.
         """
         self.call_hooks("score", epoch)
         self.call_hooks("record", epoch)
@@ -217,7 +265,9 @@ class Trainer:
         if pending is None:
             return Action.CONTINUE
         epoch = Epoch(pending.progress.epoch, dict(pending.row))
-        action = self._follow(self.validator.collect(self, epoch))
+        if not self.validator.has_scores():
+            self.call_hooks("before_validation")
+        action = self._follow(self.validator.collect(epoch, is_closing=self.is_closing))
         if not action.breaks_off:
             self._complete(epoch, pending)
         return action
@@ -226,6 +276,13 @@ class Trainer:
         """Completes the pending epoch while no other ends, and saves the run with its scores."""
         if self.validator.pending is not None and not self._complete_pending().breaks_off:
             self.save_last()
+
+    def _report_again(self) -> None:
+        """Validates the last epoch once more and reports it, as its report was interrupted. results.csv has its row."""
+        epoch = Epoch(self.progress.epoch)
+        self.call_hooks("before_validation")
+        if not self._follow(self.validator.validate(epoch)).breaks_off:
+            self.call_hooks("report", epoch)
 
     def _average_over_ranks(self) -> None:
         """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
@@ -258,7 +315,7 @@ class Trainer:
         self.hooks.after_save()
 
     def _header(self) -> CheckpointHeader:
-        """Returns what a checkpoint of now says. The scores of the newest epoch are its own until a step is taken."""
+        """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step."""
         progress = self.progress
         conditions = RunConditions(
             world_size=self.ctx.world_size,

@@ -1,5 +1,6 @@
 """The two validators of a run: its own processes validate an epoch at once, or others do it (``--eval-ranks``) while
-these train the next one. The trainer completes the epochs: it scores, records, saves and reports them."""
+these train the next one. The trainer decides when, and completes the epochs: it scores, records, saves and reports
+them."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_fact
 from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
+from engine.parallel.control import RunControl
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.step import TrainStep
-from engine.train.trainer import Trainer, Validator
-from utils.config.settings import TrainConfig, validates_after
+from engine.train.trainer import Validator
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 
@@ -37,102 +39,93 @@ class RunValidation:
 
 
 class LocalValidator:
-    """Validates the averaged weights every ``val_every`` epochs (0: in none of them) and after the last one, in the
-    training processes. See `Validator`.
+    """Validates in the training processes. See `Validator`.
 
     ``pending``: the epoch that an earlier start of the run has left without scores, if there is one.
     """
 
-    def __init__(self, validation: RunValidation, *, val_every: int, pending: PendingEpoch | None = None) -> None:
+    def __init__(
+        self, validation: RunValidation, step: TrainStep, control: RunControl, *, pending: PendingEpoch | None = None
+    ) -> None:
         self.validation = validation
         self.pending = pending
-        self._val_every = val_every
+        self._step = step
+        self._control = control
 
-    def is_due(self, epoch: int, epochs: int) -> bool:
-        """Whether ``epoch``, from 1, of ``epochs`` is validated."""
-        return validates_after(epoch, epochs, self._val_every)
+    def validate(self, epoch: Epoch) -> Action:
+        return self._run(self._step.ema.module, epoch)
 
-    def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        if not self.is_due(epoch.number, trainer.epochs):
-            return Action.CONTINUE
-        return self._validate(trainer, trainer.step.ema.module, epoch)
+    def takes_weights(self) -> bool:
+        return False
 
-    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
-        """Validates the weights of the pending epoch, as they were then."""
+    def send(self, pending: PendingEpoch) -> None:
+        raise ValueError("no other process validates")
+
+    def has_scores(self) -> bool:
+        return False
+
+    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
+        """Validates the weights that are stored with the pending epoch."""
         pending = self.pending
         assert pending is not None
-        model = copy.deepcopy(trainer.step.ema.module)
-        model.load_state_dict(broadcast_object(trainer.ctx, pending.ema))
-        criterion = trainer.step.criterion
+        model = copy.deepcopy(self._step.ema.module)
+        model.load_state_dict(broadcast_object(self._step.ctx, pending.ema))
+        criterion = self._step.criterion
         criterion.set_closing(pending.is_closing)
-        action = self._validate(trainer, model, epoch)
-        criterion.set_closing(trainer.is_closing)
+        action = self._run(model, epoch)
+        criterion.set_closing(is_closing)
         if not action.breaks_off:
             self.pending = None
         return action
 
-    def _validate(self, trainer: Trainer, model: nn.Module, epoch: Epoch) -> Action:
+    def _run(self, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
-        trainer.call_hooks("before_validation")
         loader = self.validation.loader
-        epoch.result = self.validation.evaluator.run(model, loader, should_stop=trainer.control.stops_validation)
-        return trainer.control.after_validation()
+        epoch.result = self.validation.evaluator.run(model, loader, should_stop=self._control.stops_validation)
+        return self._control.after_validation()
 
 
 class RemoteValidator:
     """``--eval-ranks``: has an epoch validated by other processes while these train the next one.
 
-    ``local`` validates what cannot wait for that: the last epoch, which may be the one at which ``--patience`` ends;
-    and those of which no result comes. It holds the pending epoch.
+    ``local`` validates what cannot wait for that, and epochs of which no result comes. It holds the pending epoch.
     """
 
-    def __init__(self, local: LocalValidator, service: ValidationService) -> None:
+    def __init__(
+        self, ctx: DistributedContext, local: LocalValidator, service: ValidationService, control: RunControl
+    ) -> None:
+        self._ctx = ctx
         self._local = local
         self._service = service
+        self._control = control
 
     @property
     def pending(self) -> PendingEpoch | None:
         return self._local.pending
 
-    def submit(self, trainer: Trainer, epoch: Epoch) -> Action:
-        if not self._can_wait(trainer, epoch) or not self._service.can_take_weights():
-            return self._local.submit(trainer, epoch)
-        pending = _pending_epoch(trainer, epoch)
-        self._service.send(epoch.number, WeightsMessage(pending.ema, pending.is_closing))
-        self._local.pending = pending
-        return Action.CONTINUE
+    def validate(self, epoch: Epoch) -> Action:
+        return self._local.validate(epoch)
 
-    def collect(self, trainer: Trainer, epoch: Epoch) -> Action:
+    def takes_weights(self) -> bool:
+        return self._service.can_take_weights()
+
+    def send(self, pending: PendingEpoch) -> None:
+        self._service.send(pending.progress.epoch, WeightsMessage(pending.ema, pending.is_closing))
+        self._local.pending = pending
+
+    def has_scores(self) -> bool:
+        return self._service.has_scores()
+
+    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        if not self._service.has_scores():
-            trainer.call_hooks("before_validation")
-        epoch.result = self._service.collect(trainer.control.stops_waiting)
-        if broadcast_object(trainer.ctx, epoch.result is not None):
+        epoch.result = self._service.collect(self._control.stops_waiting)
+        if broadcast_object(self._ctx, epoch.result is not None):
             self._local.pending = None
             return Action.CONTINUE
-        action = trainer.control.after_validation()
+        action = self._control.after_validation()
         if action.breaks_off:
             return action
-        return self._local.collect(trainer, epoch)
-
-    def _can_wait(self, trainer: Trainer, epoch: Epoch) -> bool:
-        """Whether an epoch is validated, and may be so after the next one: it is not the last of the run."""
-        is_due = self._local.is_due(epoch.number, trainer.epochs)
-        is_last = epoch.number == trainer.epochs
-        may_stop_early = trainer.progress.has_stalled(trainer.run.config.patience, epoch=epoch.number)
-        return is_due and not is_last and not may_stop_early
-
-
-def _pending_epoch(trainer: Trainer, epoch: Epoch) -> PendingEpoch:
-    """Returns what is kept of an epoch, whose steps are done, until its result comes."""
-    progress = replace(trainer.progress)
-    progress.complete_epoch()
-    return PendingEpoch(
-        row={"time": trainer.seconds(), **epoch.row},
-        is_closing=trainer.is_closing,
-        progress=progress,
-        ema=copy_to_cpu(trainer.step.ema.module.state_dict()) if trainer.ctx.is_main else {},
-    )
+        return self._local.collect(epoch, is_closing=is_closing)
 
 
 def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -145,6 +138,7 @@ def build_validator(
     run: TrainingRun,
     step: TrainStep,
     validation: RunValidation,
+    control: RunControl,
     *,
     description: RunDescription,
     data_source: DataSource,
@@ -153,15 +147,14 @@ def build_validator(
     """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate; they
     end when ``stack`` is closed."""
     ctx = step.ctx
-    val_every = run.config.val_every
     pending = None if run.started_from is None else run.started_from.pending
-    local = LocalValidator(validation, val_every=val_every, pending=pending)
+    local = LocalValidator(validation, step, control, pending=pending)
     if not ctx.eval_ranks:
         return local
     setup = build_setup(run.settings, step, description, data_source, validation.loader.index)
     service = ValidationService(ctx, validation.evaluator, setup)
     stack.callback(service.close)
-    return RemoteValidator(local, service)
+    return RemoteValidator(ctx, local, service, control)
 
 
 def build_setup(

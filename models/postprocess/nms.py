@@ -81,8 +81,10 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
     end = _count_larger(host_lengths, sizes.groups[0])
     while first < end:
         longest = host_lengths[first]
-        next_smaller_size = max(size for size in sizes.groups if size < longest)
-        end_of_similar = _count_larger(host_lengths, next_smaller_size)
+        # A group shares the table if the same of the sizes lies between it and smaller groups: in the example, 33 boxes
+        # are more than 32, as 40 are, and 9 boxes are not.
+        size_below = max(size for size in sizes.groups if size < longest)
+        end_of_similar = _count_larger(host_lengths, size_below)
         last = min(first + _rows_in_table(longest, max_det, sizes), end_of_similar)
         columns = torch.arange(longest, device=group.device)
         yield starts[first:last, None] + columns, columns < lengths[first:last, None]

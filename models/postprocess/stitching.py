@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +50,13 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     view = detections.image_index
     clipped = replace(detections, boxes_xyxy_px=_clipped(detections.boxes_xyxy_px, windows[view]))
     is_cut = _cut_sides(clipped, windows)
-    links, parts = _link_and_find_parts(clipped, is_cut, windows)
+    links: list[Pair] = []
+    parts: list[Pair] = []
+    for pair in _view_pairs(clipped, windows):
+        links += _links_between(pair)
+        parts += _parts_between(pair, clipped, is_cut)
+    scores = detections.scores
+    links.sort(key=lambda link: -min(scores[link[0]], scores[link[1]]))  # a link is as sure as its less sure box
     first_box = _clusters(links, view)
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
@@ -136,35 +143,45 @@ class TileStitcher:
         return DetectionTable.concatenate(tables), images
 
 
-def _link_and_find_parts(
-    detections: DetectionTable, is_cut: np.ndarray, windows: np.ndarray
-) -> tuple[list[Pair], list[Pair]]:
-    """Compares the boxes of all pairs of views that overlap.
+class _ViewPair(NamedTuple):
+    """The boxes of two overlapping views, compared in the area that both see."""
 
-    Args:
-        is_cut: bool (N, 4), whether a side is at a border of the view inside the canvas.
+    rows: np.ndarray  # int64 (K,), boxes of the first view
+    others: np.ndarray  # int64 (L,), boxes of the second one
+    overlap: np.ndarray  # (K, L), areas of intersection in the common area; 0 for boxes of different classes
+    iou: np.ndarray  # (K, L), the same
 
-    Returns links between boxes of one object, sorted by the lower of their two scores, the highest first; and pairs
-    (part, whole).
-    """
-    links: list[Pair] = []
-    parts: list[Pair] = []
-    scores = detections.scores
-    area = _area(detections.boxes_xyxy_px)
+
+def _view_pairs(detections: DetectionTable, windows: np.ndarray) -> Iterator[_ViewPair]:
+    """Compares the boxes of each pair of views that overlap. ``detections``: sorted by view."""
     starts = np.searchsorted(detections.image_index, np.arange(len(windows) + 1))
     for first, second, common in _overlapping_views(windows, np.unique(detections.image_index)):
         rows = np.arange(starts[first], starts[first + 1])
         others = np.arange(starts[second], starts[second + 1])
-        overlap, iou = _overlaps_in(common, detections, rows, others)
-        is_mutual_best = (iou == iou.max(1, keepdims=True)) & (iou == iou.max(0))
-        links += _pairs(is_mutual_best & (iou >= LINK_IOU), rows, others)
-        for small, large, shared in ((rows, others, overlap), (others, rows, overlap.T)):
-            small_area = area[small, None]
-            is_inside = (shared > 0) & (shared >= PART_FRACTION * small_area) & (area[large] > small_area)
-            is_sure = scores[large] >= PART_SCORE * scores[small, None]
-            small_is_cut = np.any(is_cut[small], axis=1, keepdims=True)
-            parts += _pairs(is_inside & is_sure & small_is_cut, small, large)
-    return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]])), parts
+        yield _ViewPair(rows, others, *_overlaps_in(common, detections, rows, others))
+
+
+def _links_between(pair: _ViewPair) -> Iterable[Pair]:
+    """Links boxes of two views that are about one object: each is the other's best match."""
+    is_mutual_best = (pair.iou == pair.iou.max(1, keepdims=True)) & (pair.iou == pair.iou.max(0))
+    return _pairs(is_mutual_best & (pair.iou >= LINK_IOU), pair.rows, pair.others)
+
+
+def _parts_between(pair: _ViewPair, detections: DetectionTable, is_cut: np.ndarray) -> list[Pair]:
+    """Finds boxes of either view that are parts of larger ones of the other: pairs (part, whole).
+
+    ``is_cut``: bool (N, 4), whether a side is at a border of the view inside the canvas.
+    """
+    parts: list[Pair] = []
+    scores = detections.scores
+    boxes = detections.boxes_xyxy_px
+    for small, large, shared in ((pair.rows, pair.others, pair.overlap), (pair.others, pair.rows, pair.overlap.T)):
+        small_area = _area(boxes[small])[:, None]
+        is_inside = (shared > 0) & (shared >= PART_FRACTION * small_area) & (_area(boxes[large]) > small_area)
+        is_sure = scores[large] >= PART_SCORE * scores[small, None]
+        small_is_cut = np.any(is_cut[small], axis=1, keepdims=True)
+        parts += _pairs(is_inside & is_sure & small_is_cut, small, large)
+    return parts
 
 
 def _overlaps_in(

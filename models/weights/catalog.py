@@ -35,7 +35,7 @@ def known_weights() -> dict[str, WeightsEntry]:
     return {name: build(WeightsEntry, entry, f"{CATALOG}: {name}") for name, entry in load_yaml(CATALOG).items()}
 
 
-def find_entry(name_or_path: str) -> WeightsEntry:
+def weights_entry(name_or_path: str) -> WeightsEntry:
     """Returns the entry for a URL or a name in the catalog. Raises UserError for anything else, with a suggestion."""
     if is_http(name_or_path):
         return WeightsEntry(url=name_or_path)
@@ -57,7 +57,7 @@ def find_entry(name_or_path: str) -> WeightsEntry:
 def check_weights(name_or_path: str) -> None:
     """Raises UserError unless the file or folder exists, or can be downloaded."""
     if not os.path.exists(os.path.expanduser(name_or_path)):
-        find_entry(name_or_path)
+        weights_entry(name_or_path)
 
 
 def catalog_name(name: str) -> str:

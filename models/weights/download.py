@@ -12,7 +12,7 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, find_entry, known_weights
+from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_weights, weights_entry
 from models.weights.origin import public_origin
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
@@ -48,7 +48,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
         if path.is_file():
             _warn_of_namesake(path)
             return path
-        entry = find_entry(name_or_path)
+        entry = weights_entry(name_or_path)
         target = _download_path(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:

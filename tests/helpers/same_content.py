@@ -11,7 +11,7 @@ import torch
 from utils.batches import Batch
 from utils.files.checkpoint_file import read_checkpoint
 
-SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights
+SETTINGS = ("config", "hyp", "run", "run_id")  # may differ between runs that must give the same weights
 
 
 def same_content(a, b, where: str = "") -> None:

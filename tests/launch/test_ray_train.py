@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,14 +17,18 @@ import pytest
 import torch
 
 from benchmarks.same_bits import leaves
+from engine.checkpoint.checkpoint import Checkpoint
 from launch import ray_train
 from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
-from tests.helpers.scripts import error_of
-from utils.config.settings import TrainConfig
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.parser import parse_config
+from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.child import RunResult
+from utils.process.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"
@@ -96,11 +101,64 @@ def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
     assert ray_train.refusal_of(results) == refusal
 
 
-def test_a_damaged_checkpoint_is_a_refusal_which_ray_does_not_retry(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    (tmp_path / "last.pt").write_bytes(b"x" * 100)
-    plan = ray_train.make_plan(TrainConfig(), tmp_path)
-    assert plan.refusal.startswith(f"{tmp_path}/last.pt: ")
+class Context:
+    """The only worker of a job, as `ray.train.get_context` describes it."""
+
+    def get_world_rank(self) -> int:
+        return 0
+
+    def get_world_size(self) -> int:
+        return 1
+
+    get_local_rank = get_node_rank = get_world_rank
+    get_local_world_size = get_world_size
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Returns a function that does the work of a job's only worker, with its process of train.py, and a list of the
+    epochs that are reported to Ray."""
+    reported: list[int] = []
+    ray = ModuleType("ray")
+    ray.train = ModuleType("ray.train")
+    ray.train.get_context = Context
+    ray.train.report = lambda row: reported.append(int(row["epoch"]))
+    ray.train.collective = ModuleType("ray.train.collective")
+    ray.train.collective.broadcast_from_rank_zero = lambda value: value
+    for name, module in {"ray": ray, "ray.train": ray.train, "ray.train.collective": ray.train.collective}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ray_train, "find_meeting_point", lambda: ("127.0.0.1", free_port()))
+    monkeypatch.setattr(ray_train, "gather", lambda status: [status])
+    monkeypatch.setattr(ray_train, "POLL_S", 0.1)
+    write_dataset(tmp_path / "set", train=4, val=2)
+    write_model(tmp_path / "tiny.yaml")
+
+    def run(**settings: object) -> str:
+        files = {"data": str(tmp_path / "set" / "data.yaml"), "model": str(tmp_path / "tiny.yaml")}
+        small = parse_config(TrainConfig, [*SMALL, "--cache-dir", str(tmp_path), "--project", str(tmp_path)])
+        config = replace(small, **files, resume=AUTO, **settings)
+        return ray_train.run_worker(config, str(tmp_path))
+
+    return run, reported
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_a_job_goes_on_with_defaults_and_with_another_time(tmp_path, work):
+    """Also if it has ended. Rows that a lost worker has not reported are reported by the next one."""
+    run, reported = work
+    assert run(epochs=3, patience=1, cache="ram") == ""
+    assert reported == [1, 2]  # the models of tests detect nothing
+    (tmp_path / "exp" / ray_train.REPORTED).write_text("1")
+    assert run(epochs=3) == ""
+    assert reported == [1, 2, 2, 3]
+    checkpoint = Checkpoint.read(tmp_path / "exp" / "last.pt")
+    assert (checkpoint.description.config.patience, checkpoint.description.config.cache) == (0, "none")
+    assert run(time=checkpoint.header.run.seconds * 1.4 / 3600) == ""
+    assert reported == [1, 2, 2, 3, 4]
+    assert run(epochs=5) == ""  # in place of a time
+    assert reported == [1, 2, 2, 3, 4, 5]
+    (tmp_path / "exp" / "last.pt").write_bytes(b"x" * 100)
+    assert run(epochs=6).startswith(f"{tmp_path}/exp/last.pt: ")  # Ray does not try again
 
 
 @pytest.fixture
@@ -165,8 +223,7 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
         while not (table.exists() and len(table.read_text().splitlines()) > 2):
             assert job.poll() is None
             time.sleep(0.1)
-        found = subprocess.run(["pgrep", "-f", f"train.*{tmp_path}/ray"], capture_output=True, text=True, check=True)
-        os.kill(max(map(int, found.stdout.split())), signal.SIGKILL)
+        os.kill(max(training_processes(tmp_path / "ray" / "exp")), signal.SIGKILL)
         output, _ = job.communicate()
     assert job.returncode == 0, output
     assert "done: " in output
@@ -213,6 +270,16 @@ def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
     while "stopped by a signal after" not in (folder / "train.log").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def training_processes(folder: Path) -> list[int]:
+    """Returns the processes that have a file in ``folder`` open: rank 0 has the log."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if folder in link.readlink().parents:
+                found.add(int(link.parts[2]))
+    return sorted(found)
 
 
 def same_tensors(*files: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import inspect
+import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -129,8 +131,9 @@ def test_a_check_that_fails_after_it_has_found_issues_is_an_error(command):
     command("write_result(issues=['blurred']); sys.exit(1)")
     assert lockstep.check("data.yaml") == {"issues": ["blurred"]}
     command("write_result(issues=['blurred']); report_error('standard output cannot be written'); sys.exit(2)")
-    with refused("standard output cannot be written", lockstep.Error):
+    with refused("standard output cannot be written", lockstep.Error) as caught:
         lockstep.check("data.yaml")
+    assert caught.value.result.values["issues"] == ["blurred"]
     command("write_result(issues=[]); sys.exit(1)")
     with refused("exit status 1", lockstep.Error):
         lockstep.check("data.yaml")
@@ -197,6 +200,27 @@ def test_a_bar_is_shown_as_it_moves(command, capsys):
 sys.stderr.write("\r          \r"); print("ö"); write_result(folder="runs/val/exp")""")
     assert lockstep.val("best.pt").folder.parts[-3:] == ("runs", "val", "exp")
     assert capsys.readouterr().out == "\r10%|#   \r20%|##  \r          \rö\n"
+
+
+def test_half_a_character_at_the_end_is_shown(command, capsys):
+    command(r"sys.stdout.buffer.write(b'a\xc3'); write_result(folder='a')")
+    lockstep.val("best.pt")
+    assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_closed_output_does_not_stop_the_command(command, tmp_path, monkeypatch):
+    """Of a notebook, or of a script in a pipeline whose reader has ended."""
+    read, write = os.pipe()
+    os.close(read)
+    command("print('a line'); time.sleep(0.2); print('b'); pathlib.Path('done').touch(); write_result(folder='a')")
+    closed = io.StringIO()
+    closed.close()
+    for output in (os.fdopen(write, "w", buffering=1, closefd=False), closed, None):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            assert lockstep.train().folder == tmp_path / "a"
+        (tmp_path / "done").unlink()
+    os.close(write)
 
 
 def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):

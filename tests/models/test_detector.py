@@ -20,7 +20,7 @@ from models.heads.base import DetectionHead
 from models.layers.conv import Upsample
 from models.layers.csp import Attention
 from models.layers.gelan import ADown
-from models.registry import ANCHOR_HEAD, REGISTRY, Kind
+from models.registry import ANCHOR_HEAD, REGISTRY, ModuleKind
 from models.spec import MODEL_FOLDER, built_in_models, load_spec
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, scatter_norms
@@ -71,7 +71,7 @@ def tiny(tmp_path: Path):
 
 def test_each_name_of_the_registry_is_a_class() -> None:
     entries = [*REGISTRY.values(), ANCHOR_HEAD]
-    assert all(issubclass(entry.module, DetectionHead) == (entry.kind is Kind.HEAD) for entry in entries)
+    assert all(issubclass(entry.module, DetectionHead) == (entry.kind is ModuleKind.HEAD) for entry in entries)
     assert {entry.path.partition(".")[0] for entry in entries} == {"layers", "heads"}
 
 

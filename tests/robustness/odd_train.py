@@ -9,6 +9,7 @@
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
+- ``replace:FILE:NUMBER``: the same, for the calls by which files that are complete replace others.
 - ``set:MODULE:NAME:NUMBER``: another value of a constant.
 """
 
@@ -20,6 +21,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -88,16 +90,16 @@ def save_every(steps: int) -> None:
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
-def kill_at(counts: str, number: int) -> None:
-    """Appends a byte to the file ``counts`` for each call that changes a file below its folder, and kills this process
-    at call ``number``."""
+def kill_at(counts: str, number: int, calls_counted: Collection[str] = FILE_CALLS) -> None:
+    """Appends a byte to the file ``counts`` for each of the calls ``calls_counted`` that changes a file below its
+    folder, and kills this process at call ``number``."""
     own = os.getpid()
     calls = itertools.count(1)
     folder = os.path.dirname(counts)
     file = os.open(counts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def hook(event: str, given: tuple) -> None:
-        if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int):
+        if event not in calls_counted or os.getpid() != own or isinstance(given[0], int):
             return
         changes = event != "open" or given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if changes and isinstance(given[0], (str, bytes, os.PathLike)) and os.fsdecode(given[0]).startswith(folder):
@@ -114,9 +116,11 @@ def make_otherwise(kind: str, *args: str) -> bool:
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
     elif kind == "kill" and os.environ.get("RANK", "0") == "0":
         kill_at(args[0], int(args[1]))
+    elif kind == "replace":
+        kill_at(args[0], int(args[1]), ["os.rename"])
     elif kind == "save":
         save_every(int(args[0]))
-    return kind in ("set", "kill", "save")
+    return kind in ("set", "kill", "replace", "save")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -18,7 +18,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from utils.config.parser import parse_config
-from utils.config.settings import TrainConfig
+from utils.config.settings import AUTO, TrainConfig
 from utils.process.exit_codes import REQUEUE
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -110,7 +110,6 @@ def slurm(folder: Path) -> tuple[list[str], dict[str, str], Path]:
     return [str(SLURM), "--data", "a b.yaml", "--batch-size", "64"], {}, folder / "runs" / "123"
 
 
-@pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize(
     ("start", "place"),
     [
@@ -121,12 +120,8 @@ def slurm(folder: Path) -> tuple[list[str], dict[str, str], Path]:
         (partial(sagemaker, host="algo-2"), ("2", "8", "algo-1:29500")),
     ],
 )
-def test_the_commands_are_accepted_by_the_parsers(tmp_path, cluster, start, place, resumed):
+def test_the_commands_are_accepted_by_the_parsers(tmp_path, cluster, start, place):
     words, environment, folder = start(tmp_path)
-    last = folder / "last.pt"
-    if resumed:
-        last.parent.mkdir(parents=True)
-        last.touch()
     subprocess.run(["bash", *words], env=cluster | environment, check=True)
     argv = (tmp_path / "torchrun").read_text().splitlines()
     parsed = get_args_parser().parse_args(argv)
@@ -134,14 +129,13 @@ def test_the_commands_are_accepted_by_the_parsers(tmp_path, cluster, start, plac
     for wanted, found in zip(place, (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_endpoint)):
         assert wanted in (None, found)
     config = parse_config(TrainConfig, parsed.training_script_args)
-    assert config.resume == (str(last) if resumed else None)
-    if start in (kubernetes, skypilot):
-        assert Path(config.project, config.name) == folder
-    elif start is slurm:
-        found = (config.data, config.batch_size, config.name, config.exist_ok, config.stage)
-        assert found == ("a b.yaml", 64, "123", True, "/tmp/lockstep-me")
+    assert config.resume == AUTO
+    assert config.folder == folder
+    if start is slurm:
+        found = (config.data, config.batch_size, config.name, config.stage)
+        assert found == ("a b.yaml", 64, "123", "/tmp/lockstep-me")
         assert "--ntasks-per-node=1" in (tmp_path / "srun").read_text()
         assert not (tmp_path / "scontrol").exists()
-    else:
+    elif start not in (kubernetes, skypilot):
         assert parsed.rdzv_conf == f"is_host={str(start is sagemaker).lower()}"
         assert (config.data, config.epochs) == ("/data/data.yaml", 3)

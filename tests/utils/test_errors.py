@@ -10,10 +10,10 @@ from utils.errors import FailedCheck, Mistakes, PeerFailure, UserError, errors_o
 @pytest.mark.parametrize("error", [PeerFailure("rank 0 failed", 70), FailedCheck("a.onnx: differs")])
 def test_only_mistakes_of_the_user_are_noted_and_get_the_name_of_a_file(error):
     mistakes = Mistakes()
-    with pytest.raises(type(error)) as raised, mistakes.noted(), errors_of("data.yaml"):
+    with pytest.raises(type(error)) as raised, mistakes.collecting(), errors_of("data.yaml"):
         raise error
     assert raised.value is error
     assert not mistakes
-    with mistakes.noted(), errors_of("data.yaml"):
+    with mistakes.collecting(), errors_of("data.yaml"):
         raise UserError("no such split")
     assert mistakes.messages == ["data.yaml: no such split"]

@@ -26,6 +26,7 @@ from utils.config.tool_settings import CheckConfig
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import CHECK_FAILED
+from utils.process.result_file import write_result
 from utils.run_command import CommandResult, run_command
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def _check(config: CheckConfig) -> CommandResult:
     if not config.json:
         for line in result.summary():
             get_logger().info("%s", line)
+    write_result(**result.content(None))  # the issues are known, whatever becomes of the page
     report = None
     try:
         report = _draw(config, result)

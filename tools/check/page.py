@@ -93,7 +93,7 @@ def _facts(result: CheckResult) -> list[tuple[str, str]]:
     ]
 
 
-def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
+def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
     """Returns a table with a row for each kind of issue."""
     rows: list[tuple[str | int, ...]] = []
     for kind, group in kinds.items():
@@ -101,10 +101,10 @@ def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
         meaning, remedy = ADVICE.get(kind, NO_ADVICE)
         rows.append((kind, len(group), remedy, meaning, counts))
-    return page.Table(("issue", "number", "what to do", "what it means", "splits"), rows, "Issues by kind")
+    return page.HtmlTable(("issue", "number", "what to do", "what it means", "splits"), rows, "Issues by kind")
 
 
-def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
+def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
     """Returns a table with the first issues of each kind."""
     max_per_kind = MAX_LISTED_ISSUES // max(len(kinds), 1)
     rows: list[tuple[str | float | None, ...]] = []
@@ -114,7 +114,7 @@ def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.Table:
             rows.append((kind, _splits_of(issue), place, issue.text, issue.score))
     is_complete = len(rows) == sum(map(len, kinds.values()))
     caption = "Issues, with their places" if is_complete else f"Of each kind at most {max_per_kind}"
-    return page.Table(("issue", "split", "where", "what", "probability"), rows, caption)
+    return page.HtmlTable(("issue", "split", "where", "what", "probability"), rows, caption)
 
 
 def _splits_of(issue: Issue) -> str:

@@ -38,10 +38,11 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
         names = _names(table.schema_arrow.metadata or {}, file)
         for row, (image, objects) in enumerate(_rows(table, file)):
             location = f"{file}: row {row}"
-            boxes = _boxes(objects, names, location)
-            if boxes is None:
+            columns = _columns(objects, location)
+            if columns is None:
                 annotations.unlabeled_inside += 1
                 continue
+            boxes = _boxes(columns, names, location)
             path = annotations.extract_image(image, file, row)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=_size(path, location)))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
@@ -86,23 +87,22 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
             continue
         location = f"{file}:{line}"
         entry = parse_object(row, location)
-        boxes = _boxes(entry.get("objects"), {}, location)
+        columns = _columns(entry.get("objects"), location)
         path = annotations.find(str(entry.get("file_name")), location, file)
-        if boxes is not None:
+        if columns is not None:
+            boxes = _boxes(columns, {}, location)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))
 
 
-def _boxes(objects: Any, names: dict[str, list[str]], location: str) -> list[AnnotatedBox] | None:
-    """Returns the boxes of an image; none for an empty list or empty columns.
+def _boxes(columns: dict[str, Any], names: dict[str, list[str]], location: str) -> list[AnnotatedBox]:
+    """Returns the boxes of a labeled image.
 
-    Returns None for an unlabeled image, without ``objects`` or with columns of null only: as a background it would
-    teach the model to ignore its objects. ``names``: class names by column, as `_names` returns them.
+    Args:
+        columns: lists by column, as `_columns` returns them.
+        names: class names by column, as `_names` returns them.
     """
-    if objects == []:
+    if not columns:  # a background
         return []
-    columns = _columns(objects, location)
-    if all(values is None for values in columns.values()):  # there may be no column
-        return None
     if "bbox" not in columns:
         raise UserError(f"{location}: objects: has no 'bbox', only {', '.join(map(one_line, map(str, columns)))[:200]}")
     bboxes = check(columns["bbox"] or [], list, f"{location}: bbox")
@@ -126,12 +126,22 @@ def _xywh(bbox: Any, location: str) -> tuple[float, float, float, float]:
     return x, y, w, h
 
 
-def _columns(objects: Any, location: str) -> dict[str, Any]:
-    """Returns ``objects`` as lists by column: some files have a list of objects instead."""
+def _columns(objects: Any, location: str) -> dict[str, Any] | None:
+    """Returns ``objects`` as lists by column; some files have a list of objects instead, an empty one for a background.
+
+    Returns None for an unlabeled image, without ``objects`` or with columns of null only: as a background it would
+    teach the model to ignore its objects.
+    """
+    if objects == []:
+        return {}
     if isinstance(objects, list):
         rows = [check(item, dict, location) for item in objects]
-        return {key: [row.get(key) for row in rows] for key in rows[0]} if rows else {}
-    return check({} if objects is None else objects, dict, f"{location}: objects")
+        columns = {key: [row.get(key) for row in rows] for key in rows[0]}
+    else:
+        columns = check({} if objects is None else objects, dict, f"{location}: objects")
+    if all(values is None for values in columns.values()):  # there may be no column
+        return None
+    return columns
 
 
 def _column(columns: dict[str, Any], column: str, num_boxes: int, location: str) -> list[Any]:

@@ -35,7 +35,7 @@ class CrossValidation:
 
 
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
-    """Implements ``python -m tools.kfold``.
+    """Runs all folds and writes the tables.
 
     Raises UserError if the settings are wrong, or differ from those with which the folder was begun, and as
     `cross_validate` does.
@@ -51,7 +51,9 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
             for results in cross_validate(config, experiment, folder.path, signals):
                 number = len(results.folds)
-                log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(results.folds[-1]))
+                log.info(
+                    "fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.score_of(results.folds[-1])
+                )
         except UserError:
             folder.remove_if_untrained([FOLDS_CSV])
             raise
@@ -59,7 +61,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     for line in format_folds(results.folds, results.pooled, experiment.names):
         log.info("%s", line)
     message = "pooled out-of-fold %s %.4f (the best epoch of each fold was chosen on its own images); results are in %s"
-    log.info(message, fitness.name, fitness.of(results.pooled), folder.path)
+    log.info(message, fitness.name, fitness.score_of(results.pooled), folder.path)
 
 
 def cross_validate(

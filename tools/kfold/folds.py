@@ -122,15 +122,16 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
         _check_names_differ(paths, spec)
     for number in range(int(fold.max()) + 1):
         stem = f"{folder.absolute()}/fold{number + 1}"
-        members = {"train": np.flatnonzero(fold != number), "val": np.flatnonzero(fold == number)}
         content = {"path": str(spec.root), **spec.content()}
-        for split, images in members.items():
+        annotations: dict[str, str] = {}
+        for split, images in (("train", np.flatnonzero(fold != number)), ("val", np.flatnonzero(fold == number))):
             content[split] = f"{stem}_{split}.txt"
             write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()))
-        if not is_yolo:
-            content["annotations"] = {split: f"{stem}_{split}.json" for split in members}
-            for split, images in members.items():
-                write_whole(content["annotations"][split], json.dumps(_coco_content(index, images)))
+            if not is_yolo:
+                annotations[split] = f"{stem}_{split}.json"
+                write_whole(annotations[split], json.dumps(_coco_content(index, images)))
+        if annotations:
+            content["annotations"] = annotations
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
     write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows])

@@ -42,7 +42,7 @@ class ContinuedFolder:
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
         self._settings = StoredSettings(self.path / settings_name, config)
-        self._is_begun_here = False
+        self._created_here = False
 
     def lock_or_fail(self) -> FileLock:
         """Locks the folder until the end of a ``with`` statement. Raises UserError if another process holds it."""
@@ -64,13 +64,13 @@ class ContinuedFolder:
         if self._settings.path.exists():
             self._settings.check_unchanged(contents, digests)
             return
-        self._is_begun_here = True
+        self._created_here = True
         self._settings.store(contents, digests)
 
     def remove_if_untrained(self, outputs: Sequence[str]) -> None:
         """Removes the stored settings and the files and folders ``outputs``, so that corrected settings may begin here,
         if this process has begun here and no epoch has been trained."""
-        if not self._is_begun_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
+        if not self._created_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
             return
         for name in outputs:
             path = self.path / name

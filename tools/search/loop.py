@@ -175,7 +175,7 @@ class _Search:
         try:
             for results in cross_validate(config, self.experiment, claim.folder, self.signals):
                 write_results(claim.folder / "results.csv", results, self.experiment.names)
-                pooled = self.experiment.fitness.of(results.pooled)
+                pooled = self.experiment.fitness.score_of(results.pooled)
                 fitness = None if math.isnan(pooled) else pooled
                 number = len(results.folds)
                 if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:

@@ -34,7 +34,7 @@ from utils.process.identity import has_died, this_process
 
 JOURNAL = "journal.log"
 TRIALS = "trials"  # folder of the trials
-HALVING_FACTOR = 3  # at each rung, one of this many trials continues (Li et al. 2020)
+HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # names the process that searches where the file system has no locks

@@ -173,13 +173,13 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     parser = build_parser(cls)
     unknown: list[str] = []
-    with mistakes.noted():  # argparse itself refuses flags without a value
+    with mistakes.collecting():  # argparse itself refuses flags without a value
         _, unknown = parser.parse_known_args(arguments, parsed)
     if unknown:
         mistakes.add(parser.unknown_message(unknown))
     values = {name: value for name, value in vars(parsed).items() if value != []}
     for name, value in values.items():
-        with mistakes.noted():
+        with mistakes.collecting():
             values[name] = check(value, hints[name], shown_name(fields[name]), bounds_of(fields[name]))
     return values
 

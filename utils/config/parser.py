@@ -7,10 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic
 
 from utils.config.commands import command_of
 from utils.config.flags import flag_actions, flag_name, given_values, required_flags
+from utils.config.settings_file import PREFIX, read_settings_file
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT
 
@@ -24,8 +26,12 @@ class ParsedCommand(Generic[DataclassT]):
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, also of YOLOv5; None: that of this process. Raises UserError with what to write instead of
-    a mistake."""
+    """Parses a command line, also of YOLOv5, or the word of a `settings_file`; None: that of this process. Raises
+    UserError with what to write instead of a mistake."""
+    argv = sys.argv[1:] if argv is None else argv
+    if len(argv) == 1 and argv[0].startswith(PREFIX):
+        config = read_settings_file(cls, Path(argv[0].removeprefix(PREFIX)))
+        return ParsedCommand(config, frozenset(field.name for field in dataclasses.fields(cls)))
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
         missing = [flag_name(name) for name in required_flags(cls) if name not in values]
@@ -53,10 +59,10 @@ def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
     return [name for name, count in counts.items() if count > 1 and name != "override"]
 
 
-def _read(cls: type, argv: Sequence[str] | None, mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
+def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
     """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
     log."""
-    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = [_with_dashes(word) for word in argv]
     takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
     if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
         raise UserError(f"{words[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")

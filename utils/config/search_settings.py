@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from utils.config.settings import TrainConfig, setting
 from utils.schema import Bounds
@@ -22,11 +21,6 @@ class KfoldConfig(TrainConfig):
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
     noplots: bool = setting(True, help="do not write plots for each training", scope="run")
     project: str = setting("runs/kfold", Bounds(is_line=True), help="folder of runs", scope="run")
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the work. It is not numbered (exp2, ...), so the same command continues it."""
-        return Path(self.project, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
 from utils.schema import UNBOUNDED, Bounds
 
+AUTO = "auto"  # the value of --resume that means the folder --project/--name, whether a run is there or not
 FIND_BATCH_SIZE = -1  # the value of --batch-size that asks for the largest that fits
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
 MAX_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
@@ -322,7 +324,11 @@ class TrainConfig(DataSettings):
     imgsz: int = setting(640, Bounds(64), aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
-        None, const="", help="resume a checkpoint; without a value: the newest run", scope="run", on_resume="current"
+        None,
+        const="",
+        help="resume a checkpoint; without a value: the newest run; auto: the run in --project/--name, or start it",
+        scope="run",
+        on_resume="current",
     )
     cache: str = setting(
         "none",
@@ -404,6 +410,12 @@ class TrainConfig(DataSettings):
         scope="run",
     )
     project: str = setting("runs/train", Bounds(is_line=True), help="folder of runs", scope="run")
+
+    @property
+    def folder(self) -> Path:
+        """The folder ``--project/--name``. A new run is in another one (exp2, ...) if it exists, unless ``--exist-ok``
+        or ``--resume auto`` is given."""
+        return Path(self.project, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

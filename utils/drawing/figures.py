@@ -24,7 +24,18 @@ HEIGHT = 2.8
 LEGEND_CHARACTERS = 74  # in a row of the legend below a chart
 LEGEND_ROW = 0.18  # inches
 DPI = 140
-COLORS = ("#2563c8", "#d9480f", "#2b8a3e", "#9c36b5", "#b08900", "#0b7285", "#c2255c", "#5c7080", "#7048e8", "#66a80f")
+LINE_COLORS = (
+    "#2563c8",
+    "#d9480f",
+    "#2b8a3e",
+    "#9c36b5",
+    "#b08900",
+    "#0b7285",
+    "#c2255c",
+    "#5c7080",
+    "#7048e8",
+    "#66a80f",
+)
 MARK = "#7f7f7f"
 SHEET_GAP = 2  # white pixels between images
 
@@ -116,8 +127,8 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
     axes.plot(
         line.x[known],
         line.y[known],
-        color=COLORS[number % len(COLORS)],
-        linestyle="-" if number < len(COLORS) else "--",
+        color=LINE_COLORS[number % len(LINE_COLORS)],
+        linestyle="-" if number < len(LINE_COLORS) else "--",
         linewidth=2.5 if line.is_strong else 1.3,
         zorder=3 if line.is_strong else 2,
         marker="." if known.sum() <= MAX_MARKED_POINTS else None,
@@ -165,7 +176,7 @@ def histogram_picture(
     ``labels``: of the x and the y axis, and the title."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
-    axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=COLORS[0])
+    axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=LINE_COLORS[0])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.locator_params(axis="x", numticks=10)
@@ -193,7 +204,7 @@ def bars_picture(
     """Draws a bar with a text above it for each name. ``labels``: as in `histogram_picture`."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
-    axes.bar(np.arange(len(names)), values, color=COLORS[0])
+    axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
     label_axes(axes, *labels)
     axes.set_xticks(np.arange(len(names)), [*map(short_label, names)], rotation=90 if len(names) > 4 else 0)
     for bar, (value, text) in enumerate(zip(values, texts)):

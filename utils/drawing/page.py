@@ -32,7 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _LONG_WORD = re.compile(r"\S{17,}")
 
 
-class Table(NamedTuple):
+class HtmlTable(NamedTuple):
     """``caption`` says what the table shows, for screen readers too. Cells: text, or a number, which may be unknown."""
 
     columns: Sequence[str]

@@ -69,23 +69,25 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def checkpoint_in(file: TorchFile) -> dict[str, Any]:
     """Returns the content of an open file, as `read_checkpoint` does."""
+    file.check_sums()
     content = _ContentReader(file).read(_content_of(file))
     return check(content, CheckpointContent, f"{file.path}: damaged checkpoint")
 
 
-def read_part(path: str | Path, name: str) -> Any:
+def read_part(path: str | Path, name: str, *, check_sums: bool = True) -> Any:
     """Returns the part ``name`` of a checkpoint, such as "progress"; None if it has no such part.
 
     The tensors of other parts are not kept in memory. Raises UserError for a damaged file and for any other.
+    ``check_sums``: also for damaged tensors of other parts, for which all of the file is read.
     """
     with TorchFile(path) as file:
+        if check_sums:
+            file.check_sums()
         return _ContentReader(file).read(_content_of(file).get(name))
 
 
 def _content_of(file: TorchFile) -> dict[Any, Any]:
-    """Returns the content of an open file, with records in place of tensors. Reads all of the file for its
-    checksums."""
-    file.check_sums()
+    """Returns the content of an open file, with records in place of tensors."""
     content = file.content
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{file.path}: not a checkpoint of this program")

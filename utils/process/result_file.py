@@ -4,11 +4,12 @@ Each line is a mapping in JSON; all processes of a run append to the file, and t
 
 | key | written by | value |
 | --- | --- | --- |
-| folder | a training, a validation | the folder of the run, as soon as it has begun or continues |
+| folder | a training, a validation | the folder of the run |
+| begun | a training (`report_begun`) | true as soon as it has a folder, or continues in one |
 | files | export.py | the exported files |
 | issues, and all else that ``--json`` prints | tools.check | what was found in a data set |
 | error | `utils.process.entrypoint.run_main` | the line about the error that has ended a process |
-| refused | the same | whether nothing was begun, or the disk is full: another try would end in the same way |
+| refused | the same | whether no training has begun, or the disk is full: another try would end in the same way |
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _path = ""  # the result file of this process; "": nobody reads its result
 
 
 def take_result_file() -> None:
-    """Reads `RESULT_VARIABLE` and removes it from the environment: a command that a callback starts, say, must not
-    write its result in place of this one's."""
+    """Reads `RESULT_VARIABLE` and removes it from the environment, so that commands started by a callback do not
+    inherit it."""
     global _path
     _path = os.environ.pop(RESULT_VARIABLE, "")
 
@@ -60,9 +61,15 @@ def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
     return values
 
 
+def report_begun(folder: str | os.PathLike[str]) -> None:
+    """Records that a training has begun, or continues, in ``folder``: errors of the run are failures from now on, no
+    refusals."""
+    write_result(folder=os.fspath(folder), begun=True)
+
+
 def report_error(line: str, *, is_disk_full: bool = False) -> None:
     """Writes why a command fails, and whether it was refused, to the result file; prints it if that is not
     possible."""
-    has_begun = bool(_path) and "folder" in read_result(_path)
+    has_begun = bool(_path) and read_result(_path).get("begun", False)  # one process of the run reports that for all
     if not write_result(error=line, refused=is_disk_full or not has_begun):
         print(f"error: {line}", file=sys.stderr, flush=True)

@@ -148,20 +148,32 @@ def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
 def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> BaseException:
     """Returns what `spawn` raises after the process ``rank`` has failed.
 
+    | signals came before | the processes | error |
+    | --- | --- | --- |
+    | yes | one has stopped, as signals make it | `Stopped` with its code |
+    | yes | one was ended by the signal, or killed for not ending | `Stopped` with ``stop_code`` |
+    | yes | all that failed have printed why | as without a signal: it is not the reason |
+    | no | ``rank`` has failed | `_failure_of` |
+
     Args:
         codes: exit statuses of all processes, by rank.
-        signals: those that came before the failure. They are the reason, unless all that failed have printed another.
+        signals: those that came before the failure, in order.
         stop_code: see `spawn`.
     """
     if signals:
         stop_codes = [code for code in codes if code in _STOPPED]
         if stop_codes:
             return Stopped(stop_codes[0])
-        if any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes):  # it did not handle the signal
-            is_interrupt = signal.SIGINT in signals
-            return Stopped(stop_code if stop_code and not is_interrupt else 128 + signals[0])
-    code = codes[rank]
-    name = f"process {rank} of {len(codes)}"
+        is_any_unhandled = any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes)
+        if is_any_unhandled and stop_code and signal.SIGINT not in signals:
+            return Stopped(stop_code)
+        if is_any_unhandled:
+            return Stopped(128 + signals[0])  # as in a shell
+    return _failure_of(codes[rank], f"process {rank} of {len(codes)}")
+
+
+def _failure_of(code: int, name: str) -> BaseException:
+    """Returns the error for a process that has ended with the exit status ``code``. ``name``: how messages name it."""
     if code in _STOPPED:
         return Stopped(code)
     if code in _WITH_MESSAGE:

@@ -69,8 +69,8 @@ class StopSignals:
         self._deferred = self.received
 
     def ignore_requeue(self) -> None:
-        """Ignores SIGTERM and SIGUSR1 until the end of the block: the training is done, so a job that is requeued could
-        only be refused, without the files that are still to be written."""
+        """Ignores SIGTERM and SIGUSR1 until the end of the block: the training is done, so a requeued job would only
+        have to write the report and the exports that this one is about to write."""
         self._ignores_requeue = True
 
     def drain(self) -> bool:

@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from data.labels.image_names import loose
-from data.labels.label_format import MAX_BYTES, FilesPerImage
+from data.labels.label_format import MAX_BYTES, FilesPerImage, first_bytes
 from data.source.listing.images import OtherFiles
 from data.source.walk import Folders, none_if_missing
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import read_regular
 
 SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it has labels
-_FIRST_BYTES = 4096  # suffice to recognize a file with labels
 
 
 class Candidate(NamedTuple):
@@ -30,11 +29,7 @@ class Candidate(NamedTuple):
 
     def first_bytes(self) -> bytes:
         """Returns the beginning of the file; nothing if it cannot be read."""
-        try:
-            with open_regular(self.path) as file:
-                return file.read(_FIRST_BYTES)
-        except OSError:
-            return b""
+        return first_bytes(self.path)
 
     def content(self) -> bytes:
         """Returns the content of the file; nothing if it cannot be read."""

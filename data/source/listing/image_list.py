@@ -75,6 +75,7 @@ def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> I
 
 
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
+    """Returns whether a file has one of the ``suffixes`` of images that are read (`is_image_name`: of any image)."""
     return os.path.splitext(name)[1].lower() in suffixes
 
 

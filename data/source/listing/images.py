@@ -38,7 +38,7 @@ class SplitImages:
     def add(self, image: ImageFile, location: str) -> None:
         """Adds an image that the split names in a ``location``; a repetition is a finding."""
         if image.name in self.images:
-            self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is there already; used once"))
+            self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is listed twice; used once"))
         else:
             self.images[image.name] = image
 

@@ -6,14 +6,17 @@ name and the format's suffix.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.source.listing.candidate_files import CandidateFiles
+from data.source.listing.image_list import NO_FILE
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.walk import stamp_of
-from data.split_files import ImageFile, LabelFile
+from data.source.walk import status_of
+from data.split_files import FileStamp, ImageFile, LabelFile
 from utils.files.paths import path_of
 
 
@@ -71,7 +74,7 @@ def find_label_files(images: Sequence[ImageFile], candidates: CandidateFiles) ->
                 listed[image.name] = ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None))
                 continue
             used_here.append(name)
-            labeled = with_label(image, LabelFile(prefix + name, stamp_of(entry)))
+            labeled = with_label(image, prefix + name, status_of(entry))
             if labeled.reason is not None:
                 findings.append(labeled.reason)
             listed[image.name] = labeled
@@ -85,11 +88,19 @@ def find_label_files(images: Sequence[ImageFile], candidates: CandidateFiles) ->
     )
 
 
-def with_label(image: ImageFile, label: LabelFile) -> ListedImage:
-    """Returns an image with its label file. It is left out if that is a link to nothing."""
-    if label.stamp is not None:
+def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
+    """Returns an image with its label file. It is left out if that is no file. ``status``: None for a link to
+    nothing."""
+    if status is None:
+        return _with_no_file(image, LabelFile(name, None), "a link to nothing")
+    label = LabelFile(name, FileStamp(status.st_size, status.st_mtime_ns))
+    if stat.S_ISREG(status.st_mode):
         return ListedImage(image, ImageStatus.LABELED, label)
-    reason = Finding(label.name, BAD_LABEL, f"a link to nothing; {image.name} is left out")
+    return _with_no_file(image, label, "a folder, not a file" if stat.S_ISDIR(status.st_mode) else NO_FILE)
+
+
+def _with_no_file(image: ImageFile, label: LabelFile, problem: str) -> ListedImage:
+    reason = Finding(label.name, BAD_LABEL, f"{problem}; {image.name} is left out")
     return ListedImage(image, ImageStatus.LEFT_OUT, label, reason)
 
 

@@ -22,21 +22,20 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     """Returns the other images that the label file of a split, one for all images, may name."""
     folders = Folders(spec.root)
     missing_elsewhere: list[str] = []
-    images_before: dict[str, ImageFile] = {}
-    images_after: dict[str, ImageFile] = {}
-    names_before = splits_before(spec, split)
+    earlier: dict[str, ImageFile] = {}  # by name
+    later: dict[str, ImageFile] = {}
+    earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
         found = find_valid_images(spec, other, folders)
         missing_elsewhere += found.missing
-        images = images_before if other in names_before else images_after
+        images = earlier if other in earlier_splits else later
         images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
 
     own = split_images.images
-    known = {*own, *images_before, *images_after}
     return OtherImages(
-        before=[images_before[name] for name in sorted(images_before.keys() - own.keys())],
-        after=[images_after[name] for name in sorted(images_after.keys() - own.keys() - images_before.keys())],
-        of_no_split=images_of_no_split(spec, split, folders, known=known),
+        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own.keys())],
+        later_splits=[later[name] for name in sorted(later.keys() - own.keys() - earlier.keys())],
+        unassigned=images_of_no_split(spec, split, folders, known={*own, *earlier, *later}),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
     )

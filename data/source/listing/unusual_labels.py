@@ -15,8 +15,8 @@ from data.labels.image_names import ImageNames, loose
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus
-from data.source.walk import stamp_of
-from data.split_files import ImageFile, LabelFile
+from data.source.walk import status_of
+from data.split_files import ImageFile
 
 
 def find_unusual_labels(found: FoundLabels) -> FoundLabels:
@@ -44,9 +44,8 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         if len(files) > 1:
             image = image.leave_out(_several_files(name, files, candidates))
         else:
-            label = LabelFile(candidates.full_name(files[0]), stamp_of(Path(files[0].path)))
-            unusual[name] = label.name
-            image = with_label(image.file, label)
+            unusual[name] = candidates.full_name(files[0])
+            image = with_label(image.file, unusual[name], status_of(Path(files[0].path)))
         if image.reason is not None:
             findings.append(image.reason)
         image_of_name[name] = image

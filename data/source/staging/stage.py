@@ -40,7 +40,8 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    store_key = f"stage/{ctx.node_rank}/{source.splits}"  # of the path of the copy's YAML on this node
+    # Of the path of the copy's YAML on this node, which follows from these.
+    store_key = f"stage/{ctx.node_rank}/{source.data!a}/{source.stage!a}/{source.splits}/{source.optional}"
     with torch_distributed_zero_first(ctx):
         if ctx.is_node_leader:
             yaml = _copy_as_leader(source, ctx, leaders, open_original)

@@ -556,7 +556,7 @@ def test_txt_lists_of_images_are_read(root, tmp_path, lines):
     assert_same(expected, load(root, tmp_path / "cache"))
     both = load(root, tmp_path / "cache", "val")
     assert_same(expected, both)
-    assert both.report.lines[0] == "list.txt:3: image listed twice: images/train/sub/c.jpg is there already; used once"
+    assert both.report.lines[0] == "list.txt:3: image listed twice: images/train/sub/c.jpg is listed twice; used once"
     (root / "list.txt").write_text("images/train/a.jpg\nimages/train/no\0where.jpg\nnotes.md\n")
     (root / "lists").mkdir()
     index = load(root, tmp_path / "cache", max_bad=0.7)

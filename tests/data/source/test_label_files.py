@@ -611,12 +611,24 @@ def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folde
     assert index.report.lines[0].startswith("images/train/a.jpg: unusable label file: its labels may be in ")
 
 
-def test_a_label_file_that_is_a_link_to_nothing_is_no_background(folder):
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.symlink_to("gone.txt"), "a link to nothing"),
+        (os.mkdir, "a folder, not a file"),
+        (os.mkfifo, "a pipe or device, not a file"),
+    ],
+)
+def test_a_label_file_that_is_no_file_is_no_background(folder, tmp_path, make, problem):
+    """Nor does a copy wait for what somebody writes into a pipe."""
     folder.write(but=3)
-    (folder.root / "labels/train/03.txt").symlink_to("gone.txt")
-    index = folder.index()
-    assert len(index) == NUM_IMAGES - 1
-    assert index.report.lines[0].startswith("labels/train/03.txt: unusable label file: a link to nothing")
+    make(folder.root / "labels/train/03.txt")
+    place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
+    for spec in (load_dataset_spec(folder.yaml()), open_data(place, DistributedContext.single())):
+        index = load_index(spec, "train", IndexSettings(progress=False))
+        assert len(index) == NUM_IMAGES - 1
+        message = f"labels/train/03.txt: unusable label file: {problem}; images/train/03.png is left out"
+        assert index.report.lines == [message]
 
 
 def test_the_own_name_of_an_unused_voc_file_decides_before_the_image_that_it_names(folder):
@@ -642,7 +654,7 @@ def test_voc_files_that_name_each_others_images_are_reported(folder, lines, coun
     assert len(index.classes) == NUM_IMAGES
     assert index.report.totals[NAMED_OTHERWISE] == count
     text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
-    warning = f"{count} of 20 label files name another image than they are called like, which decides; first {text}"
+    warning = f"{count} of 20 label files declare a <filename> other than their own name, which is used; first {text}"
     assert (warning in lines.text) == (count > 2)
 
 

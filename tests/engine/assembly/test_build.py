@@ -26,6 +26,7 @@ from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
+from engine.run.plan import plan_run
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
@@ -56,7 +57,10 @@ def built(*flags: str) -> Iterator[Trainer]:
     command = parse_command(TrainConfig, argv)
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
-        yield build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        # No name keeps the plan, and with it the state of a checkpoint.
+        yield build_training(
+            ctx, plan_run(ctx, command.config, command.explicit_flags, stack), Watchdog(StopSignals()), stack
+        )
 
 
 def names(trainer: Trainer) -> list[str]:
@@ -125,17 +129,19 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
     described = trainer.checkpointer.description
     assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
     assert stored["config"]["data"] == str(data)
-    assert stored == {"config": asdict(described.config), "hyp": asdict(described.hyp)}
+    assert stored == {"run_id": described.run_id, "config": asdict(described.config), "hyp": asdict(described.hyp)}
     assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
 
 
 def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built() as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
+        run_id = trainer.run.run_id
         trainer.control.request_stop()
         trainer.fit()
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
+        assert trainer.run.run_id == run_id != ""
 
 
 def state_of(trainer: Trainer) -> list[torch.Tensor]:

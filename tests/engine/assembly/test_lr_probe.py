@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -189,9 +190,12 @@ def of_known_objects(monkeypatch, score: float) -> list[tuple]:
 
 @pytest.mark.parametrize("score", [0.2, 0.9])
 def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch, score):
-    of_known_objects(monkeypatch, score)
-    config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=100, time=0.5)
+    """And is tested on as many images as a long one."""
+    asked = of_known_objects(monkeypatch, score)
+    config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=1, time=0.5)
     assert choose(config, dataset, steps=1000) == choose(config, dataset, steps=10) == 0.0625
+    choose(replace(config, epochs=100, time=0.0), dataset)
+    assert len({max_images for _, _, max_images, _ in asked}) == 1
 
 
 @pytest.mark.parametrize("channels", [3, 1])

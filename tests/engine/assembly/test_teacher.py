@@ -14,7 +14,7 @@ import yaml
 import train
 import val
 from data.source.dataset_yaml import load_dataset_spec
-from engine.assembly.teacher import TeacherFile, check_teacher
+from engine.assembly.teacher import TeacherFile, check_teacher, open_teacher
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.origin import RANDOM, Origin
@@ -196,6 +196,15 @@ def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
     assert replace(big, flag="--keep-old").origin_of_student(student._asdict()) == student._asdict()
 
 
+def test_a_taught_run_names_the_file_of_its_teacher(tmp_path):
+    origin = Origin("big.pt, a public file", "AGPL-3.0")
+    path = write_detector(tmp_path / "best.pt", build_detector(TINY_MODEL, 2), origin=origin._asdict())
+    teacher = open_teacher(DistributedContext.single("cpu"), TrainConfig(teacher=str(path)), None)
+    student = teacher.origin_of_student(RANDOM._asdict())
+    assert student["weights"] == "random weights, taught by best.pt, trained from big.pt, a public file"
+    assert student["license"] == "AGPL-3.0"
+
+
 def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):
     """As those of ``--weights``."""
     detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
@@ -248,8 +257,8 @@ def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world,
     given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
     call(train.main, *given, "--name", "whole")
     assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
-    origin = {"weights": "random weights, taught by teacher.pt, a file of unknown origin", "license": "unknown"}
-    assert read_checkpoint(tmp_path / "whole" / "last.pt")["origin"] == origin
+    origin = read_checkpoint(tmp_path / "whole" / "last.pt")["origin"]
+    assert origin["weights"].startswith("random weights, taught by teacher.pt, trained from ")
     header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
     assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
     (tmp_path / "again").mkdir()

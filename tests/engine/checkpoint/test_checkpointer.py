@@ -17,12 +17,12 @@ import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import claim
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -205,7 +205,7 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
         state.ema.module[0].weight.fill_(float("nan"))
     with refused("the averaged weights are not finite; not saved, .../last.pt holds the last good ones"):
         save(tmp_path, state)
-    note_earlier_checkpoint(tmp_path, is_new=True)  # the folder is used again, and the new run has saved nothing
+    claim(tmp_path, "new")  # the folder is used again, and the new run has saved nothing
     with refused("the averaged weights are not finite; not saved, and there are no good ones yet"):
         save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept

@@ -72,10 +72,14 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
     result = score_detections(gt, table, classes)
     names = [f"c{number}" for number in range(classes)]
     for number in range(classes - 1):  # the last class has no object
-        assert Fitness.parse(f"AP:c{number}", names).of(result) == pytest.approx(precision[:, :, number, 0].mean())
-        assert Fitness.parse(f"AP75:c{number}", names).of(result) == pytest.approx(precision[5, :, number, 0].mean())
-    assert Fitness.parse("AP", names).of(result) == result.ap
-    assert np.isnan(Fitness.parse(names[-1], names).of(result))
+        assert Fitness.parse(f"AP:c{number}", names).score_of(result) == pytest.approx(
+            precision[:, :, number, 0].mean()
+        )
+        assert Fitness.parse(f"AP75:c{number}", names).score_of(result) == pytest.approx(
+            precision[5, :, number, 0].mean()
+        )
+    assert Fitness.parse("AP", names).score_of(result) == result.ap
+    assert np.isnan(Fitness.parse(names[-1], names).score_of(result))
     with refused("--fitness AP:c3: the validation images have no object of this class to score"):
         Fitness.parse(names[-1], names).check_objects(gt)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
@@ -23,6 +22,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import claim_after_earlier_run
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.pixels import RGB8
@@ -108,6 +108,27 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
     assert hook.before_validation(FakeTrainer()) is None
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, is_used):
+    """Other hooks and the checkpointer then replace what the earlier run needs."""
+    claim_after_earlier_run(tmp_path)
+    if not is_used:
+        (tmp_path / "last.pt").unlink()
+    waits = []
+    trainer = FakeTrainer(run=SimpleNamespace(started_from=None))
+    trainer.checkpointer.last = tmp_path / "last.pt"
+    trainer.checkpointer.finish = lambda: waits.append(trainer.progress.epoch)
+    hook = Checkpoints(0)
+    hook.start(trainer)
+    actions = []
+    for epoch in (1, 2):
+        actions.append(hook.after_last_step(trainer, Epoch(epoch)))
+        hook.record(trainer, Epoch(epoch))
+        trainer.progress.complete_epoch()
+    assert actions == [Action.SAVE if is_used else None, None]
+    assert waits == ([0] if is_used else [])
+
+
 def test_patience_counts_validated_epochs_and_only_between_epochs():
     hook = EarlyStopping(2, "AP", val_every=2)
     trainer = FakeTrainer(epochs=9)
@@ -154,8 +175,7 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     """The last.pt in its folder is that of an earlier run."""
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
-    (tmp_path / "last.pt").write_bytes(b"")
-    note_earlier_checkpoint(tmp_path, is_new=True)
+    claim_after_earlier_run(tmp_path)
     trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
     hook = NonFiniteSteps()
     monkeypatch.setattr(trainer.checkpointer, "last", tmp_path / "last.pt")
@@ -205,9 +225,12 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 
 
-@pytest.mark.parametrize("varying_step", [None, 0, 2])
-def test_blank_images_are_the_reason_only_if_those_of_every_step_are(tmp_path, monkeypatch, varying_step):
-    """Also those of float16's overflows, which are not examined when they happen."""
+@pytest.mark.parametrize(("varying_step", "others_are_blank"), [(None, True), (0, True), (2, True), (None, False)])
+def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
+    tmp_path, monkeypatch, varying_step, others_are_blank
+):
+    """On all ranks, and also those of float16's overflows, which are not examined when they happen."""
+    monkeypatch.setattr(nonfinite, "all_objects", lambda ctx, own: [own, (others_are_blank, "")])
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 3)
     monkeypatch.setattr(nonfinite, "MAX_SCALE_HALVINGS", 2)
     blank = tmp_path / "blank.png"
@@ -229,7 +252,7 @@ def test_blank_images_are_the_reason_only_if_those_of_every_step_are(tmp_path, m
     with pytest.raises(UserError) as error:
         read(2)
     message = str(error.value)
-    if varying_step is None:
+    if varying_step is None and others_are_blank:
         assert "the last 3 steps were not finite, since all of their images have a single color" in message
     else:
         assert "the last 3 steps were not finite. There is no checkpoint yet" in message

@@ -99,7 +99,8 @@ def test_counts_of_pr_curves_reproduce_precision_and_recall():
     assert not curve["true_negative_counts"].any()
 
 
-def test_a_run_goes_on_when_its_plots_cannot_be_written(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("renders", [False, True])
+def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, caplog, renders):
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -109,7 +110,9 @@ def test_a_run_goes_on_when_its_plots_cannot_be_written(tmp_path, monkeypatch, c
         def __len__(self) -> int:
             return 1
 
-        def render(self, *_: int) -> None: ...
+        def render(self, *_: int) -> None:
+            if not renders:
+                fail()
 
     for name in ("write_image", "write_preview"):
         monkeypatch.setattr(plots, name, fail)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.checkpoint.newest_run import note_earlier_checkpoint
 from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import Fitness, score_detections
 from engine.hooks.end_log import ClassScores
@@ -19,6 +18,7 @@ from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import claim, claim_after_earlier_run
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
 from utils.distributed.context import DistributedContext
@@ -29,10 +29,11 @@ def settings_of(**values: object) -> SimpleNamespace:
     return SimpleNamespace(by_name=lambda: values)
 
 
-def trainer_at(epoch: int = 0, **settings: object) -> SimpleNamespace:
-    started_from = SimpleNamespace(description=None) if epoch else None
+def trainer_at(epoch: int = 0, *, folder: Path = Path(), pending: object = None, **settings: object) -> SimpleNamespace:
+    started_from = SimpleNamespace(description=None, pending=pending) if epoch else None
     run = SimpleNamespace(settings=settings_of(**settings), started_from=started_from)
-    return SimpleNamespace(progress=Progress(epoch=epoch), run=run)
+    checkpointer = SimpleNamespace(last=folder / "last.pt")
+    return SimpleNamespace(progress=Progress(epoch=epoch), run=run, checkpointer=checkpointer)
 
 
 def results_csv(path: Path) -> ResultsCsv:
@@ -61,15 +62,25 @@ def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     path = tmp_path / "results.csv"
     add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
     earlier = path.read_bytes()
-    (tmp_path / "last.pt").touch()
-    note_earlier_checkpoint(tmp_path, is_new=True)
+    claim_after_earlier_run(tmp_path)
     new_run = results_csv(path)
-    new_run.start(trainer_at())
+    new_run.start(trainer_at(folder=tmp_path))
     assert path.read_bytes() == earlier
     assert not new_run.table.rows
     continued = results_csv(path)
-    continued.start(trainer_at(2))
+    continued.start(trainer_at(2, folder=tmp_path))
     assert path.read_bytes() == earlier
+    claim(tmp_path, "earlier")  # it continues from a checkpoint of its first epoch
+    results_csv(path).start(trainer_at(folder=tmp_path))
+    assert not path.exists()
+
+
+def test_a_run_whose_first_epoch_has_no_scores_yet_has_no_rows(tmp_path):
+    """``--eval-ranks``: last.pt is of that epoch, and the table still that of an earlier run."""
+    path = tmp_path / "results.csv"
+    add(results_csv(path), [(1, {"loss": 1.0, "other": 2.0})])
+    new_run = results_csv(path)
+    new_run.start(trainer_at(1, folder=tmp_path, pending="epoch 1"))
     add(new_run, [(1, {"loss": 3.0})])
     assert path.read_text() == "epoch,loss\n1,3\n"
 

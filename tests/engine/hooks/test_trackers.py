@@ -87,21 +87,23 @@ class Process:
         first: int = 1,
         settings: Mapping[str, Any] = SETTINGS,
         trains_like: bool = True,
+        run_id: str = "run",
         **limits: float,
     ) -> None:
         path = folder / "results.csv"
         self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
-        started_from = SimpleNamespace(description=None) if first > 1 else None
+        started_from = SimpleNamespace(description=None, pending=None) if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
+            run_id=run_id,
             settings=SimpleNamespace(by_name=lambda: settings),
             started_from=started_from,
             config=TrainConfig(),
         )
         hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
         description = SimpleNamespace(trains_like=lambda _: trains_like)
-        checkpointer = SimpleNamespace(description=description)
+        checkpointer = SimpleNamespace(description=description, last=folder / "last.pt")
         self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress, checkpointer=checkpointer)
         hooks.call("start", self.trainer)
 
@@ -170,6 +172,16 @@ def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_pat
     assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
+@pytest.mark.parametrize(("run_id", "key"), [("run", "k"), ("other", "")])
+def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key):
+    """``--exist-ok``. A run that torchrun restarts before its first checkpoint stays the same."""
+    process(tmp_path, MemoryService(), [1, 2], complete=False)
+    service = MemoryService()
+    process(tmp_path, service, [1], run_id=run_id)
+    assert service.keys == [key]
+    assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -191,7 +203,7 @@ def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, cont
     assert line.startswith(f"warning: {note}: ")
     assert reason in line
     assert line.endswith("; Memory gets a new run with all epochs")
-    assert TrackedRun.read(note) == TrackedRun("k", 3)
+    assert TrackedRun.read(note) == TrackedRun("k", 3, "run")
 
 
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
@@ -264,6 +276,18 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     assert len(run.data.params) == 121
     assert run.data.params["epochs"] == "3"
     assert run.info.run_name == "exp"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_continues_a_run_whose_note_is_lost(tmp_path):
+    """A new run in its folder has replaced the note, or the process has ended before it was written."""
+    for run_id, epochs in (("earlier", (1, 2, 3)), ("new", (1,)), ("earlier", (3, 4))):
+        process(tmp_path, Mlflow(), epochs, run_id=run_id, complete=False, close_s=60)
+    steps = {run.data.tags["lockstep_run_id"]: history["time"] for run, history, _ in tracked(tmp_path.parent)}
+    assert {run_id: [m.step for m in metrics] for run_id, metrics in steps.items()} == {
+        "earlier": [1, 2, 3, 4],
+        "new": [1],
+    }
 
 
 @pytest.mark.usefixtures("mlflow_store")

@@ -63,7 +63,7 @@ def test_supervision_slices_images_for_a_predictor(predictor, image):
 
 def test_supervision_reads_results_of_torch_hub(weights, image):
     supervision = pytest.importorskip("supervision")
-    results = yolov5.load(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
+    results = yolov5.load_yolov5(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
     found = supervision.Detections.from_yolov5(results)
     np.testing.assert_array_equal(found.xyxy, results.xyxy[0][:, :4])
     np.testing.assert_array_equal(found.class_id, results.xyxy[0][:, 5])

@@ -20,7 +20,7 @@ from utils.errors import UserError
 
 @pytest.fixture
 def model(weights) -> Yolov5Model:
-    return yolov5.load(weights, device="cpu", conf=0.0, max_det=5)
+    return yolov5.load_yolov5(weights, device="cpu", conf=0.0, max_det=5)
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_other_attributes_say_what_to_write(model, results):
 @pytest.mark.parametrize("arguments", [{"autoshape": False}, {"pretrained": False}])
 def test_entry_points_refuse_what_they_cannot_do(weights, arguments):
     with pytest.raises(UserError, match=next(iter(arguments))):
-        yolov5.load(weights, **arguments)
-    assert isinstance(yolov5.load(weights, True, False, "cpu"), Yolov5Model)
+        yolov5.load_yolov5(weights, **arguments)
+    assert isinstance(yolov5.load_yolov5(weights, True, False, "cpu"), Yolov5Model)
 
 
 def test_tables_of_pandas(results):

@@ -43,4 +43,5 @@ def test_only_losses_are_called_losses():
     """A new metric needs no second table, and neither the threshold nor an earlier program's metric is a loss."""
     assert chart_of("metrics/confidence") == ("confidence threshold", "confidence with the best F1")
     assert chart_of("metrics/other") == ("other", "score (no unit)")
+    assert chart_of("speed/images_per_s") == ("Training images per second", "images per second")
     assert chart_of("val/box") == ("box loss", "loss (no unit)")

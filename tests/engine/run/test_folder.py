@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +18,9 @@ import yaml
 from data.source.dataset_spec import DataSource
 from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.progress import Progress
-from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
+from engine.run.folder import LAUNCHERS, LOCK_NAME, claim_folder, find_run_of_launchers, lock_folder, note_launch
 from engine.run.run import RunPlan, RunSettings, TrainingRun
+from tests.helpers.run_checkpoints import claim as name_newest_run
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -132,3 +135,36 @@ def test_settings_are_stored_with_the_run(tmp_path):
         run = claim(stack, project=str(tmp_path), rect=True)
     stored = yaml.safe_load((run.folder / "settings.yaml").read_text())
     assert (stored["config"]["rect"], stored["hyp"]["box"]) == (True, 7.5)
+
+
+def test_a_restart_finds_its_own_run_only(tmp_path: Path):
+    """One of the launchers of the earlier start is enough, because nodes come and go."""
+    here = TrainConfig(project=str(tmp_path / "runs"))
+    for name in ("exp", "exp2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        name_newest_run(tmp_path / "runs" / name, name)
+    assert find_run_of_launchers(here, ["job node0 1"]) is None
+    note_launch(tmp_path / "runs" / "exp", "exp", ["job node0 1", "job node1 2"])
+    note_launch(tmp_path / "runs" / "exp2", "exp2", ["", ""])  # without torchrun nothing is stored
+    exp = tmp_path / "runs" / "exp"
+    for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
+        config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
+        assert find_run_of_launchers(config, ["job node1 2", "job node2 9"]) == exp
+    (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)
+    name_newest_run(tmp_path / "runs" / "a" / "b2", "b2")
+    note_launch(tmp_path / "runs" / "a" / "b2", "b2", ["job node3 1"])
+    assert (
+        find_run_of_launchers(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
+    )
+    assert find_run_of_launchers(here, ["job node0 7"]) is None
+    assert find_run_of_launchers(here, [""]) is None
+    name_newest_run(exp, "started without torchrun")
+    assert find_run_of_launchers(here, ["job node0 1"]) is None
+
+
+def test_a_damaged_note_of_launchers_means_nothing(tmp_path: Path):
+    """It is ours: no start of a run may fail because of it."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    (folder / LAUNCHERS).write_bytes(b"\xff\xfe\x00")
+    assert find_run_of_launchers(TrainConfig(project=str(tmp_path)), ["job node0 1"]) is None

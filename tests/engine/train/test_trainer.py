@@ -123,8 +123,19 @@ class Evaluates:
             assert should_stop()
 
 
-def evaluated_by(evaluator: Evaluates) -> RunValidation:
-    return RunValidation(loader=None, evaluator=evaluator)
+BuildValidator = Callable[[TrainStep, RunControl], Validator]
+
+
+def local(evaluator: Evaluates | None = None, pending: PendingEpoch | None = None) -> BuildValidator:
+    validation = RunValidation(loader=None, evaluator=evaluator or Evaluates())
+    return lambda step, control: LocalValidator(validation, step, control, pending=pending)
+
+
+def remote(evaluator: Evaluates | None = None) -> BuildValidator:
+    def build_validator(step: TrainStep, control: RunControl) -> RemoteValidator:
+        return RemoteValidator(step.ctx, local(evaluator)(step, control), Service(), control)
+
+    return build_validator
 
 
 class Service:
@@ -152,7 +163,7 @@ def build(
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
-    validator: Validator | None = None,
+    validator: BuildValidator | None = None,
     **settings,
 ) -> Trainer:
     ctx = DistributedContext.single()
@@ -168,18 +179,19 @@ def trainer_of(
     progress: Progress,
     *hooks: Hook,
     signals: StopSignals | None = None,
-    validator: Validator | None = None,
+    validator: BuildValidator | None = None,
 ) -> Trainer:
     loader = Loader()
+    control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
     return Trainer(
         run=run,
         step=step,
         loader=loader,
         steps=step_plan(run.config, len(loader)),
         progress=progress,
-        control=RunControl(step.ctx, Watchdog(signals or StopSignals())),
+        control=control,
         checkpointer=Saves(),
-        validator=validator or LocalValidator(evaluated_by(Evaluates()), val_every=1),
+        validator=(validator or local())(step, control),
         hooks=hooks,
     )
 
@@ -277,7 +289,7 @@ def test_a_save_is_not_lost_when_another_hook_ends_the_run():
 def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     watch = Watch()
     signals = StopSignals()
-    validator = LocalValidator(evaluated_by(Evaluates(signals, stopped_run=2)), val_every=1)
+    validator = local(Evaluates(signals, stopped_run=2))
     trainer = build(watch, validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -292,14 +304,13 @@ class BestFirst(Hook):
 
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
-    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
+    validator = remote()
     trainer = build(BestFirst(), watch, validator=validator)
     trainer.fit()
     end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
     assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
         ("after_last_step", 0), ("after_epoch", 1),
         ("after_last_step", 1),
-        ("before_validation", 1),  # before the wait for scores
         ("before_validation", 1), ("score", 1), ("record", 1), ("report", 1),
         ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
@@ -310,7 +321,7 @@ def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one()
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates(signals, stopped_run=1)), val_every=1), Service())
+    validator = remote(Evaluates(signals, stopped_run=1))
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -324,7 +335,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     """Also without ``--eval-ranks``, and if no other epoch follows."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
-    validator = LocalValidator(evaluated_by(Evaluates()), val_every=1, pending=pending)
+    validator = local(pending=pending)
     trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1), epochs=epochs)
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
@@ -336,7 +347,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
-    validator = RemoteValidator(LocalValidator(evaluated_by(Evaluates()), val_every=1), Service())
+    validator = remote()
     watch = Watch(after_epoch=(1, 0, Action.END))
     trainer = build(BestFirst(), watch, validator=validator, epochs=3)
     trainer.fit()

@@ -33,6 +33,7 @@ from engine.eval_ranks.messages import (
 from engine.eval_ranks.service import patience_s
 from engine.parallel import control
 from engine.parallel.watchdog import Watchdog
+from engine.run.plan import plan_run
 from engine.run.run import RunSettings
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
@@ -41,7 +42,7 @@ from tests.helpers.same_content import same_content, same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, validates_after
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.identity import this_process
@@ -77,8 +78,7 @@ def alone(world, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("val_every", "expected"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (0, [5])])
 def test_the_last_epoch_is_always_validated(val_every, expected):
-    validator = LocalValidator(None, val_every=val_every)
-    assert [epoch for epoch in range(1, 6) if validator.is_due(epoch, epochs=5)] == expected
+    assert [epoch for epoch in range(1, 6) if validates_after(epoch, 5, val_every)] == expected
 
 
 def scorers(file: Path) -> list[int]:
@@ -214,7 +214,8 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
     argv = flags(world, tmp_path, "--model", str(model))
     command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
-        trainer = build_training(ctx, command.config, command.explicit_flags, Watchdog(StopSignals()), stack)
+        plan = plan_run(ctx, command.config, command.explicit_flags, stack)
+        trainer = build_training(ctx, plan, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader)

@@ -9,7 +9,7 @@ import yaml
 
 from models.weights import catalog as catalog_module
 from models.weights import download as downloads
-from models.weights.catalog import CATALOG, find_entry
+from models.weights.catalog import CATALOG, weights_entry
 from models.weights.download import fetch_weights
 from models.weights.origin import origin_of, origin_of_run
 from models.weights.read import StoredWeights
@@ -184,19 +184,19 @@ def test_urls_with_equal_file_names_do_not_collide(fetch, server):
 def test_the_shipped_catalog_is_well_formed(tmp_path):
     names = yaml.safe_load(CATALOG.read_text())
     for name in names:
-        entry = find_entry(name)
-        assert entry == find_entry(f"{name}.pt")
+        entry = weights_entry(name)
+        assert entry == weights_entry(f"{name}.pt")
         assert entry.url.startswith("https://github.com/")
         assert entry.url.endswith((".pt", ".pth"))
         assert entry.license in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
         assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
         assert origin_of({}, tmp_path / f"{name}.pt").license.split(",")[0] not in ("", "unknown")
-    assert len({find_entry(name).url for name in names}) == len(names)
+    assert len({weights_entry(name).url for name in names}) == len(names)
 
 
 def test_shipped_checksums_match_the_public_files(shared):
     for path in (shared / "weights").glob("*.pt"):
-        entry = find_entry(path.name)
+        entry = weights_entry(path.name)
         assert entry.size == path.stat().st_size
         assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 

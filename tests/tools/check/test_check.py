@@ -35,6 +35,7 @@ from tools.check.issue_kinds import (
 from tools.check.out_folder import make_out, new_folder
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
+from utils.process.result_file import read_result
 
 ROOT = Path(__file__).parents[3]
 
@@ -284,14 +285,17 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_what_was_found_is_printed_although_the_page_has_a_bug(data, capsys, monkeypatch, flags):
+def test_what_was_found_is_printed_although_the_page_has_a_bug(data, tmp_path, capsys, monkeypatch, flags):
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("tools.check.page._content", fail)
+    monkeypatch.setattr("utils.process.result_file._path", str(tmp_path / "result.jsonl"))
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])
+    result = read_result(tmp_path / "result.jsonl")
+    assert (len(result["issues"]), result["report"]) == (1, None)
     out = capsys.readouterr().out
     if flags:
         content = json.loads(out)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,31 +13,13 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.training import ERRORS, fitness_by_epoch, previous_training, train
-from utils.config.flags import flags_of
+from tools.runs.training import ERRORS, fitness_by_epoch, train
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.process.child import Outcome, RunFailed, RunResult, start
 from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [],
-        ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
-        ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
-        ["--classes=-bg"],
-        ["--classes", '["-bg", "cat", "-"]', "--export", "onnx", "torchscript"],
-        ["--classes", '["a', "[b]"],
-        ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
-    ],
-)
-def test_flags_give_the_same_settings(argv):
-    config = parse_config(TrainConfig, argv)
-    assert parse_config(TrainConfig, flags_of(config)) == config
 
 
 def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
@@ -73,8 +54,6 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written
     assert [epoch for epoch, _ in fitness_by_epoch(folder / "results.csv", "metrics/AP")] == [1, 2]
-    # With --time, the checkpoint says how many epochs fit into the time.
-    assert previous_training(folder, replace(config, epochs=100, time=1.0)) == (folder / "last.pt", True)
 
 
 def test_why_a_training_failed(tmp_path):
@@ -114,25 +93,25 @@ def test_how_a_command_has_ended(code, values, outcome, reason):
     assert (result.outcome, result.reason) == (outcome, reason)
 
 
-def test_a_damaged_checkpoint_is_a_failure_of_its_training_alone(tmp_path):
-    (tmp_path / "last.pt").write_bytes(b"x" * 100)
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("last.pt", "x" * 100, "/last.pt: "),
+        (
+            "results.csv",
+            "epoch,time\n1,1\n2,2\n",
+            ": has results of 2 epochs, but no last.pt from which they continue; ",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_damaged_or_missing_is_refused(tmp_path, name, content, reason):
+    """So a search ends, and the trial stays unfinished: once last.pt is restored, the trial continues."""
+    (tmp_path / name).write_text(content)
     with StopSignals() as signals:
         result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
-    assert result.outcome == Outcome.FAILED
-    assert "last.pt" in result.reason
-
-
-def test_results_whose_checkpoint_is_missing_are_kept(tmp_path):
-    """Those of the first epoch may be of a training that was killed before it saved."""
-    table = tmp_path / "results.csv"
-    table.write_text("epoch,time\n1,1\n2,2\n")
-    message = "...: has results of 2 epochs, but no last.pt from which they continue; restore it, or ..."
-    with refused(message):
-        previous_training(tmp_path, TrainConfig())
-    assert table.is_file()
-    table.write_text("epoch,time\n1,1\n")
-    assert previous_training(tmp_path, TrainConfig()) == (None, False)
-    assert not table.exists()
+    assert result.outcome == Outcome.REFUSED
+    assert result.reason.startswith(f"{tmp_path}{reason}")
+    assert (tmp_path / name).read_text() == content
 
 
 def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp_path):

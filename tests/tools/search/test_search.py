@@ -363,7 +363,7 @@ def child(tmp_path, monkeypatch):
     return set_end
 
 
-def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, monkeypatch, capsys):
+def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     """`--device` may change when a search continues, to a GPU that this machine does not have."""
     root, flags = world
     flags = [*flags, "--epochs", "3", "--name", "kept"]
@@ -374,8 +374,6 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, monkeypa
     run = folder / "trials" / "0000" / "run"
     for name in ("settings.yaml", "last.pt", "best.pt"):
         (run / name).touch()
-    previous = training.PreviousTraining(run / "last.pt", has_ended=False)
-    monkeypatch.setattr(training, "previous_training", lambda *_: previous)
     for result in (
         {"error": "--device 3: no such GPU"},  # before the run has continued
         {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full

@@ -11,7 +11,7 @@ EVERY_PART = "tests/utils/drawing/every_part.html"
 HOSTILE = '<script>alert("1")</script> & \' " onload=x </svg></style><img src=x onerror=alert(1)> {{ 7 * 7 }}'
 
 
-def page_of(text: str, table: page.Table) -> str:
+def page_of(text: str, table: page.HtmlTable) -> str:
     picture = ("", page.embed_image(b"\xff\xd8jpeg", "jpeg", text, "photo", 4.0))
     return page.render(
         EVERY_PART,
@@ -26,7 +26,7 @@ def page_of(text: str, table: page.Table) -> str:
 
 
 def test_text_is_escaped_everywhere_and_the_policy_admits_no_request():
-    read = check_self_contained(page_of(HOSTILE, page.Table([HOSTILE], [[HOSTILE]], HOSTILE)))
+    read = check_self_contained(page_of(HOSTILE, page.HtmlTable([HOSTILE], [[HOSTILE]], HOSTILE)))
     images = [attributes for tag, attributes in read.tags if tag == "img"]
     assert [(image["class"], image["alt"]) for image in images] == [("figure", HOSTILE), ("photo", HOSTILE)]
     assert images[1]["src"] == "data:image/jpeg;base64,/9hqcGVn"
@@ -37,7 +37,7 @@ def test_text_is_escaped_everywhere_and_the_policy_admits_no_request():
 
 def test_names_with_control_characters_control_neither_terminals_nor_the_direction_of_text():
     name = "a\x1b[2Jb\x07c\x9bd\u202ee\u2066f\tg\nh"
-    text = page_of(name, page.Table([name], [[name]], name))
+    text = page_of(name, page.HtmlTable([name], [[name]], name))
     assert not [character for character in text if unicodedata.category(character) in ("Cc", "Cf") and character != "\n"
                 and character != "\t"]  # fmt: skip
     assert text.count("a\ufffd[2Jb\ufffdc\ufffdd\ufffde\ufffdf\tg\nh") > 10
@@ -45,7 +45,7 @@ def test_names_with_control_characters_control_neither_terminals_nor_the_directi
 
 def test_numbers_in_tables_are_those_given_and_unknown_ones_are_marked():
     rows = [["one", 0.12345], ["two", 12345], ["none", None], ["nan", float("nan")]]
-    read = HtmlPage(page_of("t", page.Table(["x", "y"], rows, "c")))
+    read = HtmlPage(page_of("t", page.HtmlTable(["x", "y"], rows, "c")))
     assert read.tables["c"] == [
         ["x", "y"], ["one", "0.123"], ["two", "12,345"], ["none", "–"], ["nan", "–"],
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_numbers_in_tables_are_those_given_and_unknown_ones_are_marked():
 
 def test_undecodable_file_names_can_be_written(tmp_path):
     content = {"picture": PICTURE, "cards": [], "text": "t", "code": ""}
-    table = page.Table([page.code("image\udcff.png")], [], "c")
+    table = page.HtmlTable([page.code("image\udcff.png")], [], "c")
     page.write_page(tmp_path / "page.html", EVERY_PART, "a", table=table, **content)
     assert "image\\udcff.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

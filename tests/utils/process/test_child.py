@@ -18,10 +18,10 @@ PROGRAM = """
 import os, signal, sys
 from utils.errors import Stopped, UserError
 from utils.process.entrypoint import run_main
-from utils.process.result_file import write_result
+from utils.process.result_file import report_begun, write_result
 run_main(lambda argv: exec(argv[0]), sys.argv[1:])
 """
-BEGUN = "write_result(folder='exp'); "
+BEGUN = "report_begun('exp'); "
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.helpers.processes import ROOT
 from utils.errors import UserError
 from utils.process.child import start
 from utils.process.entrypoint import run_main
-from utils.process.result_file import RESULT_VARIABLE, read_result, take_result_file, write_result
+from utils.process.result_file import RESULT_VARIABLE, read_result, report_begun, take_result_file, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, ha
 
     def main(argv):
         if has_begun:
-            write_result(folder="exp")
+            report_begun("exp")
         fail()
 
     with pytest.raises(SystemExit):

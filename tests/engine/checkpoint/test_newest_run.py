@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from engine.checkpoint.newest_run import (
+    best_of_newest_run,
+    checkpoint_of_newest_run,
+    is_of_earlier_run,
+    new_run_id,
+    newest_run_id,
+    run_id_of,
+)
+from engine.checkpoint.progress import Progress
+from engine.commands.export import export_best
+from tests.helpers.run_checkpoints import claim, claim_after_earlier_run, saved
+from utils.config.settings import TrainConfig
+from utils.errors import UserError
+from utils.files.torch_file import TorchFile
+
+
+def test_checkpoints_are_those_of_the_newest_run_if_their_ids_are(tmp_path: Path, monkeypatch):
+    """No tensors are read for that. `cp -r`, which gives files new times, changes nothing."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    assert checkpoint_of_newest_run(folder) is None
+    saved(folder / "best.pt", Progress(), run_id="a")
+    saved(folder / "last.pt", Progress(), run_id="b")
+    monkeypatch.delattr(TorchFile, "check_sums")
+    for newest, last, best in (("a", False, True), ("b", True, False), ("c", False, False)):
+        claim(folder, newest)
+        copy = shutil.copytree(folder, tmp_path / newest, copy_function=shutil.copyfile)
+        for place in (folder, copy):
+            assert checkpoint_of_newest_run(place) == (place / "last.pt" if last else None)
+            assert best_of_newest_run(place) == (place / "best.pt" if best else None)
+
+
+@pytest.mark.parametrize(
+    ("stored", "newest", "is_earlier"),
+    [("", "", False), ("", "a", True), ("a", "", True), ("a", "a", False), ("a", "b", True)],
+)
+def test_an_absent_id_equals_an_absent_id(tmp_path: Path, stored, newest, is_earlier):
+    """Runs of earlier versions have none."""
+    saved(tmp_path / "last.pt", Progress(), run_id=stored)
+    assert run_id_of(tmp_path / "last.pt") == stored
+    (tmp_path / "settings.yaml").write_text(f"run_id: {newest}\n" if newest else "config: {}\n")
+    assert newest_run_id(tmp_path) == newest
+    assert is_of_earlier_run(tmp_path / "last.pt") == is_earlier
+
+
+@pytest.mark.parametrize("content", [None, "", "- a", "a: [", "run_id: 3", "run_id: [a]", "\ufffe"])
+def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks(tmp_path: Path, content):
+    """No start of a run may fail, or begin anew, because of a file that a user has edited or removed."""
+    saved(tmp_path / "last.pt", Progress(), run_id="a")
+    if content is not None:
+        (tmp_path / "settings.yaml").write_text(content)
+    assert newest_run_id(tmp_path) is None
+    assert checkpoint_of_newest_run(tmp_path) == tmp_path / "last.pt"
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
+    """A restart that began anew would overwrite it without a word."""
+    claim(tmp_path, "a")
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    assert run_id_of(tmp_path / "last.pt") is None
+    assert checkpoint_of_newest_run(tmp_path) == tmp_path / "last.pt"
+
+
+def test_ids_survive_yaml(tmp_path: Path):
+    """Also those that consist of digits, or look like a number otherwise."""
+    for run_id in ("0123456789012345", "12345678901234e5", "0x12345678901234", new_run_id()):
+        claim(tmp_path, repr(run_id))
+        assert newest_run_id(tmp_path) == run_id
+
+
+def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path: Path, caplog):
+    """Nor does `lockstep.Run` take it."""
+    claim_after_earlier_run(tmp_path)
+    saved(tmp_path / "best.pt", Progress(), run_id="earlier")
+    with pytest.raises(UserError, match=r"best\.pt: is of an earlier run in this folder"):
+        _ = lockstep.Run(tmp_path).best
+    export_best(tmp_path, TrainConfig(export=["onnx"]))
+    assert caplog.messages == ["--export: no epoch could be scored, so there is no best.pt to export"]
+    claim(tmp_path, "earlier")  # which continues
+    assert best_of_newest_run(tmp_path) == tmp_path / "best.pt" == lockstep.Run(tmp_path).best

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.progress import Progress
+from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
+from engine.run.plan import plan_run
+from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import checkpoint_of, claim, saved
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.checkpoint_file import write_checkpoint
+from utils.files.torch_file import TorchFile
+
+
+def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path, monkeypatch):
+    """The tensors of last.pt are not read for that: every rank compares."""
+    for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
+        checkpoint = checkpoint_of(progress=Progress(epoch=epoch), ema={"weight": torch.ones(2)})
+        write_checkpoint(checkpoint.content(), tmp_path / name)
+    check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
+    older = Checkpoint.read(tmp_path / "epoch1.pt")
+    monkeypatch.delattr(TorchFile, "_bytes_of")
+    with refused(
+        "epoch1.pt: the run has gone on to epoch 3 (.../last.pt), and resuming here would overwrite it; "
+        "to go back anyway, move last.pt elsewhere first"
+    ):
+        check_is_newest(older)
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    check_is_newest(older)
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: Path, has_last):
+    """Not even one of a later epoch, nor if the newest run has no last.pt yet, or the user has moved that away."""
+    saved(tmp_path / "epoch9.pt", Progress(epoch=9), run_id="earlier")
+    saved(tmp_path / "epoch1.pt", Progress(epoch=1), run_id="newest")
+    if has_last:
+        saved(tmp_path / "last.pt", Progress(epoch=1), run_id="newest")
+    claim(tmp_path, "newest")
+    check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+    with refused(
+        "epoch9.pt: is of an earlier run than the newest one in ..., which resuming here would overwrite; to continue "
+        "the earlier run, copy epoch9.pt into a new folder, and resume it there: --resume FOLDER/epoch9.pt"
+    ):
+        check_is_newest(Checkpoint.read(tmp_path / "epoch9.pt"))
+    (tmp_path / "copy").mkdir()
+    copy = (tmp_path / "epoch9.pt").rename(tmp_path / "copy" / "epoch9.pt")
+    check_is_newest(Checkpoint.read(copy))
+
+
+@pytest.mark.parametrize(
+    ("times", "newest"),
+    [
+        ({"exp/last.pt": 1, "a/b/last.pt": 2, "a/b/settings.yaml": 2}, "a/b/last.pt"),  # --name a/b
+        ({"exp/last.pt": 2, "a/b/last.pt": 1, "a/b/settings.yaml": 1}, "exp/last.pt"),
+        ({"exp/last.pt": 1, "exp/settings.yaml": 1, "exp/moved/last.pt": 2}, "exp/last.pt"),
+        ({"exp/best.pt": 1}, None),
+    ],
+)
+def test_the_newest_run_is_found_whatever_folders_its_name_has(tmp_path: Path, times, newest):
+    for name, seconds in times.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    assert newest_checkpoint(tmp_path) == (tmp_path / newest if newest else None)
+
+
+def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):
+    """A new run in its folder has ended before its first checkpoint. torchrun's restart begins anew, too."""
+    project = tmp_path / "runs"
+    for name in ("other", "exp"):
+        (project / name).mkdir(parents=True)
+        saved(project / name / "last.pt", Progress(epoch=4), run_id=name)
+        claim(project / name, name)
+    claim(project / "exp", "new")
+
+    def resumed_path(resume: str | Path) -> Path:
+        config = TrainConfig(project=str(project), resume=str(resume))
+        with ExitStack() as stack:
+            plan = plan_run(DistributedContext.single(), config, ("resume",), stack)
+        return plan.checkpoint.path
+
+    assert resumed_path("") == project / "other" / "last.pt"
+    assert resumed_path(project / "exp" / "last.pt") == project / "exp" / "last.pt"
+    reason = (
+        "exp: the newest run in this folder has saved nothing yet; to continue the one before it: "
+        "--resume .../exp/last.pt"
+    )
+    with refused(reason):
+        resumed_path(project / "exp")
+    (project / "other" / "last.pt").unlink()
+    with refused(reason):
+        resumed_path("")

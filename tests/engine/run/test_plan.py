@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.progress import Progress
+from engine.run.folder import note_launch
+from engine.run.plan import plan_run
+from tests.helpers.run_checkpoints import claim, saved
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+
+def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
+    """``--resume epochN.pt``, whose last.pt has been moved away."""
+    claim(tmp_path, "run")
+    note_launch(tmp_path, "run", ["job node0 1"])
+    (tmp_path / "epoch2.pt").write_bytes(b"damaged")
+    ctx = dataclasses.replace(DistributedContext.single(), launcher="job node0 1")
+    config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
+    with ExitStack() as stack, pytest.raises(UserError, match=r"epoch2\.pt"):
+        plan_run(ctx, config, ("resume",), stack)
+
+
+@pytest.mark.parametrize(
+    ("is_saved", "launcher", "flags", "folder", "epoch", "known_root"),
+    [
+        (False, "", {}, None, None, ""),  # a new run
+        (False, "job", {}, "exp", None, ""),  # torchrun starts again what has saved nothing
+        (True, "job", {}, "exp", 4, "images"),
+        (True, "", {"resume": "exp"}, "exp", 4, "images"),
+        (True, "", {"resume": "exp", "data": "other.yaml"}, "exp", 4, ""),
+    ],
+)
+def test_a_plan_says_what_the_run_has_already(
+    tmp_path: Path, monkeypatch, is_saved, launcher, flags, folder, epoch, known_root
+):
+    monkeypatch.chdir(tmp_path)
+    Path("exp").mkdir()
+    claim(Path("exp"), "run")
+    note_launch(Path("exp"), "run", ["job"])
+    if is_saved:
+        config = TrainConfig(data="set.yaml", epochs=10)
+        saved(
+            Path("exp/last.pt"),
+            Progress(epoch=4),
+            run_id="run",
+            config=config,
+            data={"source": "set.yaml", "root": "images"},
+        )
+    ctx = dataclasses.replace(DistributedContext.single(), launcher=launcher)
+    config = TrainConfig(**{"data": "set.yaml", "project": ".", **flags})
+    with ExitStack() as stack:
+        plan = plan_run(ctx, config, list(flags), stack)
+    assert plan.folder == (folder and Path(folder))
+    assert (plan.checkpoint and plan.checkpoint.header.progress.epoch) == epoch
+    assert (plan.data_source.data, plan.data_source.known_root) == (plan.settings.config.data, known_root)
+    assert plan.data_source.stored_in == ("exp/last.pt" if known_root else "")

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.checkpoint.progress import Progress
+from engine.run.restore import EpochData, adapt_progress
+from tests.helpers.run_checkpoints import STORED, checkpoint_of
+from utils.config.settings import TrainConfig
+
+
+def inside() -> Progress:
+    return Progress(epoch=2, batch=6, step=26, updates=26, loss_sums=[1.0, 2.0], finite_steps=6)
+
+
+def resumed(
+    progress: Progress,
+    *,
+    epoch_batches: int = 10,
+    images: int = 80,
+    fingerprint: str = "x",
+    stored: dict | None = None,
+    **settings,
+) -> tuple[Progress, list[str]]:
+    config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    data = EpochData(batches=epoch_batches, images=images, fingerprint=fingerprint)
+    return adapt_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
+
+
+def test_an_unchanged_resume_prints_nothing():
+    boundary = Progress(epoch=3, step=30, updates=30)
+    trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
+    for progress in (inside(), boundary, trained):
+        assert resumed(progress) == (progress, [])
+
+
+def test_more_epochs_keep_the_position_and_print_the_schedules():
+    where, lines = resumed(inside(), epochs=20)
+    assert where == inside()
+    assert lines == ["resume: the learning rate continues from its value after 13% of 20 epochs"]
+
+
+def test_another_batch_size_keeps_the_position_among_the_images():
+    where, lines = resumed(inside(), batch_size=16, epoch_batches=5)
+    assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
+    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    assert "continues at batch 3 of the 5 of epoch 3" in lines[0]
+    where, _ = resumed(inside(), batch_size=4, epoch_batches=20, nominal_batch=20)
+    assert (where.batch, where.updates) == (10, 2 * 4 + 2)
+
+
+@pytest.mark.parametrize(("nominal_batch", "batch", "updates"), [(32, 4, 2 * 3 + 1), (16, 6, 2 * 5 + 3)])
+def test_other_steps_repeat_no_batch_whose_losses_are_counted(nominal_batch, batch, updates):
+    where, lines = resumed(inside(), nominal_batch=nominal_batch)
+    assert (where.epoch, where.batch, where.updates) == (2, batch, updates)
+    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    assert f"continues at batch {batch} of the 10 of epoch 3" in lines[0]
+
+
+@pytest.mark.parametrize(("batch_size", "epoch_batches"), [(16, 5), (4, 20), (3, 27), (80, 1), (100, 1)])
+def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(batch_size, epoch_batches):
+    """Only its validation is missing: no step follows from which its losses could come."""
+    trained = Progress(
+        epoch=2, batch=10, step=30, updates=30, loss_sums=[1.0, 2.0], finite_steps=10, buffers_averaged=True
+    )
+    where, lines = resumed(trained, batch_size=batch_size, epoch_batches=epoch_batches)
+    assert (where.epoch, where.batch) == (2, epoch_batches)
+    assert where.step == where.updates == 3 * epoch_batches
+    assert where.mean_losses(["box", "cls"]) == {"box": 0.1, "cls": 0.2}
+    assert where.buffers_averaged
+    assert "batch" not in "".join(lines)
+
+
+def test_changed_images_restart_the_epoch():
+    where, lines = resumed(inside(), fingerprint="y", epoch_batches=12, images=96)
+    assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
+    assert "have changed since the run began" in lines[0]
+    assert lines[1] == "resume: begins epoch 3 again"
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "keeps"),
+    [
+        ({}, {"fingerprint": "y"}, True),  # other labels, or a copy
+        ({}, {"fingerprint": "y", "images": 79}, False),  # in as many batches, but in another permutation
+        ({}, {"seed": 1}, False),
+        ({}, {"rect": True}, False),
+        ({}, {"image_weights": True}, False),
+        ({}, {"repeat_factor": 0.1}, False),
+        ({}, {"quad": True}, True),
+        ({}, {"imgsz": 320}, True),
+        ({"rect": True}, {"rect": True}, True),
+        ({"rect": True}, {"rect": True, "imgsz": 320}, False),
+        ({"rect": True}, {"rect": True, "batch_size": 16, "epoch_batches": 5}, False),
+        ({"rect": True}, {"rect": True, "fingerprint": "y"}, False),  # other shapes
+    ],
+)
+def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, keeps):
+    values = {"config": dataclasses.replace(STORED["config"], **stored)}
+    where, lines = resumed(inside(), stored=values, **changes)
+    if keeps:
+        assert where == inside()
+    else:
+        assert (where.epoch, where.batch, where.loss_sums) == (2, 0, [])
+        assert "resume: begins epoch 3 again" in lines
+
+
+def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
+    trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
+    assert resumed(trained, seed=1) == (trained, [])

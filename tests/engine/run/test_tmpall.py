@@ -1,0 +1,94 @@
+"""A run in the folder of an earlier one (``--exist-ok``) is killed, and either run continues as if nothing had been."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.newest_run import newest_run_id, run_id_of
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_run
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.files.checkpoint_file import read_part
+
+REFUSED = 2  # exit status
+
+
+def train(project: Path, *flags: object, odd: str = "") -> tuple[int, str]:
+    """Runs train.py, and returns its exit status and output. The scores of its models differ, as `rated` makes them."""
+    log = project / "log.txt"
+    log.unlink(missing_ok=True)
+    with Processes(log, odd=f"rated;{odd}") as run:
+        run.ranks(1, *map(str, flags))
+        (status,) = run.codes()
+        return status, run.output()
+
+
+def begin(world: Path, project: Path, *, seed: int, odd: str = "") -> int:
+    """Trains a run of two epochs in ``project``/exp, whatever is there. Returns the exit status."""
+    project.mkdir(exist_ok=True)
+    files = ["--data", world / "set" / "data.yaml", "--model", world / "tiny.yaml", "--cache-dir", world / "cache"]
+    status, output = train(
+        project, *files, *SMALL, "--project", project, "--exist-ok", "--epochs", 2, "--seed", seed, odd=odd
+    )
+    assert status in (0, -signal.SIGKILL), output
+    return status
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that nothing has interrupted: the earlier one, the same with a third epoch, and the new one."""
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8, val=4)
+    write_model(root / "tiny.yaml")
+    begin(root, root / "earlier", seed=1)
+    shutil.copytree(root / "earlier", root / "longer")
+    train(root / "longer", "--resume", root / "longer" / "exp" / "last.pt", "--epochs", 3)
+    begin(root, root / "new", seed=2)
+    return root
+
+
+def check_earlier_run(world: Path, project: Path) -> None:
+    """Checks that the earlier run has lost nothing, and continues if its last.pt is named."""
+    folder = project / "exp"
+    for name in ("last.pt", "best.pt", "results.csv"):
+        assert (folder / name).read_bytes() == (world / "earlier" / "exp" / name).read_bytes(), name
+    if newest_run_id(folder) != run_id_of(folder / "last.pt"):
+        status, output = train(project, "--resume", folder, "--epochs", 3)
+        assert status == REFUSED
+        assert "the newest run in this folder has saved nothing yet" in output
+    status, output = train(project, "--resume", folder / "last.pt", "--epochs", 3)
+    assert status == 0, output
+    same_run(world / "longer" / "exp", folder)
+
+
+def check_new_run(world: Path, project: Path) -> None:
+    """Checks that the new run continues, unless it has ended."""
+    folder = project / "exp"
+    assert newest_run_id(folder) == run_id_of(folder / "last.pt")
+    is_over = read_part(folder / "last.pt", "progress")["epoch"] == 2
+    status, output = train(project, "--resume", folder)
+    assert status == (REFUSED if is_over else 0), output
+    same_run(world / "new" / "exp", folder)
+
+
+@pytest.mark.slow
+def test_whichever_write_a_kill_precedes_both_runs_continue_with_their_own_files(world, tmp_path):
+    """The new run is killed at each of the calls by which it puts a complete file in the place of another one."""
+    earlier = run_id_of(world / "earlier" / "exp" / "last.pt")
+    continued = []
+    for number in range(1, 400, 7):
+        project = tmp_path / str(number)
+        shutil.copytree(world / "earlier", project)
+        if begin(world, project, seed=2, odd=f"kill:{project / 'calls'}:{number}") == 0:
+            break
+        is_earlier = run_id_of(project / "exp" / "last.pt") == earlier
+        continued.append("earlier" if is_earlier else "new")
+        check_run = check_earlier_run if is_earlier else check_new_run
+        check_run(world, project)
+    assert continued
+    assert len(continued) > 6

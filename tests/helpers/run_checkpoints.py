@@ -1,0 +1,53 @@
+"""Checkpoints of runs that have no model, and folders in which a new run has found an earlier one (``--exist-ok``)."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.checkpoint import Checkpoint, StoredState
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.files.checkpoint_file import write_checkpoint
+
+STORED = {
+    "model_spec": {}, "names": [], "hyp": Hyperparameters(), "data": {"fingerprint": "x"},
+    "config": TrainConfig(batch_size=8, epochs=10),
+    "run": RunConditions(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
+    "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
+}  # fmt: skip
+
+
+def checkpoint_of(**changes) -> Checkpoint:
+    """A checkpoint with the values of `STORED`, by their keys in the file, but for ``changes``."""
+    values = STORED | changes
+
+    def part(kind: type) -> Any:
+        return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
+
+    return Checkpoint(
+        header=part(CheckpointHeader),
+        description=part(RunDescription),
+        state=part(StoredState),
+        path=values.get("path", Path()),
+    )
+
+
+def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
+    """Writes such a checkpoint to ``path``, and returns it."""
+    checkpoint = checkpoint_of(progress=progress, path=path, **changes)
+    write_checkpoint(checkpoint.content(), path)
+    return checkpoint
+
+
+def claim(folder: Path, run_id: str) -> None:
+    """Makes ``run_id`` the newest run in ``folder``."""
+    (folder / "settings.yaml").write_text(f"run_id: {run_id}\n")
+
+
+def claim_after_earlier_run(folder: Path) -> None:
+    """Makes a new run the newest one in ``folder``, where an earlier run has left its last.pt."""
+    saved(folder / "last.pt", Progress(), run_id="earlier")
+    claim(folder, "new")

@@ -1,0 +1,55 @@
+"""All settings of a command, handed to a process that this program starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import pytest
+
+from tests.helpers.messages import refused
+from utils.config.flags import flags_of
+from utils.config.parser import parse_command, parse_config
+from utils.config.settings import TrainConfig
+from utils.config.settings_file import PREFIX, settings_file
+
+COMMAND_LINES = [
+    [],
+    ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
+    ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
+    ["--classes=-bg"],
+    ["--classes", '["-bg", "cat", "-"]', "--export", "onnx", "torchscript"],
+    ["--classes", '["a', "[b]"],
+    ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
+]
+
+
+@pytest.mark.parametrize("argv", COMMAND_LINES)
+def test_a_file_gives_all_settings_and_flags_those_that_differ_from_the_defaults(argv):
+    config = parse_config(TrainConfig, argv)
+    with settings_file(config) as word:
+        command = parse_command(TrainConfig, [word])
+    assert command.config == config
+    assert command.explicit_flags == {field.name for field in fields(TrainConfig)}  # a run that continues takes all
+    assert parse_config(TrainConfig, flags_of(config)) == config
+    with refused("...settings.json: no such file"):
+        parse_config(TrainConfig, [word])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epochs=3", "...: not a file of settings"),
+        ("[]", "...: must be 'key: value' lines, got list"),
+        ('{"epochs": 0}', "...: epochs: must be at least 1, got 0"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with refused(message):
+        parse_config(TrainConfig, [f"{PREFIX}{tmp_path}/a.json"])
+
+
+def test_names_that_are_no_utf8_arrive():
+    config = TrainConfig(data="caf\udce9.yaml")
+    with settings_file(config) as word:
+        assert asdict(parse_config(TrainConfig, [word])) == asdict(config)

@@ -1,0 +1,44 @@
+"""Hands the settings of a command to a process that this program starts: ``train.py @FILE``.
+
+Flags cannot do that: no flag sets an empty list, and a command line that leaves out what is at its default cannot bring
+a run that continues back to a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+from utils.files.safe_io import read_text
+from utils.schema import DataclassT, build
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+PREFIX = "@"  # of the word on the command line; the rest of the word is the path of the file
+_MAX_BYTES = 1 << 26
+
+
+@contextmanager
+def settings_file(config: DataclassInstance) -> Iterator[str]:
+    """Yields the word that gives all settings of ``config`` to a command, during the block."""
+    with TemporaryDirectory(prefix="lockstep-settings-") as folder:
+        path = Path(folder, "settings.json")
+        path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
+        yield f"{PREFIX}{path}"
+
+
+def read_settings_file(cls: type[DataclassT], path: Path) -> DataclassT:
+    """Reads a file of `settings_file`. Raises UserError if it is not one."""
+    text = read_text(path, _MAX_BYTES)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: not a file of settings") from None
+    return build(cls, values, str(path))
