@@ -70,7 +70,7 @@ def _choose_run_id(plan: RunPlan) -> str:
     """Returns the id of the run whose checkpoint or folder the plan has, or that of a new run."""
     if plan.started_from is not None:
         return plan.started_from.description.run_id
-    if plan.folder is not None:  # restarted before the first checkpoint
+    if plan.folder is not None:  # it starts again, before its first checkpoint
         return newest_run_id(plan.folder) or new_run_id()
     return new_run_id()
 
