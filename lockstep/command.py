@@ -12,10 +12,10 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing import connection
+from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from lockstep.run import Run
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.process.child import Outcome, RunFailed, start
@@ -94,7 +94,9 @@ def _print(text: str) -> None:
 
 def _has_saved(values: Mapping[str, Any]) -> bool:
     """Returns whether a training that was stopped can be resumed."""
-    return "folder" in values and Run(values["folder"]).last.is_file()
+    from engine.checkpoint.newest_run import checkpoint_of_newest_run
+
+    return "folder" in values and checkpoint_of_newest_run(Path(values["folder"])) is not None
 
 
 @contextlib.contextmanager

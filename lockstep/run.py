@@ -34,17 +34,22 @@ class Run:
     def best(self) -> Path:
         """The weights of the best epoch; there are none without a validation. Raises UserError if the file is of an
         earlier run in the folder (``exist_ok=True``), and this one has not scored an epoch."""
-        from engine.checkpoint.newest_run import is_of_earlier_run
-
-        path = self.folder / "best.pt"
-        if is_of_earlier_run(path):
-            raise UserError(f"{path}: is of an earlier run in this folder; this one has scored no epoch yet")
-        return path
+        return self._checkpoint("best.pt", "scored no epoch yet")
 
     @property
     def last(self) -> Path:
-        """The newest checkpoint, from which `lockstep.resume` continues."""
-        return self.folder / "last.pt"
+        """The newest checkpoint, from which `lockstep.resume` continues. Raises UserError if the file is of an earlier
+        run in the folder, and this one has saved nothing."""
+        return self._checkpoint("last.pt", "saved nothing yet")
+
+    def _checkpoint(self, name: str, reason: str) -> Path:
+        """Returns the path of a checkpoint. Raises UserError, with ``reason``, if it is of an earlier run."""
+        from engine.checkpoint.newest_run import is_of_earlier_run
+
+        path = self.folder / name
+        if is_of_earlier_run(path):
+            raise UserError(f"{path}: is of an earlier run in this folder; this one has {reason}")
+        return path
 
     @property
     def report(self) -> Path:
